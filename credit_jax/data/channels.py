@@ -172,6 +172,11 @@ class ChannelSchema:
         """var_key -> its channels in y and in the model's output."""
         return _slices(self.target)
 
+    def key_of(self, channel: int, which: str = "target") -> str:
+        """The var_key of a channel of "input" or "target"."""
+        slices = self.target_slices() if which == "target" else self.input_slices()
+        return next(k for k, s in slices.items() if s.start <= channel < s.stop)
+
     def describe(self, channel: int, which: str = "target") -> str:
         """Name of a channel of "input" or "target": "T (level 3 of 8)" or "SP".
 

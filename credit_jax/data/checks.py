@@ -23,6 +23,31 @@ LARGEST = 1e15
 SAME_DEGREES = 1e-2
 
 
+class BadValuesError(ValueError):
+    """An error for values of a field of a sample.
+
+    Attributes:
+        key: key of the field.
+        time: a time of the master clock.
+        step: number of steps of the data from `time` to the field.
+    """
+
+    def __init__(
+        self, message: str, key: str, time: np.datetime64, step: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.time = time
+        self.step = step
+
+    def in_file_of(self, dataset: Dataset) -> "BadValuesError":
+        """Returns the error that names the file of the field, if it is known."""
+        path = dataset.path_of(self.key, self.time, self.step)
+        if path is None:
+            return self
+        return BadValuesError(f"{path}: {self}", self.key, self.time, self.step)
+
+
 @runtime_checkable
 class HasGrids(Protocol):
     """Data whose grids can be compared."""
@@ -74,8 +99,8 @@ def check_sample(sample: Sample) -> None:
     """Checks that no field of a sample has a fill value or an infinity.
 
     Raises:
-        ValueError: a field has such values; names the variable, the time, the value and
-            its count.
+        BadValuesError: a field has such values; names the variable, the time, the value
+            and its count.
     """
     for part, time in (
         (sample.input, sample.input_time),
@@ -85,9 +110,11 @@ def check_sample(sample: Sample) -> None:
         for own in part.values():
             for key, field in own.items():
                 if np.isinf(field).any():
-                    raise ValueError(
+                    raise BadValuesError(
                         f"{_at(key, time)} has {int(np.isinf(field).sum())} of "
-                        f"{field.size} values that are infinite; repair the data"
+                        f"{field.size} values that are infinite; repair the data",
+                        key,
+                        time,
                     )
 
 
@@ -101,7 +128,7 @@ def check_fields(
         time: time of the fields, for the error.
 
     Raises:
-        ValueError: see `check_sample`.
+        BadValuesError: see `check_sample`.
     """
     for own in fields.values():
         for key, field in own.items():
@@ -122,10 +149,12 @@ def _check_fill_value(
             count = int((field == end).sum())
             number = end if FILL_SHARE * field.size < count else number
     if number is not None:
-        raise ValueError(
+        raise BadValuesError(
             f"{_at(key, time)} has {count} of {field.size} values that are "
             f"{number:g}, a fill value read as a number; declare it in the file as the "
-            "attribute _FillValue of the variable, or repair the data"
+            "attribute _FillValue of the variable, or repair the data",
+            key,
+            time,
         )
 
 
@@ -200,8 +229,8 @@ def check_finite(
         points, as if a fill value was read as a number.
 
     Raises:
-        ValueError: a value is not finite; names the variable, the time and the number
-            of such values.
+        BadValuesError: a value is not finite; names the variable, the time and the
+            number of such values.
     """
     plateau = False
     for which, array in (("input", x), ("target", y)):
@@ -211,7 +240,7 @@ def check_finite(
         extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
         low, high = np.array(extremes).T
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise ValueError(_not_finite(which, array, times, schema))
+            raise _not_finite(which, array, times, schema)
         for ends in (low, high):
             for channel in np.flatnonzero(np.abs(ends) > OUTSTANDING):
                 values = array[:, channel]
@@ -222,16 +251,19 @@ def check_finite(
 
 def _not_finite(
     which: str, array: np.ndarray, times: np.ndarray, schema: ChannelSchema
-) -> str:
+) -> BadValuesError:
     bad = ~np.isfinite(array)
-    sample, channel = np.argwhere(bad.any(axis=(2, 3, 4)))[0]
+    sample, channel, time = np.argwhere(bad.any(axis=(3, 4)))[0]
     field = bad[sample, channel]
-    return (
+    return BadValuesError(
         f"{schema.describe(int(channel), which)} of the {which} of the sample "
         f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
         f"values that are NaN or infinite ({int(bad.any(axis=(3, 4)).sum())} "
         "fields of this batch are affected); repair the data, fill them with a "
-        "preblock of type fill_values, or leave the variable or the dates out"
+        "preblock of type fill_values, or leave the variable or the dates out",
+        schema.key_of(int(channel), which),
+        times[sample],
+        int(time) + 1 if which == "target" else 0,
     )
 
 
@@ -240,8 +272,8 @@ def scale_notes(
     y: Shaped[np.ndarray, "batch channel_out time_out lat lon"],
     times: np.ndarray,
     schema: ChannelSchema,
-) -> list[str]:
-    """Returns one line for each variable of a normalized sample that is far from 0.
+) -> dict[str, str]:
+    """Returns a text for each variable of a normalized sample that is far from 0.
 
     Such a variable is not normalized, its unit in the files is not that of its mean and
     deviation, or its deviation is 0 where the field varies.
@@ -251,6 +283,9 @@ def scale_notes(
         y: target after them.
         times: (batch,) last input time of each sample.
         schema: the channels of x and y.
+
+    Returns:
+        Key of the variable -> text.
     """
     found: dict[str, str] = {}
     for part, array, slices in (
@@ -270,4 +305,4 @@ def scale_notes(
                 f"{str(times[0])[:16]}: not normalized, by a mean and deviation of "
                 "other units, or by a deviation of 0; compare them with the file"
             )
-    return list(found.values())
+    return found

@@ -143,6 +143,21 @@ class Dataset:
                 wanted.append(clock.target_times(starts))
         return np.concatenate(wanted, axis=-1)
 
+    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
+        """The file of a field; None if it is unknown.
+
+        Args:
+            key: key of the field; preblocks may have made fields of no file.
+            time: a time of the master clock.
+            step: number of steps from `time` to the field.
+        """
+        name, field_type, _, variable = key.split("/")
+        if name not in self.sources:
+            return None
+        start = shift_all(np.array([time]), step * self.timestep, self.calendar)[0]
+        label = self.clocks[name].input_times(start)[-1]
+        return self.sources[name].path_of(field_type, variable, label)
+
     def grids(self) -> Iterator[Grid]:
         """The grid of each field type of each source."""
         for source in self.sources.values():

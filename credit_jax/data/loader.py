@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from credit_jax.config import Config
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.checks import (
+    BadValuesError,
     check_dataset,
     check_fields,
     check_finite,
@@ -250,7 +251,19 @@ class Loader:
     def _sample(
         self, index: int, out: "_Arrays", number: int, *, thorough: bool
     ) -> dict[str, Any]:
-        """Writes x and y of one sample to `out`; returns its times and other fields."""
+        """Writes x and y of one sample to `out`; returns its times and other fields.
+
+        Raises:
+            ValueError, OSError: see `read`.
+        """
+        try:
+            return self._filled(index, out, number, thorough=thorough)
+        except BadValuesError as error:
+            raise error.in_file_of(self.dataset) from error
+
+    def _filled(
+        self, index: int, out: "_Arrays", number: int, *, thorough: bool
+    ) -> dict[str, Any]:
         steps = [
             collate([self.dataset.step(index, k, self.rows)])
             for k in range(self.dataset.num_steps)
@@ -318,7 +331,12 @@ class Loader:
                 continue
             shapes = jax.tree.map(_shape_of, batch.arrays)
             if self.pipeline.normalizes and index == 0:
-                notes += scale_notes(batch.x, batch.y, batch.input_times, self.schema)
+                times = batch.input_times
+                for key, text in scale_notes(
+                    batch.x, batch.y, times, self.schema
+                ).items():
+                    path = self.dataset.path_of(key, times[0])
+                    notes.append(text if path is None else f"{path}: {text}")
         return dataclasses.replace(self, notes=tuple(notes), shapes=shapes)
 
 

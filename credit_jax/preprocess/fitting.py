@@ -22,7 +22,7 @@ import numpy as np
 
 from credit_jax.config import Config
 from credit_jax.data import Dataset, open_dataset
-from credit_jax.data.checks import check_dataset, check_sample
+from credit_jax.data.checks import BadValuesError, check_dataset, check_sample
 from credit_jax.data.dataset import Sample, collate
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.atomic import move_aside, new_file
@@ -130,8 +130,10 @@ def _read(dataset: Dataset, index: int) -> Sample | str:
         sample = dataset[index]
         check_sample(sample)
     except (ValueError, OSError) as error:
+        if isinstance(error, BadValuesError):
+            error = error.in_file_of(dataset)
         if not dataset.skips_bad:
-            raise
+            raise error from error.__cause__
         return str(error)
     return sample
 

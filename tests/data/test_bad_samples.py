@@ -44,8 +44,8 @@ def test_the_next_good_sample_stands_for_a_bad_one(world, folder, threads):
         lines += after.replaced
     assert len(lines) == 2
     assert (
-        "at 2000-01-01T12:00 is replaced by that at 2000-01-02T00:00: SP"
-        in lines[0] + lines[1]
+        "at 2000-01-01T12:00 is replaced by that at 2000-01-02T00:00: "
+        f"{folder}/w_2000.nc: SP" in lines[0] + lines[1]
     )
     assert "has 10 of 60 values that are NaN" in lines[0]
     # The bad samples are then known: the next epoch does not read them again.
@@ -56,6 +56,12 @@ def test_the_next_good_sample_stands_for_a_bad_one(world, folder, threads):
 def test_by_default_a_bad_sample_is_an_error(folder):
     nan_at(folder, 3)
     with pytest.raises(ValueError, match=r"SP of the (input|target).* 10 of 60 values"):
+        collect(load(folder))
+
+
+def test_the_file_of_a_target_in_the_next_file(folder):
+    nan_at(folder, 0, "TP")
+    with pytest.raises(ValueError, match=r"w_2000.nc: TP of the target.* 1999-12-31T"):
         collect(load(folder))
 
 
@@ -98,13 +104,15 @@ def test_a_bad_first_sample_is_reported_before_training(folder):
 
     rewrite(folder / "w_1999.nc", damage)
     notes = load(folder, **SKIP).notes
-    assert "1999-12-28T00:00 is replaced by that at 1999-12-28T06:00: T" in notes[0]
+    replaced = "1999-12-28T00:00 is replaced by that at 1999-12-28T06:00"
+    assert f"{replaced}: {folder}/w_1999.nc: T (level 1" in notes[0]
 
 
 def test_all_samples_are_bad(folder):
     for year in (1999, 2000):
         rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] * np.nan))
-    refused(folder, "none of the 32 samples can be used; the first: SP", **SKIP)
+    first = f"the first: {folder}/w_1999.nc: SP"
+    refused(folder, f"none of the 32 samples can be used; {first}", **SKIP)
 
 
 def test_fill_values_at_the_end_are_seen_before_training(folder):
@@ -142,7 +150,8 @@ def test_other_units_than_the_statistics(world, folder):
     for year in (1999, 2000):
         rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] / 100))
     (note,) = load(folder).notes
-    assert note.startswith("SP (ERA5/prognostic/2d/SP) is -9")
+    path = folder / "w_1999.nc"
+    assert note.startswith(f"{path}: SP (ERA5/prognostic/2d/SP) is -9")
     assert "by a mean and deviation of other units" in note
     assert "in the input of the sample at 1999-12-" in note
 
@@ -157,7 +166,7 @@ def test_deviations_of_0_are_noted(folder, name, part):
     std[name] *= 0
     std.to_netcdf(folder / "std.nc")
     (note,) = load(folder).notes
-    assert note.startswith(f"{name} (ERA5/")
+    assert note.startswith(f"{folder}/w_1999.nc: {name} (ERA5/")
     assert f"in the {part} of the sample" in note
     assert "a deviation of 0" in note
 

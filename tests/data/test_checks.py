@@ -88,7 +88,12 @@ def test_fill_value_read_as_a_number(folder, number, text):
         return dataset
 
     rewrite(folder / "w_1999.nc", damage)
-    refused(folder, f"data.source.ERA5: {text}")
+    refused(folder, f"{folder}/w_1999.nc: data.source.ERA5: {text}")
+
+
+def test_text_in_place_of_numbers(folder):
+    rewrite(folder / "w_1999.nc", lambda d: d.assign(SP=d["SP"].astype(str)))
+    refused(folder, "w_1999.nc: variable 'SP' is of dtype <U", "expected numbers")
 
 
 def test_declared_fill_values_are_nan(folder):

@@ -31,6 +31,8 @@ from credit_jax.io.open_files import OpenFiles
 
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
+# Kinds of dtypes of fields: booleans, integers, floats.
+_NUMBERS = "biuf"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +119,13 @@ class FileSource:
                     found[key] = str(unit), opened.path
         return found
 
+    def path_of(
+        self, field_type: str, variable: str, time: np.datetime64
+    ) -> str | None:
+        """See `Source.path_of`."""
+        files = self.files.get((field_type, variable))
+        return None if files is None else files.find(time)
+
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
         """See `Source.coverage`."""
         for kind, name in self.files:
@@ -188,6 +197,11 @@ class FileSource:
         levels = {}
         for dims, name in named:
             array = opened.variable(name)
+            if array.dtype.kind not in _NUMBERS:
+                raise ValueError(
+                    f"{opened.path}: variable {name!r} is of dtype {array.dtype}, "
+                    "expected numbers; convert it, or name another variable"
+                )
             self._check_dims(field_type, dims, name, opened)
             if dims == "3d":
                 indices = self._level_indices(opened, array)

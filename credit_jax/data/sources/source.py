@@ -87,6 +87,12 @@ class Source(Protocol):
         """Key -> unit and file, for the variables whose files have a unit."""
         ...
 
+    def path_of(
+        self, field_type: str, variable: str, time: np.datetime64
+    ) -> str | None:
+        """The file of a variable at a time; None if there is none, or many."""
+        ...
+
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
         """First and last time of the first file with times; None if there is none."""
         ...
@@ -110,11 +116,14 @@ class Source(Protocol):
 
 
 class AnyTime:
-    """Base class of sources without known units and without a first and last time."""
+    """Base class of sources without known units, files, and first and last time."""
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`; none are known."""
         return {}
+
+    def path_of(self, field_type: str, variable: str, time: np.datetime64) -> None:
+        """See `Source.path_of`; it is unknown."""
 
     def coverage(self) -> None:
         """See `Source.coverage`; it is unknown."""
