@@ -29,7 +29,9 @@ def rehearse(plan: RunPlan) -> list[str]:
     # The members of this loss are the data-parallel ranks.
     if objective is None or plan.config.loss.members_are_ranks:
         return []
-    alone = plan_model(plan.config.model, ParallelismConfig(), num_devices=1)
+    alone = plan_model(
+        plan.config.model, ParallelismConfig.model_validate({}), num_devices=1
+    )
     model = alone.build(jax.devices()[:1])
     noise = Noise(jax.random.key(0))
     state = jax.eval_shape(model.init, noise.key)

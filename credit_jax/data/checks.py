@@ -262,7 +262,7 @@ def _not_finite(
         "fields of this batch are affected); repair the data, fill them with a "
         "preblock of type fill_values, or leave the variable or the dates out",
         schema.key_of(int(channel), which),
-        times[sample],
+        np.datetime64(times[sample]),
         int(time) + 1 if which == "target" else 0,
     )
 
