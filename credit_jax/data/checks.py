@@ -253,17 +253,17 @@ def _not_finite(
     which: str, array: np.ndarray, times: np.ndarray, schema: ChannelSchema
 ) -> BadValuesError:
     bad = ~np.isfinite(array)
-    sample, channel, time = np.argwhere(bad.any(axis=(3, 4)))[0]
+    sample, channel, time = map(int, np.argwhere(bad.any(axis=(3, 4)))[0])
     field = bad[sample, channel]
     return BadValuesError(
-        f"{schema.describe(int(channel), which)} of the {which} of the sample "
+        f"{schema.describe(channel, which)} of the {which} of the sample "
         f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
         f"values that are NaN or infinite ({int(bad.any(axis=(3, 4)).sum())} "
         "fields of this batch are affected); repair the data, fill them with a "
         "preblock of type fill_values, or leave the variable or the dates out",
-        schema.key_of(int(channel), which),
-        np.datetime64(times[sample]),
-        int(time) + 1 if which == "target" else 0,
+        schema.key_of(channel, which),
+        times[sample],
+        time + 1 if which == "target" else 0,
     )
 
 
