@@ -1,6 +1,7 @@
 """Reads a `Config` from a YAML file, with overrides, and writes it."""
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -8,11 +9,15 @@ from typing import Any, get_args
 
 import yaml
 
-from credit_jax.config.base import ConfigError, StrictModel, parse
+from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, parse
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
+
+# Models whose frames are those of the data, whatever `model.frames` is; CREDIT's
+# default of this key is 2.
+FRAMES_OF_DATA = ("unet", "unet_downscaling")
 
 _GEN1 = (
     "data: has flat variables, as CREDIT's generation 1; convert the file first: "
@@ -111,12 +116,43 @@ def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Confi
     """
     if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
+    mapping = _with_frames_of_data(mapping, source)
     config = parse(Config, mapping, source=source)
     problems = section_conflicts(config)
     if problems:
         raise ConfigError(problems, source)
     config._written = copy.deepcopy(dict(mapping))
     return config
+
+
+def frames_of_data(mapping: Mapping[str, Any]) -> int | None:
+    """`data.history_len`, if it is to replace another number of frames of the model.
+
+    Args:
+        mapping: the whole config, not validated.
+
+    Returns:
+        The number for `model.frames` of one of `FRAMES_OF_DATA`; None if the key is to
+        stay as it is.
+    """
+    data, model = (mapping.get(name) for name in ("data", "model"))
+    if not (isinstance(data, Mapping) and isinstance(model, Mapping)):
+        return None
+    length, frames = data.get("history_len") or 1, model.get("frames") or 2
+    return length if model.get("type") in FRAMES_OF_DATA and length != frames else None
+
+
+def _with_frames_of_data(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The mapping with `frames_of_data`; warns if it replaces a given number."""
+    frames = frames_of_data(mapping)
+    if frames is None:
+        return mapping
+    model = mapping["model"]
+    if model.get("frames"):
+        why = f"the frames are those of data.history_len, {frames}, as in CREDIT"
+        ignored = {"model.frames": f"{model['frames']}: {why}"}
+        warnings.warn(ConfigWarning(source, ignored), stacklevel=3)
+    return {**mapping, "model": {**model, "frames": frames}}
 
 
 def is_gen1(mapping: Any) -> bool:

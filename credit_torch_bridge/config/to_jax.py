@@ -16,6 +16,7 @@ from credit_jax.config.base import (
     parse,
 )
 from credit_jax.config.config import Config, section_conflicts
+from credit_jax.config.load import frames_of_data
 from credit_jax.config.sources import SOURCE_CONFIGS
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import fit_problems
@@ -40,6 +41,10 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
     trainer_of_gen1(editor)
     _physics(editor)
     _blocks(editor)
+    frames = frames_of_data(editor.config)
+    if frames is not None:
+        why = "the frames are those of data.history_len, as in CREDIT"
+        editor.compute("model.frames", frames, why)
     readable = _sources(editor)
     model = _parsed(editor, "model", lambda: parse_model(editor.get("model")))
     config = (

@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import yaml
 
@@ -9,6 +11,8 @@ from credit_jax.config import (
     load_config,
     write_config,
 )
+from credit_jax.config.base import ConfigWarning
+from credit_jax.config.load import FRAMES_OF_DATA
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from tests.config.example import example
 
@@ -115,3 +119,19 @@ def test_numbers_and_dates():
 def test_merge_keys_are_no_duplicates():
     parsed = parse_yaml("x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}")
     assert parsed["y"] == {"a": 3, "b": 2}, parsed
+
+
+@pytest.mark.parametrize("kind", FRAMES_OF_DATA)
+def test_frames_that_credit_takes_from_the_data(kind):
+    mapping = example(model={"type": kind, "frames": 2}, data__history_len=1)
+    with pytest.warns(ConfigWarning, match=r"model.frames .2: the frames are those of"):
+        config = build_config(mapping)
+    assert config.model["frames"] == 1
+    assert dump_config(config)["model"]["frames"] == 1, "as the next command reads it"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build_config(example(model={"type": kind})).model["frames"] == 1
+        same = example(model={"type": kind, "frames": 1}, data__history_len=1)
+        assert build_config(same).model == same["model"]
+        other = example(model={"type": "wxformer", "frames": 2}, data__history_len=1)
+        assert build_config(other).model["frames"] == 2
