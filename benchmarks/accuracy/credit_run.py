@@ -19,7 +19,7 @@ import xarray as xr
 import yaml
 
 from benchmarks.accuracy.waves import add_waves
-from tests.reference.dataset import write_dataset
+from tests.reference.dataset import NUM_LON, write_dataset
 
 _ROOT = Path(__file__).parents[2]
 _TIME_LIMIT = 900  # seconds
@@ -85,26 +85,34 @@ class CreditWay:
         return f"data{self.data}-domain{self.domain}-threads{self.threads}{dtype}"
 
 
-def write_data(folder: Path, num_rows: int, *, waves: bool = False) -> np.ndarray:
-    """Writes the data set of the tests, on a grid of `num_rows` rows.
+def write_data(
+    folder: Path, num_rows: int, *, num_columns: int = NUM_LON, waves: bool = False
+) -> np.ndarray:
+    """Writes the data set of the tests, on another grid.
 
     Args:
         folder: of the data set.
-        num_rows: of the grid.
+        num_rows, num_columns: of the grid.
         waves: replace most of the noise by traveling waves (`waves`).
 
     Returns:
         (num_rows,) latitudes in degrees.
     """
     latitude = np.linspace(90, -90, num_rows)
+    longitude = np.arange(num_columns) * 360 / num_columns
     with tempfile.TemporaryDirectory() as scratch:
         write_dataset(Path(scratch))
         for path in Path(scratch).iterdir():
             with xr.open_dataset(path) as fields:
                 if "latitude" in fields.dims:
                     rows = np.resize(np.arange(fields.sizes["latitude"]), num_rows)
-                    fields = fields.isel(latitude=rows)
-                    fields = fields.assign_coords(latitude=latitude)
+                    columns = np.resize(
+                        np.arange(fields.sizes["longitude"]), num_columns
+                    )
+                    fields = fields.isel(latitude=rows, longitude=columns)
+                    fields = fields.assign_coords(
+                        latitude=latitude, longitude=longitude
+                    )
                 if waves and "time" in fields.dims:
                     fields = add_waves(fields)
                 fields.to_netcdf(folder / path.name)

@@ -1,10 +1,12 @@
 """Compares forecasts of many steps with CREDIT's rollout, and CREDIT with itself.
 
-    python -m benchmarks.forecast [--steps 40] [--updates 60] [--out FOLDER]
+    python -m benchmarks.forecast [--sizes small large] [--steps 40] [--updates 60]
+        [--out FOLDER]
 
-CREDIT trains a small WXFormer on traveling waves, and `rollout_gen2.py` rolls it out
-with one thread, and again with two. `credit-jax forecast` runs with the same weights on
-several meshes; its memory is measured for several lengths and numbers of members.
+CREDIT trains a WXFormer on traveling waves, at two sizes, and `rollout_gen2.py` rolls
+it out with one thread, and again with two. `credit-jax forecast` runs with the same
+weights on several meshes; its memory is measured for several lengths and numbers of
+members.
 """
 
 from __future__ import annotations
@@ -41,6 +43,18 @@ MESHES = {
 }
 OWN, SERIAL = "CREDIT, two threads", "CREDIT, one thread"
 START, VARIABLES = "2000-01-02", ("T", "U", "SP", "TP")
+# Changes of the model of the tests, by size of the case; (rows, columns) of its grid.
+SIZES: Mapping[str, tuple[tuple[int, int], dict[str, Any]]] = {
+    "small": ((32, 64), {}),
+    "large": (
+        (64, 128),
+        {
+            "dim": [32, 64, 128, 256],
+            "dim_head": 16,
+            "global_window_size": [4, 4, 2, 1],
+        },
+    ),
+}
 # Largest distance from CREDIT after the first step.
 TOLERANCE = 1e-5
 LEADS = (1, 5, 10, 20, 40)
@@ -56,40 +70,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1 if the first step is too far from CREDIT.
     """
     options = _parse(arguments)
+    found = {size: _measured(size, options) for size in options.sizes}
+    models = {k: yaml.safe_load(config_text(options, k))["model"] for k in found}
+    publish(
+        "forecast",
+        ["# Forecasts", _INTRO, *(part for own in found.values() for part in own[0])],
+        {size: own[1] for size, own in found.items()},
+        config={"steps": options.steps, "updates": options.updates, "models": models},
+        folder=options.out,
+    )
+    firsts = [own[1]["from_serial"] for own in found.values()]
+    return int(max(own[name][0] for own in firsts for name in MESHES) > TOLERANCE)
+
+
+def _measured(
+    size: str, options: argparse.Namespace
+) -> tuple[list[Any], dict[str, Any]]:
+    """Runs both sides at one size; returns the sections of the report, and numbers."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        config = _prepare(folder, options)
+        config = _prepare(folder, options, size)
         truth = _credit(config, "double", 1, "float64")
         runs = {SERIAL: _credit(config, "serial", 1), OWN: _credit(config, "own", 2)}
         for name, mesh in MESHES.items():
             out = folder / re.sub(r"\W+", "_", name)
             _forecast(config, out, "--parallelism", mesh)
             runs[name] = _read(out)
-        costs = [_cost(config, folder, *length) for length in LENGTHS]
+        lengths = LENGTHS if size == "small" else ()
+        costs = [_cost(config, folder, *length) for length in lengths]
     errors = {k: _distances(run, runs[SERIAL]) for k, run in runs.items()}
     exact = {k: _distances(run, truth) for k, run in runs.items()}
+    (rows, columns), _ = SIZES[size]
     sections = [
-        _INTRO,
+        f"## {size.capitalize()}: {rows} x {columns} points",
         _table("Distance from CREDIT, one thread", errors),
         _verdict("CREDIT on one thread", errors),
         _EXACT,
         _table("Distance from CREDIT in float64", exact),
         _verdict("CREDIT in float64", exact),
-        _COSTS,
-        _costs(costs),
+        *((_COSTS, _costs(costs)) if costs else ()),
     ]
-    model = yaml.safe_load(config_text(options))["model"]
-    publish(
-        "forecast",
-        ["# Forecasts", *sections],
-        {"from_serial": errors, "from_float64": exact, "costs": costs},
-        config={"steps": options.steps, "updates": options.updates, "model": model},
-        folder=options.out,
-    )
-    return int(max(errors[name][0] for name in MESHES) > TOLERANCE)
+    return sections, {"from_serial": errors, "from_float64": exact, "costs": costs}
 
 
-def config_text(options: argparse.Namespace) -> str:
+def config_text(options: argparse.Namespace, size: str) -> str:
     """CREDIT's YAML of the forecasts."""
     raw = raw_config(
         run_mode="single",
@@ -101,15 +125,18 @@ def config_text(options: argparse.Namespace) -> str:
         output={"group_by": "full"},
     )
     raw["trainer"] |= {"batches_per_epoch": options.updates}
+    (rows, columns), changes = SIZES[size]
+    raw["model"] |= {"image_height": rows, "image_width": columns, **changes}
     return yaml.safe_dump(raw, sort_keys=False)
 
 
-def _prepare(folder: Path, options: argparse.Namespace) -> Path:
+def _prepare(folder: Path, options: argparse.Namespace, size: str) -> Path:
     """Writes the data, trains with CREDIT, and writes a checkpoint of each side."""
-    write_data(folder, 32, waves=True)
+    (rows, columns), _ = SIZES[size]
+    write_data(folder, rows, num_columns=columns, waves=True)
     write_scalers(folder)
     config = folder / "case.yml"
-    config.write_text(config_text(options))
+    config.write_text(config_text(options, size))
     raw = yaml.safe_load(config.read_text())
     run = credit_train(config, folder)
     write_checkpoints(folder / "run", raw["model"], run.final)
@@ -237,6 +264,7 @@ def _costs(costs: Sequence[Mapping[str, Any]]) -> Table:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast")
     add = parser.add_argument
+    add("--sizes", nargs="+", choices=SIZES, default=[*SIZES], help="of the models")
     add("--steps", type=int, default=40, help="of the forecasts")
     add("--updates", type=int, default=60, help="of the training by CREDIT")
     add_out_option(parser)

@@ -166,6 +166,9 @@ class OutputConfig(StrictModel):
         for key, own in self.encoding.items():
             if isinstance(own, Mapping) and name in (key, key.split("/")[-1]):
                 encoding |= own
+        if encoding.get("chunksizes") is not None:
+            # HDF5 takes no list, which is what YAML has.
+            encoding["chunksizes"] = tuple(encoding["chunksizes"])
         # Default of the netCDF library, with which CREDIT writes.
         return {"shuffle": True, **encoding} if encoding.get("zlib") else encoding
 

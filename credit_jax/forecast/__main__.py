@@ -44,7 +44,6 @@ from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.summary import Summary
 from credit_jax.io.write_errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.noise import Noise
 from credit_jax.packages.channels import channel_groups
 from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import compile_sooner, use_cache
@@ -116,7 +115,6 @@ def run(args: argparse.Namespace) -> int:
             fill_nan=args.nan == "fill",
             progress=lambda done: _print([f"{done} of {len(tasks)} forecasts"]),
             scores=scores,
-            noise=_noise(plan, model),
             stop=requests.of_any_process,
         )
         summary = _made(campaign)
@@ -192,13 +190,6 @@ def _print(lines: Iterable[str], style: str = "") -> None:
     """Prints lines, in the first process."""
     for line in lines if jax.process_index() == 0 else ():
         print_line(line, style)
-
-
-def _noise(plan: ForecastPlan, model: ParallelModel) -> Noise | None:
-    """The noise of a model that draws noise, from the config's seed."""
-    if not model.model_def.draws_noise:
-        return None
-    return Noise(jax.random.key(plan.config.seed))
 
 
 def _package(args: argparse.Namespace) -> Package | None:

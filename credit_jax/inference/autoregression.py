@@ -73,13 +73,22 @@ class ForecastStep:
             forcing: inputs of the next step: "forcing", the dynamic forcing at the end
                 of this step, and the further inputs of the model; any values at the
                 last step.
-            noise: of models that draw noise.
+            noise: of models that draw noise, with a key for each sample.
 
         Returns:
             The next state, and the fields after the step in physical units, float32;
             rows stay padded.
+
+        On CPUs the samples of a device run one after another, with the program of a
+        single one: matrix products of other numbers of rows are summed in other orders,
+        so that a forecast would depend on those beside it in the last bits.
         """
-        return self._compiled(*weights, state, constants, forcing, noise)
+        given = state, constants, forcing, noise
+        count = state["x"].shape[0] // self.model.axes.num_data
+        if count == 1 or not self._one_by_one:
+            return self._compiled(*weights, *given)
+        own = [self._compiled(*weights, *part) for part in self._split(given)]
+        return self._join(tuple(own))
 
     def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
         """Key -> number of levels of every field that a step makes, in their order.
@@ -95,7 +104,7 @@ class ForecastStep:
         """
         state, constants = self.start(first)
         weights = jax.eval_shape(self.model.init, jax.random.key(0))
-        noise = Noise(jax.random.key(0))
+        noise = Noise(jax.random.split(jax.random.key(0), first["x"].shape[0]))
         given = (*weights, state, constants, forcing, noise)
         # JAX sorts the keys of what a program returns.
         order: list[str] = []
@@ -105,6 +114,63 @@ class ForecastStep:
     @cached_property
     def _compiled(self) -> Any:
         return compile_program(self._step, self.model.mesh, donate_argnums=2)
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether the samples of a device run one after another."""
+        return self.model.mesh.devices.flat[0].platform == "cpu"
+
+    @cached_property
+    def _split(self) -> Any:
+        """The program that takes the samples of each device apart."""
+
+        def split(given: Any) -> Any:
+            count = given[0]["x"].shape[0]
+            return tuple(
+                jax.tree.map(lambda x, i=i: x[i : i + 1], given) for i in range(count)
+            )
+
+        def whole(given: Any) -> Any:
+            specs = self._specs(*given)
+            count = given[0]["x"].shape[0] // self.model.axes.num_data
+            return self._mapped(split, (specs,), (specs,) * count)(given)
+
+        return compile_program(whole, self.model.mesh)
+
+    @cached_property
+    def _join(self) -> Any:
+        """The inverse of `_split`, for the results of a step."""
+
+        def join(parts: Any) -> Any:
+            return jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
+
+        def whole(parts: Any) -> Any:
+            specs = self._result_specs(parts[0][0])
+            return self._mapped(join, ((specs,) * len(parts),), specs)(parts)
+
+        return compile_program(whole, self.model.mesh)
+
+    def _mapped(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
+        mesh = self.model.mesh
+        return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def _specs(self, state: Any, constants: Any, forcing: Any, noise: Any) -> Any:
+        """PartitionSpecs of the arguments of a step."""
+        field = batch_spec(self.model.axes)
+        return (
+            self._specs_of(state),
+            field,
+            self._specs_of(forcing),
+            None if noise is None else PartitionSpec(field[0]),
+        )
+
+    def _result_specs(self, state: FieldTree) -> Any:
+        """PartitionSpecs of the next state and of the fields."""
+        return self._specs_of(state), batch_spec(self.model.axes)
+
+    def _specs_of(self, given: FieldTree) -> dict[str, PartitionSpec]:
+        own, field = self.model.input_specs(), batch_spec(self.model.axes)
+        return {name: own.get(name, field) for name in given}
 
     def _step(
         self,
@@ -119,17 +185,13 @@ class ForecastStep:
         def local_step(params: Weights, model_state: ModelState, given: Any) -> Any:
             return self._local_step(params, model_state, given, order)
 
-        field, own = batch_spec(self.model.axes), self.model.input_specs()
-
-        def specs_of(given: FieldTree) -> dict[str, PartitionSpec]:
-            return {name: own.get(name, field) for name in given}
-
+        given = state, constants, forcing, noise
         run = self.model.shard_map(
             local_step,
-            batch_specs=(specs_of(state), field, specs_of(forcing), PartitionSpec()),
-            out_specs=(specs_of(state), field),
+            batch_specs=self._specs(*given),
+            out_specs=self._result_specs(state),
         )
-        return run(params, model_state, (state, constants, forcing, noise))
+        return run(params, model_state, given)
 
     def _local_step(
         self,

@@ -20,6 +20,7 @@ import numpy as np
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.delivery import Delivery, TaskProgress, Tasks
+from credit_jax.inference.member_noise import MemberNoise, member_noise
 from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import GroupScores, OnlineScores
 from credit_jax.inference.outputs import Outputs
@@ -33,7 +34,6 @@ from credit_jax.inference.summary import DeviceClock, Summary, Times
 from credit_jax.io.workers import ReadAhead, Workers
 from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.noise import Noise
 from credit_jax.parallel.processes.coordinator import wait_for_all
 
 # Steps whose input is read in advance, and steps on the devices.
@@ -62,7 +62,7 @@ class Campaign:
             otherwise they are an error.
         progress: called with the number of forecasts after each group.
         scores: of the forecasts, computed with them; None computes none.
-        noise: of models that draw noise; each step folds in its number.
+        noise: of the members of models that draw noise; None for other models.
         stop: called before each group but the first, by all processes together; returns
             the reason to stop there, or None.
     """
@@ -82,7 +82,7 @@ class Campaign:
     fill_nan: bool = False
     progress: Callable[[int], None] = lambda done: None
     scores: OnlineScores | None = None
-    noise: Noise | None = None
+    noise: MemberNoise | None = None
     stop: Callable[[], str | None] = lambda: None
 
     @classmethod
@@ -106,10 +106,11 @@ class Campaign:
             weights, outputs, store, archive, groups, size, options: attributes.
         """
         step = plan.step(model, outputs)
+        noise = member_noise(plan.config.seed, plan.schedule, model)
         return cls(
             step,
             weights,
-            perturbed_reader(plan, step, weights, outputs),
+            perturbed_reader(plan, step, weights, outputs, noise),
             store,
             archive,
             outputs,
@@ -117,6 +118,7 @@ class Campaign:
             size,
             plan.schedule.num_steps,
             plan.schedule.written,
+            noise=noise,
             **options,
         )
 
@@ -152,7 +154,7 @@ class Campaign:
             if number and (stopped := self.stop()):
                 return made, stopped
             threads.prepare(number)
-            own = _Group(self, threads, group)
+            own = _Group(self, threads, group, threads.full[number])
             own.run()
             made.append(own.tasks)
             self.progress(sum(missing[: number + 1]))
@@ -163,12 +165,6 @@ class Campaign:
         own = [task.missing for tasks in made for task in tasks if task is not None]
         names = [variable.name for variable in self.outputs.variables]
         return added_up(sum(own, Counter()), names)
-
-    def noise_of(self, group: Sequence[Task]) -> Noise | None:
-        """The noise of a group; its forecasts differ by their position in the batch."""
-        if self.noise is None:
-            return None
-        return self.noise.fold_in(group[0].start).fold_in(group[0].member)
 
     def task_progress(self, task: Task) -> TaskProgress | None:
         """Progress of a forecast; None if it is done."""
@@ -270,14 +266,19 @@ class _Group:
         campaign: the campaign they belong to.
         threads: of the campaign.
         group: the tasks, without padding.
+        full: the tasks, padded with copies.
     """
 
     def __init__(
-        self, campaign: Campaign, threads: _Threads, group: Sequence[Task]
+        self,
+        campaign: Campaign,
+        threads: _Threads,
+        group: Sequence[Task],
+        full: Sequence[Task],
     ) -> None:
         share, scores = threads.share, campaign.scores
         self.campaign, self.threads = campaign, threads
-        self.noise = campaign.noise_of(group)
+        self.noise = campaign.noise.of(full) if campaign.noise else None
         self.scored: GroupScores | None = None
         if scores is not None and threads.references is not None:
             self.scored = GroupScores(scores, threads.references, group)

@@ -23,7 +23,8 @@ from credit_jax.parallel.placement import place_batch
 class Forecaster:
     """A model with its weights, as a function of its inputs.
 
-    No dropout; spectral norm is applied to the weights once, at construction.
+    No dropout; spectral norm is applied to the weights once, at construction, as in
+    double precision.
 
     Args:
         model: on its mesh.
@@ -34,8 +35,11 @@ class Forecaster:
         self, model: ParallelModel, params: Weights, model_state: ModelState
     ) -> None:
         self.model = model
-        fuse = compile_program(model.fuse_spectral_norm, model.mesh)
-        self.weights = fuse(params, model_state)
+
+        def fuse(params: Weights, model_state: ModelState) -> Any:
+            return model.fuse_spectral_norm(params, model_state, compensated=True)
+
+        self.weights = compile_program(fuse, model.mesh)(params, model_state)
         self._apply = compile_program(model.apply, model.mesh)
 
     def __call__(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from credit_jax.inference.autoregression import ForecastStep
+from credit_jax.inference.member_noise import MemberNoise
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.perturbation import (
     NoisePerturbation,
@@ -24,7 +25,11 @@ from credit_jax.inference.spin_up import (
 
 
 def perturbed_reader(
-    plan: ForecastPlan, step: ForecastStep, weights: Any, outputs: Outputs
+    plan: ForecastPlan,
+    step: ForecastStep,
+    weights: Any,
+    outputs: Outputs,
+    members: MemberNoise | None = None,
 ) -> ForecastReader:
     """The reader of a plan with the perturbations of its members.
 
@@ -33,6 +38,7 @@ def perturbed_reader(
         step: of the forecasts.
         weights: of the model.
         outputs: has the coordinates of the grid.
+        members: noise of models that draw noise.
     """
     if plan.schedule.num_members == 1:
         return plan.reader
@@ -43,7 +49,7 @@ def perturbed_reader(
     if config.type in ("gaussian", "spherical"):
         return replace(plan.reader, perturb=noise)
     keys = [*plan.schema.target_slices()]
-    spin_up = SpinUp(prognostic(step, keys), weights, plan.reader)
+    spin_up = SpinUp(prognostic(step, keys), weights, plan.reader, members)
     if config.type == "bred":
         make: Any = BredVectors(spin_up, noise, noise.amplitude, config.num_cycles)
     else:

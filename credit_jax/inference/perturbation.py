@@ -203,6 +203,8 @@ class PreparedPerturbation:
 def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
     """(start, member, 2) uint32: the key of every member of every start date.
 
+    Noise inside a model is drawn with the same keys, by another function of them.
+
     The key is that of the seed, with the minutes since 1970 of the start date and then
     the number of the member folded in.
     """

@@ -17,7 +17,6 @@ from credit_jax.inference.online_scores import online_scores
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.noise import Noise
 from credit_jax.parallel.processes.coordinator import wait_for_all
 
 
@@ -34,7 +33,6 @@ def score_campaign(
     identity: Mapping[str, Any] | None = None,
     attributes: Mapping[str, Any] | None = None,
     fill_nan: bool = False,
-    noise: Noise | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> xr.Dataset:
     """Makes and scores forecasts from all start dates of a plan.
@@ -55,7 +53,6 @@ def score_campaign(
         identity: what else determines the values, such as the step of the weights.
         attributes: further attributes of the data set.
         fill_nan: whether values that are not finite are missing; otherwise an error.
-        noise: of models that draw noise.
         progress: called with the number of forecasts after each group.
 
     Returns:
@@ -95,7 +92,6 @@ def score_campaign(
         fill_nan=fill_nan,
         progress=progress,
         scores=scores,
-        noise=noise,
     ).run()
     wait_for_all("the sums of scored forecasts")
     own = attributes_of(str(folder), scores.comparison, provenance)

@@ -14,6 +14,7 @@ from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.calendars import shift_all
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecaster import to_host
+from credit_jax.inference.member_noise import MemberNoise
 from credit_jax.inference.perturbation import (
     PROGNOSTIC,
     Amplitude,
@@ -27,6 +28,8 @@ from credit_jax.transforms import FieldTree
 
 # Key -> (batch, level, lat, lon).
 Fields = dict[str, np.ndarray]
+# Added to the numbers of steps before the start dates, for their noise.
+_SPIN_UP = 2**30
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ class SpinUp:
         step: the compiled step; it returns every prognostic variable.
         weights: of the model.
         reader: of states and forcing, without perturbations.
+        noise: of models that draw noise.
     """
 
     step: ForecastStep
     weights: Any
     reader: ForecastReader
+    noise: MemberNoise | None = None
 
     def dates(self, tasks: Sequence[Task], steps: Sequence[int]) -> list[np.datetime64]:
         """The date a number of steps after the start of each task."""
@@ -55,6 +60,8 @@ class SpinUp:
         first: FirstStep,
         starts: Sequence[np.datetime64],
         num_steps: Sequence[int],
+        tasks: Sequence[Task],
+        number: int = 0,
     ) -> list[Fields]:
         """Prognostic fields after each step of forecasts from some states and dates.
 
@@ -62,15 +69,20 @@ class SpinUp:
             first: the states.
             starts: their dates.
             num_steps: of each forecast; what follows in a shorter one has no meaning.
+            tasks: for which they are made.
+            number: of the first step, among all before the start dates.
         """
         mesh = self.step.model.mesh
         state, constants = self.step.start(place_batch(first.arrays, mesh))
         forcing: FieldTree = {}
         last, found = max(num_steps), []
+        noise = None if self.noise is None else self.noise.of(tasks)
         for k in range(1, last + 1):
             if k < last or not forcing:
                 forcing = place_batch(self._forcing(starts, num_steps, k), mesh)
-            state, fields = self.step(self.weights, state, constants, forcing)
+            # Step numbers of the forecasts are small.
+            own = None if noise is None else noise.fold_in(_SPIN_UP + number + k)
+            state, fields = self.step(self.weights, state, constants, forcing, own)
             rows = self.step.model.model_def.image_height
             found.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
         return found
@@ -114,8 +126,9 @@ class BredVectors:
             perturb = partial(_add_all, bred) if bred else self.noise
             base = spin_up.reader.at(dates)
             other = spin_up.reader.at(dates, tasks, perturb)
-            (control,) = spin_up.advance(base, dates, [1] * len(tasks))
-            (changed,) = spin_up.advance(other, dates, [1] * len(tasks))
+            ones, number = [1] * len(tasks), cycle + self.num_cycles
+            (control,) = spin_up.advance(base, dates, ones, tasks, number)
+            (changed,) = spin_up.advance(other, dates, ones, tasks, number)
             bred = {
                 key: self._scaled(key, changed[key] - field, base.fields[key], tasks)
                 for key, field in control.items()
@@ -157,7 +170,7 @@ class LaggedStarts:
         if not any(lags):
             return {}
         steps = [max(lag, 1) for lag in lags]
-        found = spin_up.advance(spin_up.reader.at(dates), dates, steps)
+        found = spin_up.advance(spin_up.reader.at(dates), dates, steps, tasks)
         return {
             key: np.stack(
                 [

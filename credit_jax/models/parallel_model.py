@@ -162,7 +162,7 @@ class ParallelModel:
         return self._apply(params, model_state, (dict(inputs), noise))
 
     def fuse_spectral_norm(
-        self, params: Weights, model_state: ModelState
+        self, params: Weights, model_state: ModelState, *, compensated: bool = False
     ) -> tuple[Weights, ModelState]:
         """Divides each matrix by its spectral norm, for repeated evaluation.
 
@@ -171,13 +171,14 @@ class ParallelModel:
 
         Args:
             params, model_state: as for `apply`.
+            compensated: see `spectral_norm.normalize`.
 
         Returns:
             The divided weights, and the state with an empty collection "spectral_norm".
         """
         if not model_state[SPECTRAL_NORM]:
             return params, model_state
-        fused = self._fuse(params, model_state)
+        fused = self._fuse[compensated](params, model_state)
         return fused, {**model_state, SPECTRAL_NORM: {}}
 
     def shard_map(
@@ -231,9 +232,12 @@ class ParallelModel:
         )
 
     @cached_property
-    def _fuse(self) -> Callable[[Weights, ModelState], Weights]:
+    def _fuse(self) -> dict[bool, Callable[[Weights, ModelState], Weights]]:
+        return {flag: self._fuse_of(flag) for flag in (False, True)}
+
+    def _fuse_of(self, compensated: bool) -> Callable[[Weights, ModelState], Weights]:
         def body(params: Weights, model_state: ModelState, _: None) -> Weights:
-            weights = self._normalized(params, model_state)
+            weights = self._normalized(params, model_state, compensated=compensated)
             return pack(weights, self.model_def.param_specs)
 
         fuse = self.shard_map(body, batch_specs=None, out_specs=self.packed_specs)
@@ -413,13 +417,16 @@ class ParallelModel:
             )
 
     @jax.named_scope(scopes.SPECTRAL_NORM)
-    def _normalized(self, params: Weights, model_state: ModelState) -> Weights:
+    def _normalized(
+        self, params: Weights, model_state: ModelState, *, compensated: bool = False
+    ) -> Weights:
         """Returns local shards of all parameters, after spectral norm."""
         return spectral_norm.normalize(
             unpack(params, self.model_def.param_specs),
             model_state[SPECTRAL_NORM],
             self.model_def.matrices,
             self.specs,
+            compensated=compensated,
         )
 
     def _data_rank(self) -> Array | int:

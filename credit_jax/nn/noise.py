@@ -2,7 +2,8 @@
 
 A draw is a function of the key, the name of the call site and the global position
 (sample, row, column, channel), so it is the same on every mesh. Ensemble members have
-different keys, or different indices along the batch dim.
+different keys, or different indices along the batch dim. With a key for each sample, a
+draw does not depend on the index of the sample in its batch either.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Noise:
     """The source of the noise of a forward pass.
 
     Attributes:
-        key: typed PRNG key, equal on all devices.
+        key: typed PRNG key, equal on all devices; or (batch,) keys of local
+            samples.
         given: global arrays that replace draws, by name of the call site, for
             comparisons with other implementations: fields (samples, lat, lon, channel),
             vectors (samples, size) or integers (samples,).
@@ -38,7 +40,7 @@ class Noise:
 
     def fold_in(self, data: Array | int) -> Noise:
         """Returns the noise with `data`, such as the index of a block, folded in."""
-        return Noise(jax.random.fold_in(self.key, data), self.given)
+        return Noise(_fold_in(self.key, data), self.given)
 
     def normal_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
@@ -77,7 +79,7 @@ class Noise:
             rows = jnp.maximum(layout.global_rows(), 0)[:, None]
             return whole[:, rows, layout.columns(columns)]
         rows = jnp.maximum(layout.global_rows(), 0)
-        high = samples[:, None] * layout.size + rows[None, :]
+        high = self._indices(samples)[:, None] * layout.size + rows[None, :]
         low = layout.columns(columns)[..., None] * channels
         low = low + jnp.arange(channels)[None, None]
         drawn = draw(self._key_of(name), high[:, :, None, None], low[None])
@@ -95,7 +97,8 @@ class Noise:
         if name in self.given:
             return jnp.take(self.given[name], samples, axis=0)
         key = self._key_of(name)
-        drawn = random_normal(key, samples[:, None], jnp.arange(size)[None])
+        indices = self._indices(samples)
+        drawn = random_normal(key, indices[:, None], jnp.arange(size)[None])
         return _varying_as(samples, drawn)
 
     def uniform_integer(
@@ -109,11 +112,23 @@ class Noise:
         """
         if name in self.given:
             return jnp.take(self.given[name], samples, axis=0)
-        drawn = random_uniform(self._key_of(name), samples, jnp.zeros_like(samples))
+        indices = self._indices(samples)
+        drawn = random_uniform(self._key_of(name), indices, jnp.zeros_like(samples))
         return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
 
     def _key_of(self, name: str) -> Array:
-        return jax.random.fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+        return _fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+    def _indices(self, samples: Array) -> Array:
+        """The indices of samples in positions; 0 for samples with their own keys."""
+        return samples * 0 if self.key.ndim else samples
+
+
+def _fold_in(key: Array, data: Array | int) -> Array:
+    """Folds `data` into a key, or into each of (batch,) keys."""
+    if key.ndim:
+        return jax.vmap(lambda own: jax.random.fold_in(own, data))(key)
+    return jax.random.fold_in(key, data)
 
 
 def _varying_as(position: Array, drawn: Array) -> Array:

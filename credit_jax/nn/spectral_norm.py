@@ -12,7 +12,7 @@ matrices need only a `psum` over the axes that shard them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -22,6 +22,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.nn.model_state import Collection
+from credit_jax.ops.compensated import (
+    compensated_sum,
+    parts_to_sum,
+    quotient,
+    two_sum,
+)
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.init import initialize
@@ -164,6 +170,8 @@ def normalize(
     state: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
+    *,
+    compensated: bool = False,
 ) -> Weights:
     """Divides each matrix that has vectors by sigma = u' W v; returns all weights.
 
@@ -173,18 +181,23 @@ def normalize(
     Args:
         weights, param_specs, specs: as for `iterate`.
         state: as returned by `iterate`, or the stored one.
+        compensated: whether the rounding errors of the sums of sigma are summed, too.
+            An error of sigma scales a whole matrix; of weights that are divided once
+            for many forward passes, it would add up from step to step.
     """
     several = _per_call(state, param_specs)
     called = _with_calls(state, param_specs, 0)
     once = {path: called[path] for path in called if path not in several}
-    out = {**weights, **_divided(weights, state, once, specs)}
+    divided = _divided_exactly if compensated else _divided
+    out = {**weights, **divided(weights, state, once, specs)}
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
-        out |= _divided_for_calls(weights, state, alike, specs)
+        out |= _divided_for_calls(divided, weights, state, alike, specs)
     return out
 
 
 def _divided_for_calls(
+    divided: Callable[..., Weights],
     weights: Weights,
     state: Collection,
     matrices: Mapping[str, ParamSpec],
@@ -193,7 +206,7 @@ def _divided_for_calls(
     """These matrices, called equally often, divided for each call in a dim of calls."""
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
-        lambda own: _divided(weights, own, matrices, specs),
+        lambda own: divided(weights, own, matrices, specs),
         in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
         out_axes=dims,
     )
@@ -265,6 +278,30 @@ def _divided(
     return out
 
 
+def _divided_exactly(
+    weights: Weights,
+    state: Collection,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
+) -> Weights:
+    """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
+    groups = _groups(matrices, specs)
+    sums = [group.elements(weights, state) for group in groups]
+    parts = [parts_to_sum(*compensated_sum(own)) for own in sums]
+    axes = [(*group.axes("u"), *group.axes("v")) for group in groups]
+    tops, rests = (psum_each(own, axes) for own in zip(*parts, strict=True))
+    out = {}
+    for group, *pair in zip(groups, tops, rests, strict=True):
+        high, low = two_sum(*pair)
+        for (path, sigma), (_, rest) in zip(
+            group.parts(high), group.parts(low), strict=True
+        ):
+            wide = (*sigma.shape, *(1,) * (weights[path].ndim - sigma.ndim))
+            own = sigma.reshape(wide), rest.reshape(wide)
+            out[path] = quotient(weights[path], *own)
+    return out
+
+
 @dataclass(frozen=True)
 class _Group:
     """Matrices of equal shape and sharding, processed as (count, inputs, outputs).
@@ -300,6 +337,14 @@ class _Group:
             for path, param_spec in zip(self.paths, self.param_specs, strict=True)
         ]
         return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
+
+    def elements(
+        self, weights: Weights, state: Collection
+    ) -> Float[Array, "count elements"]:
+        """Returns the terms u_o W_io v_i of sigma of each matrix."""
+        u, v = (self.stack(state, side) for side in ("u", "v"))
+        terms = self.matrix(weights) * v[:, :, None] * u[:, None, :]
+        return terms.reshape(len(terms), -1)
 
     def unstack(
         self, rows: Array, side: str, like: Collection, into: Collection

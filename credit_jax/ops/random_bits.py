@@ -17,7 +17,8 @@ def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
     depend on the mesh; `jax.random` has no draw by global position.
 
     Args:
-        key: typed PRNG key.
+        key: typed PRNG key, or a key for each index of the leading dims of the
+            positions.
         high, low: upper and lower 32 bits of the global position, integers that
             broadcast.
     """
@@ -31,6 +32,7 @@ def random_words(
     words = jax.random.key_data(key)
     shape = jnp.broadcast_shapes(high.shape, low.shape)
     counters = [jnp.broadcast_to(c.astype(jnp.uint32), shape) for c in (high, low)]
-    keys = [jnp.broadcast_to(word, shape) for word in words]
+    wide = words.reshape(*key.shape, *(1,) * (len(shape) - key.ndim), 2)
+    keys = [jnp.broadcast_to(wide[..., i], shape) for i in range(2)]
     first, second = threefry2x32_p.bind(*match_vma(*keys, *counters))
     return first, second

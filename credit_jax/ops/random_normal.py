@@ -16,7 +16,7 @@ def random_normal(key: Array, high: Array, low: Array) -> Float32[Array, "*shape
     word and v in [0, 1) from those of another. The largest magnitude is 5.9.
 
     Args:
-        key: typed PRNG key.
+        key: typed PRNG key, or several, see `random_bits`.
         high, low: upper and lower 32 bits of the global position, integers that
             broadcast.
     """

@@ -14,7 +14,7 @@ def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shap
     The values are multiples of 2**-24.
 
     Args:
-        key: typed PRNG key.
+        key: typed PRNG key, or several, see `random_bits`.
         high, low: upper and lower 32 bits of the global position, integers that
             broadcast.
     """

@@ -31,7 +31,6 @@ from credit_jax.inference.schedule import Task
 from credit_jax.inference.score_campaign import score_campaign
 from credit_jax.inference.stores import NoWriter, TaskWriter
 from credit_jax.inference.zarr_store import ZarrStore
-from credit_jax.nn.noise import Noise
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
@@ -182,7 +181,6 @@ class HeldOut:
                     "truth": "the held-out period of the data section",
                 },
                 fill_nan=True,
-                noise=Noise(jax.random.key(0)),
             )
             wait_for_all("scores are read")
         finally:

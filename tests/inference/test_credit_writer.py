@@ -71,6 +71,17 @@ def test_files_of_credit(credit, tmp_path, name, calendar):
                 assert np.array_equal(a[variable], b[variable]), variable
 
 
+def test_chunks_of_a_yaml_list(tmp_path):
+    """CREDIT's files are not there then: its writer logs the error and goes on."""
+    output = {"group_by": "full", "encoding": {T: {"chunksizes": [1, 1, 5, 4]}}}
+    fields = [_fields(step) for step in range(1, NUM_STEPS + 1)]
+    grid = LATITUDE, LONGITUDE
+    _write_ours(tmp_path, output, "2000-01-01", "standard", fields, grid)
+    (path,) = tmp_path.rglob("*.nc")
+    with xr.open_dataset(path) as found:
+        assert found["T"].encoding["chunksizes"] == (1, 1, 5, 4)
+
+
 def _fields(step: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(step)
     return {

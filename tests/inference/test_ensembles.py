@@ -7,7 +7,9 @@ import pytest
 from credit_jax.inference.perturbation import member_keys
 from credit_jax.inference.schedule import Schedule
 from credit_jax.inference.spherical_noise import SphericalNoise
+from tests.data.world import MODEL
 from tests.inference.test_campaign import chunks
+from tests.inference.test_diffusion import DIFFUSION
 from tests.inference.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 
@@ -25,6 +27,24 @@ BATCH = {
 }
 # These take more model steps, and their differences have larger rounding errors.
 ROUNDING = dict.fromkeys(TYPES, 1e-6) | {"bred": 1e-5, "lagged": 1e-5}
+# WXFormer as wide as that of the demo, whose products depend on their number of rows.
+WIDE = {
+    **MODEL,
+    "dim": [48, 96, 96, 384],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 24,
+    "global_window_size": [4, 4, 2, 1],
+    "local_window_size": [2, 2, 2, 1],
+    "use_spectral_norm": False,
+    "cross_embed_kernel_sizes": [[4], [2], [2], [2]],
+    "cross_embed_strides": [2, 2, 2, 2],
+    "padding_conf": {
+        "activate": True,
+        "mode": "earth",
+        "pad_lat": [5, 5],
+        "pad_lon": [3, 3],
+    },
+}
 MESH = "domain 2, tp 2"
 LAYOUTS = {
     "six in a batch": ("--batch", "6"),
@@ -60,6 +80,54 @@ def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
             if name in ("gaussian", "spherical"):
                 lead = {"prediction_timedelta": 0}
                 assert np.array_equal(found[lead], expected[lead]), "initial states"
+
+
+def batches(config, folder, *options):
+    """Forecasts of 3 members alone; asserts that those of `--batch` 3 are equal."""
+    for batch in (1, 3):
+        out = folder / f"batch {batch}"
+        assert forecast(config, out, "--batch", str(batch), *options) == 0
+        assert chunks(out) == chunks(folder / "batch 1"), batch
+    return read(folder / "batch 1")
+
+
+@pytest.mark.parametrize("mesh", ["data=none", "data=ddp,domain=2"])
+def test_members_of_a_wide_model_are_bitwise_those_alone(world, tmp_path, mesh):
+    inference = {
+        "batch_forecast": BATCH | {"last_init_date": "2000-01-01"},
+        "output": {"format": "zarr"},
+        "members": 3,
+    }
+    config = make_run(world, tmp_path, model=WIDE, inference=inference)
+    options = ("--parallelism", mesh, "--devices", "1" if mesh == "data=none" else "4")
+    batches(config, tmp_path, *options)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_noise_of_a_model_is_that_of_the_member(world, tmp_path, name):
+    inference = {
+        "batch_forecast": BATCH,
+        "output": {"format": "zarr"},
+        "members": 3,
+        "perturbation": TYPES[name] | {"std": 0.0},
+    }
+    config = make_run(world, tmp_path, model=DIFFUSION, inference=inference)
+    if name != "gaussian":
+        assert forecast(config, tmp_path / "out", "--batch", "3") == 0
+        return
+    found = batches(config, tmp_path)
+    assert forecast(config, tmp_path / "two", "--members", "2", "--batch", "3") == 0
+    two = read(tmp_path / "two")
+    for variable in ("T", "TP"):
+        expected = found[variable].isel(number=[0, 1])
+        assert np.array_equal(two[variable], expected, equal_nan=True), variable
+        last = (
+            found[variable].isel(prediction_timedelta=-1).stack(run=("time", "number"))
+        )
+        assert len(np.unique(last.isel(latitude=0, longitude=0), axis=-1).T) == 6
+    meshed = tmp_path / "mesh"
+    assert forecast(config, meshed, "--parallelism", "domain=2", "--batch", "2") == 0
+    assert_close(read(meshed)["T"], found["T"], 1e-6, "two shards")
 
 
 def test_a_member_alone_and_run_again_is_the_same_bitwise(world, tmp_path, tiny_model):

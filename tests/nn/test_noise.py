@@ -44,6 +44,35 @@ def _run(domain: int) -> list[np.ndarray]:
     return jax.device_get(jax.jit(mapped)(jnp.asarray(x), jax.random.key(3)))
 
 
+def test_draws_by_key_do_not_depend_on_the_place_in_the_batch() -> None:
+    """Those of three keys, in any order, are those of each alone with its key."""
+    keys = jax.random.split(jax.random.key(3), 3)
+
+    def draws(order: list[int]) -> list[np.ndarray]:
+        context = Context(noise=Noise(keys[np.array(order)])).fold_in(5)
+        field = Field(jnp.zeros((len(order), ROWS, 4, 3)), context.rows(ROWS))
+        count = len(order)
+        drawn = (
+            context.normal_field("normal", field),
+            context.uniform_field("uniform", field),
+            context.normal_vector("vector", count, 5),
+            context.uniform_integer("integer", count, 1000),
+        )
+        return [np.asarray(own) for own in drawn]
+
+    together, turned = draws([0, 1, 2]), draws([2, 0, 1])
+    for place in range(3):
+        alone = draws([place])
+        for many, other, one in zip(together, turned, alone, strict=True):
+            np.testing.assert_array_equal(many[place], one[0])
+            np.testing.assert_array_equal(other[(place + 1) % 3], one[0])
+    assert all(len(np.unique(own, axis=0)) == 3 for own in together)
+    single = Context(noise=Noise(keys[1])).fold_in(5)
+    np.testing.assert_array_equal(
+        single.normal_vector("vector", 1, 5)[0], together[2][1]
+    )
+
+
 @pytest.mark.parametrize("domain", [2, 4])
 def test_draws_and_gradients_are_those_of_one_device(domain: int) -> None:
     field, vector, gradient = _run(domain)

@@ -230,6 +230,35 @@ def test_split_matrices_are_normalized_as_whole_ones(degrees):
             assert_close(value, leaf, bound, what)
 
 
+@pytest.mark.parametrize(
+    "degrees", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}]
+)
+def test_compensated_quotients_are_those_of_double_precision(degrees):
+    """Each element is rounded once, and the terms of sigma, split or not."""
+    mesh = make_mesh(**degrees)
+    specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
+    pairs = {p: matrix_specs(d, specs[p]) for p, d in DECLARATIONS.items()}
+    params = weights()
+    vectors = init_spectral_norm(jax.random.key(0), DECLARATIONS)
+    for _ in range(3):
+        vectors = iterate(params, vectors, DECLARATIONS)
+
+    def body(params, vectors):
+        return normalize(params, vectors, DECLARATIONS, specs, compensated=True)
+
+    divide = jax.shard_map(body, mesh=mesh, in_specs=(specs, pairs), out_specs=specs)
+    found = jax.jit(divide)(params, vectors)
+    for path, spec in DECLARATIONS.items():
+        blocks = spec.shape[0] if spec.is_stacked else 1
+        u, v = (np.float64(vectors[path][k]).reshape(blocks, -1) for k in "uv")
+        matrix = np.float64(params[path]).reshape(blocks, v.shape[1], u.shape[1])
+        sigma = np.einsum("nio,no,ni->n", matrix, u, v)[:, None, None]
+        own = np.float64(found[path]).reshape(matrix.shape)
+        error = np.abs(own * sigma / matrix - 1).max()
+        print(f"{degrees}, {path}: {error:.2e}")
+        assert error < 1.2 * 2.0**-24, path
+
+
 def test_shapes_of_vectors():
     assert spectral_norm_shapes(QKV) == {"u": (3, 4, 8), "v": (16,)}
     assert spectral_norm_shapes(CONV.stack(2)) == {"u": (2, 16), "v": (2, 3, 3, 8)}
