@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.commands import OK, print_line, run_module
-from credit_jax.evaluation.forecast_files import open_forecasts
+from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
 from credit_jax.visualization.card import ERRORS, card_panel, differences

@@ -25,12 +25,9 @@ from credit_jax.commands import (
 )
 from credit_jax.config import Config, build_config
 from credit_jax.evaluation.attributes import attributes_of
-from credit_jax.evaluation.forecast_files import (
-    ForecastFiles,
-    open_forecasts,
-    valid_times,
-)
+from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
 from credit_jax.evaluation.offline import grid_of, layout_of, score_files
+from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.opening import ScoreOptions, in_order, open_comparison
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.score_table import score_table

@@ -6,7 +6,7 @@ import xarray as xr
 from PIL import Image
 
 from credit_jax.commands import OK, USER_ERROR
-from credit_jax.evaluation.forecast_files import open_forecasts
+from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.plot import main
 from credit_jax.visualization.choice import choose, truth_of

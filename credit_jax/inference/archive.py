@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from credit_jax.evaluation.forecast_files import holds_forecasts
+from credit_jax.evaluation.open_forecasts import holds_forecasts
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.io.atomic import new_file
 

@@ -25,7 +25,7 @@ import tensorstore
 import zarr
 
 from credit_jax.data.calendars import STANDARD
-from credit_jax.evaluation.forecast_files import STORE
+from credit_jax.evaluation.open_forecasts import STORE
 from credit_jax.inference.netcdf import COORDINATES, UNITS
 from credit_jax.inference.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.inference.schedule import Schedule, Task

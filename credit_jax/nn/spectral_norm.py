@@ -11,16 +11,15 @@ matrices need only a `psum` over the axes that shard them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from credit_jax.nn.matrix_groups import MatrixGroup, group_matrices
 from credit_jax.nn.model_state import Collection
 from credit_jax.ops.compensated import (
     compensated_sum,
@@ -39,9 +38,6 @@ Weights = dict[str, Array]
 
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
-
-# Matrices with more elements are processed one by one, which avoids copies.
-LARGE = 2**16
 
 
 def spectral_norm_shapes(param_spec: ParamSpec) -> dict[str, tuple[int, ...]]:
@@ -87,7 +83,7 @@ def init_spectral_norm(
         for path in param_specs
     }
     state: Collection = {path: {} for path in param_specs}
-    groups = _groups(param_specs, specs)
+    groups = group_matrices(param_specs, specs)
     for side in ("u", "v"):
         rows = _unit(groups, [group.stack(raw, side) for group in groups], side)
         for group, row in zip(groups, rows, strict=True):
@@ -244,7 +240,7 @@ def _iterated(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
-    groups = _groups(matrices, specs)
+    groups = group_matrices(matrices, specs)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
     u = [group.stack(state, "u") for group in groups]
@@ -263,7 +259,7 @@ def _divided(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """Returns the matrices, each divided by u' W v."""
-    groups = _groups(matrices, specs)
+    groups = group_matrices(matrices, specs)
     u, v = ([group.stack(state, side) for group in groups] for side in ("u", "v"))
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
@@ -285,7 +281,7 @@ def _divided_exactly(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
-    groups = _groups(matrices, specs)
+    groups = group_matrices(matrices, specs)
     sums = [group.elements(weights, state) for group in groups]
     parts = [parts_to_sum(*compensated_sum(own)) for own in sums]
     axes = [(*group.axes("u"), *group.axes("v")) for group in groups]
@@ -302,71 +298,8 @@ def _divided_exactly(
     return out
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Matrices of equal shape and sharding, processed as (count, inputs, outputs).
-
-    Attributes:
-        paths: paths of the parameters.
-        param_specs: specs of the parameters.
-        axes_in, axes_out: mesh axes that shard the input and the output dims.
-    """
-
-    paths: tuple[str, ...]
-    param_specs: tuple[ParamSpec, ...]
-    axes_in: tuple[str, ...]
-    axes_out: tuple[str, ...]
-
-    def axes(self, side: str) -> tuple[str, ...]:
-        """Returns the mesh axes that shard the vectors u or v."""
-        return self.axes_in if side == "v" else self.axes_out
-
-    def matrix(self, weights: Weights) -> Float[Array, "count inputs outputs"]:
-        """Stacks all matrices; input dims of a parameter precede its output dims."""
-        flat = []
-        for path, param_spec in zip(self.paths, self.param_specs, strict=True):
-            weight = weights[path]
-            outputs = math.prod(weight.shape[d] for d in param_spec.matrix_out or ())
-            flat.append(weight.reshape(_count(param_spec), -1, outputs))
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
-
-    def stack(self, state: Collection, side: str) -> Float[Array, "count length"]:
-        """Stacks the vectors u or v of all matrices, one per row."""
-        rows = [
-            state[path][side].reshape(_count(param_spec), -1)
-            for path, param_spec in zip(self.paths, self.param_specs, strict=True)
-        ]
-        return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
-
-    def elements(
-        self, weights: Weights, state: Collection
-    ) -> Float[Array, "count elements"]:
-        """Returns the terms u_o W_io v_i of sigma of each matrix."""
-        u, v = (self.stack(state, side) for side in ("u", "v"))
-        terms = self.matrix(weights) * v[:, :, None] * u[:, None, :]
-        return terms.reshape(len(terms), -1)
-
-    def unstack(
-        self, rows: Array, side: str, like: Collection, into: Collection
-    ) -> Collection:
-        """Returns `into` plus the rows, in the shapes of `like`: inverts `stack`."""
-        out = dict(into)
-        for path, part in self.parts(rows):
-            out[path] = {**out[path], side: part.reshape(like[path][side].shape)}
-        return out
-
-    def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
-        """Yields (path, rows), without leading dim for parameters not stacked."""
-        counts = [_count(param_spec) for param_spec in self.param_specs]
-        pieces = [rows] if len(counts) == 1 else lax.split(rows, counts)
-        for path, param_spec, piece in zip(
-            self.paths, self.param_specs, pieces, strict=True
-        ):
-            yield path, piece if param_spec.is_stacked else piece[0]
-
-
 def _products(
-    groups: Sequence[_Group],
+    groups: Sequence[MatrixGroup],
     matrices: Sequence[Array],
     vectors: Sequence[Array],
     side: str,
@@ -379,7 +312,9 @@ def _products(
     )
 
 
-def _unit(groups: Sequence[_Group], rows: Sequence[Array], side: str) -> list[Array]:
+def _unit(
+    groups: Sequence[MatrixGroup], rows: Sequence[Array], side: str
+) -> list[Array]:
     """Returns unit vectors x / max(|x|, epsilon) for each row of each group."""
     squares = psum_each(
         [jnp.sum(row * row, -1, keepdims=True) for row in rows],
@@ -389,39 +324,6 @@ def _unit(groups: Sequence[_Group], rows: Sequence[Array], side: str) -> list[Ar
         row / jnp.maximum(jnp.sqrt(square), EPSILON)
         for row, square in zip(rows, squares, strict=True)
     ]
-
-
-def _groups(
-    param_specs: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
-) -> list[_Group]:
-    """Groups matrices by shape and sharding; large ones stay alone, to avoid copies."""
-    found: dict[tuple, list[str]] = {}
-    for path, param_spec in param_specs.items():
-        spec = specs[path] if specs else None
-        inputs, outputs = param_spec.matrix_in, param_spec.matrix_out or ()
-        assert max(inputs) < min(outputs), f"{path}: outputs must be the last dims"
-        shape = param_spec.shape
-        rows = math.prod(shape[d] for d in inputs)
-        columns = math.prod(shape[d] for d in outputs)
-        alone = path if rows * columns > LARGE else ""
-        axes = _axes(spec, inputs), _axes(spec, outputs)
-        key = (*axes, rows, columns, _count(param_spec), alone)
-        found.setdefault(key, []).append(path)
-    return [
-        _Group(tuple(paths), tuple(param_specs[p] for p in paths), *key[:2])
-        for key, paths in found.items()
-    ]
-
-
-def _count(param_spec: ParamSpec) -> int:
-    return param_spec.shape[0] if param_spec.is_stacked else 1
-
-
-def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:
-    """Returns the mesh axes that shard any of `dims`."""
-    names = () if spec is None else tuple(spec)
-    return tuple(a for d in dims if d < len(names) for a in split_axes(names[d]))
 
 
 def _einsum(equation: str, *arrays: Array) -> Array:

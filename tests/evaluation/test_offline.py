@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.evaluation.forecast_files import open_forecasts, valid_times
+from credit_jax.evaluation.forecast_files import valid_times
 from credit_jax.evaluation.offline import grid_of, layout_of, score_files
+from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.evaluation.sums import ScoreSums

@@ -1,0 +1,105 @@
+"""Forecasts in a Zarr store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.data.calendars import calendar_of, to_labels
+from credit_jax.evaluation.forecast_files import stacked
+from credit_jax.evaluation.grid_file import GridFile
+from credit_jax.evaluation.references import Wanted, open_dataset
+from credit_jax.io.open_files import OpenFiles
+
+# Names of the dims of start dates, lead times and members.
+STARTS = ("time", "init_time")
+LEADS = ("prediction_timedelta", "lead_time", "step")
+MEMBERS = ("number", "realization", "member", "sample", "ensemble")
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrForecasts:
+    """A Zarr store in WeatherBench's layout.
+
+    Attributes:
+        grid: the store.
+        time, lead: names of the dims of start dates and lead times.
+        member: name of the dim of members, or None.
+    """
+
+    grid: GridFile
+    time: str
+    lead: str
+    member: str | None
+
+    @property
+    def where(self) -> str:
+        return self.grid.where
+
+    @property
+    def starts(self) -> np.ndarray:
+        return to_labels(self.grid.dataset[self.time].values, self.where)
+
+    @property
+    def leads(self) -> np.ndarray:
+        return self._all_leads[self._positions]
+
+    @property
+    def calendar(self) -> str:
+        return calendar_of(self.grid.dataset[self.time].values, self.where)
+
+    @property
+    def num_members(self) -> int:
+        return self.grid.dataset.sizes[self.member] if self.member else 1
+
+    def read(
+        self, start: int, lead: int, wanted: Wanted
+    ) -> Float[np.ndarray, "member channel lat lon"]:
+        places = {self.time: start, self.lead: int(self._positions[lead])}
+        return stacked(self.grid, places, wanted, self.member)
+
+    @cached_property
+    def _all_leads(self) -> np.ndarray:
+        array = self.grid.dataset[self.lead]
+        if np.issubdtype(array.dtype, np.timedelta64):
+            return array.values.astype("timedelta64[ns]")
+        unit = array.attrs.get("units", "hours")
+        return np.asarray(pd.to_timedelta(array.values, unit=unit[:1]))
+
+    @cached_property
+    def _positions(self) -> np.ndarray:
+        leads = self._all_leads
+        order = np.argsort(leads)
+        return order[leads[order] > np.timedelta64(0)]
+
+
+def open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:
+    """Opens a store without reading fields.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        ValueError: it has no start dates or lead times.
+    """
+    dataset = open_dataset(path, "--forecast", files)
+
+    def named(names: Sequence[str]) -> str | None:
+        there = (name for name in names if name in dataset.coords)
+        return next(there, next((n for n in names if n in dataset.dims), None))
+
+    time, lead, member = named(STARTS), named(LEADS), named(MEMBERS)
+    ones = [name for name in (time, lead) if name and name not in dataset.dims]
+    dataset = dataset.expand_dims(ones) if ones else dataset
+    member = member if member in dataset.dims else None
+    if time is None or lead is None:
+        raise ValueError(
+            f"--forecast: {path} holds no forecasts: expected the dims "
+            f"{' or '.join(STARTS)} and {' or '.join(LEADS)}; it has "
+            f"{', '.join(map(str, dataset.dims))}"
+        )
+    others = (time, *([member] if member else []), lead)
+    return ZarrForecasts(GridFile(path, dataset, others), time, lead, member)
