@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,6 +16,12 @@ from tests.training.tiny import Dense, TinyConfig
 
 # Name of the draw.
 DRAW = "noise"
+
+
+class NoisyConfig(TinyConfig):
+    """The keys of the tiny model."""
+
+    draws_noise: ClassVar[bool] = True
 
 
 class NoisyDense(Dense):

@@ -22,8 +22,8 @@ from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.setup import prepare
 from tests.reference.scalers import SCALED, write_scalers
 from tests.support import assert_close
-from tests.training.noisy import Noisy
-from tests.training.tiny import TinyConfig, tiny_config, write_yaml
+from tests.training.noisy import Noisy, NoisyConfig
+from tests.training.tiny import tiny_config, write_yaml
 
 pytestmark = pytest.mark.usefixtures("tiny_model", "noisy_model")
 
@@ -46,7 +46,7 @@ ENSEMBLE = {
 
 @pytest.fixture
 def noisy_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = registry.ModelEntry(TinyConfig, Noisy)
+    entry = registry.ModelEntry(NoisyConfig, Noisy)
     monkeypatch.setitem(registry.MODELS, "noisy", entry)
 
 
