@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 
-from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data import Split
 from credit_jax.nn.noise import Noise
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan
-from credit_jax.plan.model import plan_model
+from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.objective import together
 from credit_jax.training.step import make_eval_step
 from credit_jax.transforms import Rollout
 
@@ -29,29 +32,19 @@ def rehearse(plan: RunPlan) -> list[str]:
     # The members of this loss are the data-parallel ranks.
     if objective is None or plan.config.loss.members_are_ranks:
         return []
-    alone = plan_model(
-        plan.config.model, ParallelismConfig.model_validate({}), num_devices=1
-    )
-    model = alone.build(jax.devices()[:1])
+    model = replace(plan.model, dims=ParallelDims()).build(jax.devices())
     noise = Noise(jax.random.key(0))
     state = jax.eval_shape(model.init, noise.key)
-
-    def training(tree: Any, context: Any) -> Mapping[str, Any]:
-        metrics = objective.metrics(tree, context)
-        return {**metrics, "loss": objective.loss(tree, context)}
-
     runs: dict[Split, tuple[Callable[..., Any] | None, Rollout]] = {
-        "train": (training, objective.rollout),
+        "train": (together(objective.loss, objective.metrics), objective.rollout),
         "valid": (objective.evaluate, objective.valid_rollout),
     }
-    found = []
+    found = Findings()
     for split, (measure, rollout) in runs.items():
         loader = plan.loaders.get(split)
         if loader is None or loader.shapes is None or measure is None:
             continue
         evaluate = make_eval_step(model, measure, rollout=rollout)
-        try:
-            jax.eval_shape(evaluate, *state, loader.shapes, noise)
-        except ValueError as error:
-            found.append(str(error))
-    return list(dict.fromkeys(found))
+        given = (*state, loader.shapes, noise)
+        found.attempt(partial(jax.eval_shape, evaluate, *given))
+    return [*unique(found.problems)]

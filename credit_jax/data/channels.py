@@ -173,9 +173,13 @@ class ChannelSchema:
         return _slices(self.target)
 
     def key_of(self, channel: int, which: str = "target") -> str:
-        """The var_key of a channel of "input" or "target"."""
-        slices = self.target_slices() if which == "target" else self.input_slices()
-        return next(k for k, s in slices.items() if s.start <= channel < s.stop)
+        """The var_key of a channel of "input" or "target".
+
+        Raises:
+            IndexError: there is no such channel.
+        """
+        group, _ = self._place_of(channel, which)
+        return group.var_key
 
     def describe(self, channel: int, which: str = "target") -> str:
         """Name of a channel of "input" or "target": "T (level 3 of 8)" or "SP".
@@ -183,15 +187,19 @@ class ChannelSchema:
         Raises:
             IndexError: there is no such channel.
         """
+        group, index = self._place_of(channel, which)
+        if group.n_levels == 1:
+            return group.variable
+        return f"{group.variable} (level {index + 1} of {group.n_levels})"
+
+    def _place_of(self, channel: int, which: str) -> tuple[ChannelGroup, int]:
+        """The group of a channel, and its index within the group."""
         groups = self.target if which == "target" else self.input
         slices = _slices(groups)
         for group in groups:
             place = slices[group.var_key]
             if place.start <= channel < place.stop:
-                if group.n_levels == 1:
-                    return group.variable
-                level = channel - place.start + 1
-                return f"{group.variable} (level {level} of {group.n_levels})"
+                return group, channel - place.start
         raise IndexError(f"channel {channel} of {slices[groups[-1].var_key].stop}")
 
     def save(self, path: str | os.PathLike) -> None:

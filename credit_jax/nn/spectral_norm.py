@@ -185,7 +185,7 @@ def normalize(
     called = _with_calls(state, param_specs, 0)
     once = {path: called[path] for path in called if path not in several}
     divided = _divided_exactly if compensated else _divided
-    out = {**weights, **divided(weights, state, once, specs)}
+    out = {**weights, **divided(weights, state, group_matrices(once, specs))}
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
         out |= _divided_for_calls(divided, weights, state, alike, specs)
@@ -200,9 +200,10 @@ def _divided_for_calls(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """These matrices, called equally often, divided for each call in a dim of calls."""
+    groups = group_matrices(matrices, specs)
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
-        lambda own: divided(weights, own, matrices, specs),
+        lambda own: divided(weights, own, groups),
         in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
         out_axes=dims,
     )
@@ -253,13 +254,9 @@ def _iterated(
 
 
 def _divided(
-    weights: Weights,
-    state: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
+    weights: Weights, state: Collection, groups: Sequence[MatrixGroup]
 ) -> Weights:
     """Returns the matrices, each divided by u' W v."""
-    groups = group_matrices(matrices, specs)
     u, v = ([group.stack(state, side) for group in groups] for side in ("u", "v"))
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
@@ -269,19 +266,14 @@ def _divided(
     out = {}
     for group, sigma in zip(groups, sigmas, strict=True):
         for path, part in group.parts(1.0 / sigma):
-            ones = (1,) * (weights[path].ndim - part.ndim)
-            out[path] = weights[path] * part.reshape(part.shape + ones)
+            out[path] = weights[path] * _beside(weights[path], part)
     return out
 
 
 def _divided_exactly(
-    weights: Weights,
-    state: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
+    weights: Weights, state: Collection, groups: Sequence[MatrixGroup]
 ) -> Weights:
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
-    groups = group_matrices(matrices, specs)
     sums = [group.elements(weights, state) for group in groups]
     parts = [parts_to_sum(*compensated_sum(own)) for own in sums]
     axes = [(*group.axes("u"), *group.axes("v")) for group in groups]
@@ -292,10 +284,14 @@ def _divided_exactly(
         for (path, sigma), (_, rest) in zip(
             group.parts(high), group.parts(low), strict=True
         ):
-            wide = (*sigma.shape, *(1,) * (weights[path].ndim - sigma.ndim))
-            own = sigma.reshape(wide), rest.reshape(wide)
+            own = (_beside(weights[path], part) for part in (sigma, rest))
             out[path] = quotient(weights[path], *own)
     return out
+
+
+def _beside(weight: Array, numbers: Array) -> Array:
+    """The number of each matrix, with dims of length 1 for those of the matrix."""
+    return numbers.reshape(numbers.shape + (1,) * (weight.ndim - numbers.ndim))
 
 
 def _products(

@@ -117,7 +117,7 @@ def plan_objective(
         valid_loss = build(validation=True)
         if valid_loss is None:
             return None
-        evaluate = _together(valid_loss, scores)
+        evaluate = together(valid_loss, scores)
         measured = ["loss", *names]
     found.problems += _training_metric_problems(config, measured, trained)
     rollouts = found.attempt(lambda: plan_rollouts(config, schema, pipeline))
@@ -234,7 +234,9 @@ def _training_mean(
     return {key: mean[0, place] for key, place in schema.target_slices().items()}
 
 
-def _together(loss: Callable[..., Any], scores: Evaluate) -> Evaluate:
+def together(loss: Callable[..., Any], scores: Evaluate) -> Evaluate:
+    """Computes a loss, as "loss", its parts, and scores by name."""
+
     def evaluate(tree: Any, context: Any) -> dict[str, Any]:
         value, parts = value_and_parts(loss, tree, context)
         return {"loss": value} | parts | scores(tree, context)

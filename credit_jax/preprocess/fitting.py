@@ -127,14 +127,19 @@ def fit_samples(
 def _read(dataset: Dataset, index: int) -> Sample | str:
     """Reads a sample; returns the error text for a bad one that is to be skipped."""
     try:
-        sample = dataset[index]
-        check_sample(sample)
+        return _checked(dataset, index)
     except (ValueError, OSError) as error:
-        if isinstance(error, BadValuesError):
-            error = error.in_file_of(dataset)
         if not dataset.skips_bad:
-            raise error from error.__cause__
+            raise
         return str(error)
+
+
+def _checked(dataset: Dataset, index: int) -> Sample:
+    sample = dataset[index]
+    try:
+        check_sample(sample)
+    except BadValuesError as error:
+        raise error.in_file_of(dataset) from error
     return sample
 
 

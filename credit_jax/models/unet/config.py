@@ -80,13 +80,6 @@ class DecoderNorm(StrictModel):
     momentum: float | None = 0.1
     affine: bool | None = None
 
-    @property
-    def has_scale(self) -> bool:
-        """Whether the normalization has scales and biases."""
-        return self.type == "batchnorm" or bool(
-            self.type == "instancenorm" and self.affine
-        )
-
     def problems(self) -> list[str]:
         """Returns errors, one line each."""
         if self.type == "batchnorm" and self.affine is False:

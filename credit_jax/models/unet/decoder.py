@@ -91,8 +91,7 @@ def _norm(config: DecoderNorm, channels: int) -> BatchNorm | InstanceNorm | None
     if config.type == "batchnorm":
         return BatchNorm(channels, momentum=config.momentum, epsilon=config.eps)
     if config.type == "instancenorm":
-        affine = config.has_scale
-        return InstanceNorm(channels, epsilon=config.eps, affine=affine)
+        return InstanceNorm(channels, epsilon=config.eps, affine=bool(config.affine))
     return None
 
 
