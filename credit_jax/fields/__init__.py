@@ -9,6 +9,7 @@ from credit_jax.fields.weighting import (
     SMALLEST_VARIANCE,
     check_multipliers,
     combination_weights,
+    warn_unscored,
 )
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "named_pair",
     "read_scalers",
     "target_variances",
+    "warn_unscored",
     "widened",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -74,3 +76,22 @@ def check_multipliers(
             f"{section}.variable_weights: {unknown} are no targets; those are "
             f"{list(keys)}"
         )
+
+
+def warn_unscored(names: Iterable[str], keys: Sequence[str], where: str) -> None:
+    """Warns of variables that a section names although it does not score them.
+
+    Args:
+        names: keys of variables that the section names.
+        keys: keys of the variables that it scores, those that postblocks compute, too.
+        where: dotted path of what names them.
+    """
+    known = {key.casefold(): key for key in keys}
+    for name in names:
+        if name not in keys:
+            near = difflib.get_close_matches(name.casefold(), known, n=1)
+            hint = f"; the nearest is {known[near[0]]!r}" if near else ""
+            warnings.warn(
+                f"{where}: {name!r} is not scored and changes nothing{hint}",
+                stacklevel=2,
+            )

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
@@ -120,3 +121,8 @@ def pointwise(
         return loss
 
     return LossEntry(build_mean, parameters, build)
+
+
+def absolute(x: Array) -> Array:
+    """`|x|` with the derivative 0 at 0, as PyTorch's; that of `jnp.abs` there is 1."""
+    return x * lax.stop_gradient(jnp.sign(x))

@@ -19,6 +19,7 @@ from credit_jax.fields import (
     check_multipliers,
     combination_weights,
     named_pair,
+    warn_unscored,
 )
 from credit_jax.losses.base import CompositeLoss, Pointwise, Scalar
 from credit_jax.losses.registry import choose_pointwise
@@ -114,6 +115,8 @@ class BaseLoss(CompositeLoss):
             include_computed=self.args.include_computed_diagnostics,
         )
         self._check_computed(layout)
+        for name in ("variable_weights", "base_loss_overrides"):
+            warn_unscored(getattr(self.args, name), layout.keys, f"loss.args.{name}")
         context = dataclasses.replace(
             context,
             channels=layout,
@@ -210,9 +213,13 @@ def _overrides(args: BaseLossArgs) -> dict[str, Pointwise]:
                 f"loss.args.base_loss_overrides.{key}: {own.loss} is a loss of an "
                 "ensemble, which counts only as training_loss"
             )
-    return {
-        key: choose_pointwise(
-            own.loss, own.parameters, f"loss.args.base_loss_overrides.{key}"
+    found = {}
+    for key, own in args.base_loss_overrides.items():
+        where = f"loss.args.base_loss_overrides.{key}"
+        found[key] = choose_pointwise(
+            own.loss,
+            own.parameters,
+            f"{where}.loss",
+            parameters_key=f"{where}.parameters",
         )
-        for key, own in args.base_loss_overrides.items()
-    }
+    return found

@@ -20,7 +20,15 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree, widened
-from credit_jax.losses.base import Loss, Pointwise, Prediction, Scalar, Target, Values
+from credit_jax.losses.base import (
+    Loss,
+    Pointwise,
+    Prediction,
+    Scalar,
+    Target,
+    Values,
+    absolute,
+)
 
 Members = Float[Array, "batch member channel time rows lon"]
 PerSample = Float[Array, "batch channel time rows lon"]
@@ -56,20 +64,19 @@ def build_kcrps(settings: KcrpsParameters) -> Loss:
     def divisor(count: int) -> float:
         return float(count * count if settings.biased else count * (count - 1))
 
-    return _crps(lambda count: 1.0 / divisor(count))
+    return _crps(lambda count: 1.0 / divisor(count), half_pair_sum)
 
 
 def build_almost_fair(settings: AlmostFairParameters) -> Loss:
     """Builds `almost-fair-crps`: c is (1 - (1 - alpha) / m) / (2 m (m - 1)).
 
-    Differs from CREDIT: the sum over pairs is computed from sorted members, which takes
-    memory for m instead of m^2 fields.
+    Differs from CREDIT: the sum over pairs takes memory for m instead of m^2 fields.
     """
 
     def factor(count: int) -> float:
         return (1.0 - (1.0 - settings.alpha) / count) / (count * (count - 1))
 
-    return _crps(factor)
+    return _crps(factor, half_pair_sum_of_signs)
 
 
 def half_pair_sum(members: Members) -> PerSample:
@@ -78,6 +85,19 @@ def half_pair_sum(members: Members) -> PerSample:
     rank = 2.0 * jnp.arange(1, count + 1, dtype=members.dtype) - count - 1
     ordered = jnp.sort(members, axis=1)
     return (ordered * rank.reshape(1, -1, 1, 1, 1, 1)).sum(axis=1)
+
+
+def half_pair_sum_of_signs(members: Members) -> PerSample:
+    """`half_pair_sum` as `sum_i x_i s_i`, where `s_i = sum_j sign(x_i - x_j)`.
+
+    Its gradient is s: 0 between equal members, where that of sorted ones is of their
+    order.
+    """
+    each = jnp.split(members, members.shape[1], axis=1)
+    signs = lax.stop_gradient(sum(jnp.sign(members - other) for other in each))
+    # The signs have sum 0; around their mean the members do not cancel.
+    centered = members - lax.stop_gradient(members.mean(axis=1, keepdims=True))
+    return (centered * signs).sum(axis=1)
 
 
 def build_ring_crps(_: StrictModel) -> Pointwise:
@@ -91,7 +111,7 @@ def build_ring_crps(_: StrictModel) -> Pointwise:
     """
 
     def values(prediction: Prediction, target: Target, context: FieldContext) -> Values:
-        skill = jnp.abs(prediction - target)
+        skill = absolute(prediction - target)
         axes, count = context.reducer.axes.data, context.reducer.axes.num_data
         if count == 1:
             return skill
@@ -100,7 +120,7 @@ def build_ring_crps(_: StrictModel) -> Pointwise:
         pairs = jnp.zeros_like(skill)
         for _ in range(count - 1):
             other = lax.ppermute(other, axes, ring)
-            pairs = pairs + jnp.abs(prediction - other)
+            pairs = pairs + absolute(prediction - other)
         return (skill - pairs / (count - 1)) / count
 
     return values
@@ -115,7 +135,9 @@ def error_spread(tree: FieldTree, context: FieldContext) -> Scalar:
     return jnp.sqrt(variance * (points / (points - 1)))
 
 
-def _crps(pair_factor: Callable[[int], float]) -> Loss:
+def _crps(
+    pair_factor: Callable[[int], float], half_sum: Callable[[Members], PerSample]
+) -> Loss:
     """The loss `mean |x_i - y| - pair_factor(m) sum_ij |x_i - x_j| / 2`."""
 
     def loss(tree: FieldTree, context: FieldContext) -> Scalar:
@@ -126,7 +148,7 @@ def _crps(pair_factor: Callable[[int], float]) -> Loss:
                 f"(got {count} member)"
             )
         members = context.members(tree["y_pred"])
-        skill = jnp.abs(members - tree["y"][:, None]).mean(axis=1)
-        return context.mean(skill - pair_factor(count) * half_pair_sum(members))
+        skill = absolute(members - tree["y"][:, None]).mean(axis=1)
+        return context.mean(skill - pair_factor(count) * half_sum(members))
 
     return loss

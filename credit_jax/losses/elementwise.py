@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.losses.base import LossEntry, NoParameters, Pointwise, pointwise
+from credit_jax.losses.base import (
+    LossEntry,
+    NoParameters,
+    Pointwise,
+    absolute,
+    pointwise,
+)
 
 Values = Float[Array, "*dims"]
 Elementwise = Callable[..., Array]
@@ -35,19 +41,19 @@ def mse(pred: Values, target: Values) -> Values:
 
 def mae(pred: Values, target: Values) -> Values:
     """Absolute error, `|p - t|`."""
-    return jnp.abs(pred - target)
+    return absolute(pred - target)
 
 
 def huber(pred: Values, target: Values, *, delta: float = 1.0) -> Values:
     """`e^2 / 2` where `|e| <= delta`, else `delta * (|e| - delta / 2)`."""
-    size = jnp.abs(pred - target)
+    size = absolute(pred - target)
     quadratic = jnp.minimum(size, delta)
     return quadratic * (size - 0.5 * quadratic)
 
 
 def msle(pred: Values, target: Values) -> Values:
     """Squared error of `log(1 + |x|)`."""
-    return jnp.square(jnp.log1p(jnp.abs(pred)) - jnp.log1p(jnp.abs(target)))
+    return jnp.square(jnp.log1p(absolute(pred)) - jnp.log1p(absolute(target)))
 
 
 def logcosh(pred: Values, target: Values) -> Values:

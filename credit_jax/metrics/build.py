@@ -21,6 +21,7 @@ from credit_jax.fields import (
     latitude_weights,
     named_pair,
     target_variances,
+    warn_unscored,
     widened,
 )
 from credit_jax.metrics.base import Pair
@@ -162,6 +163,7 @@ class _Shown:
     def scores(self, pair: Pair) -> dict[str, Array]:
         """Computes the weighted mean over variables, and the score of each variable."""
         own, keys = self.settings, pair.context.layout.keys
+        warn_unscored(own.args.variable_weights, keys, "metrics.args.variable_weights")
         parameters = {} if own.is_anomaly else dict(own.parameters)
         values = own.entry.score(pair, **parameters)
         weights = combination_weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +15,6 @@ from credit_jax.config import Config
 from credit_jax.data import ChannelSchema, Loader, build_climatology
 from credit_jax.data.latitude import read_latitude
 from credit_jax.data.mean_fields import read_fields
-from credit_jax.fields import target_variances
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import build_loss, error_spread, value_and_parts
 from credit_jax.losses.by_variable import PART
@@ -34,6 +32,7 @@ from credit_jax.plan.named_fields import (
     metrics_notes,
     scores_are_physical,
 )
+from credit_jax.plan.variances import variance_reader
 from credit_jax.transforms import ONE_STEP, Advance, Pipeline, Rollout
 
 Latitude = Float[np.ndarray, " lat"]
@@ -90,7 +89,11 @@ def plan_objective(
     found.problems += base_problems(config)
     found.notes += metrics_notes(config)
     rows = found.attempt(lambda: latitudes.of("loss"))
-    variances = found.attempt(lambda: _loss_variances(config, latitudes))
+    path, opened = config.loss.scaler_file, latitudes.open_files is not None
+    read = variance_reader(
+        "loss.args.scaler_path", schema.target_counts, found, opened=opened
+    )
+    variances = found.attempt(lambda: None if path is None else read(path))
 
     def build(*, validation: bool) -> Callable[..., Any] | None:
         return found.attempt(
@@ -105,7 +108,7 @@ def plan_objective(
         )
 
     loss = build(validation=False)
-    scores = found.attempt(lambda: _metrics(config, schema, latitudes))
+    scores = found.attempt(lambda: _metrics(config, schema, latitudes, found))
     if scores is None:
         return None
     evaluate, measured = None, []
@@ -164,7 +167,9 @@ def plan_rollouts(
     return train, valid
 
 
-def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Metrics:
+def _metrics(
+    config: Config, schema: ChannelSchema, latitudes: Latitudes, found: Findings
+) -> Metrics:
     files = latitudes.open_files
 
     @cache
@@ -174,28 +179,18 @@ def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Met
         assert files is not None, "a plan that is executed has its data open"
         return read_fields(path, "metrics: climatology_path", files)
 
-    reader = target_variances if files is not None else (lambda path: {})
     return build_metrics(
         config.metrics,
         schema.target_counts,
         latitude=latitudes.of("metrics"),
         climatology=mean_fields if _compares(config) else None,
-        variances=lambda path: reader(path) if _exists(path) else {},
+        variances=variance_reader(
+            "metrics.args.scaler_path",
+            schema.target_counts,
+            found,
+            opened=files is not None,
+        ),
     )
-
-
-def _loss_variances(config: Config, latitudes: Latitudes) -> dict[str, float] | None:
-    """Variances of the targets, if the loss names a scaler file.
-
-    They are empty if the file is missing, which `find_missing` reports. `build_loss`
-    raises the error if a file is needed but not named.
-    """
-    path = config.loss.scaler_file
-    if path is None:
-        return None
-    if latitudes.open_files is None or not _exists(path):
-        return {}
-    return target_variances(path)
 
 
 def _compares(config: Config) -> bool:
@@ -204,10 +199,6 @@ def _compares(config: Config) -> bool:
         return False
     wanted = metric_settings(config.metrics)
     return any(own.needs_climatology or own.climatology_path for own in wanted)
-
-
-def _exists(path: str) -> bool:
-    return Path(os.path.expandvars(path)).exists()
 
 
 def _names(config: Config, schema: ChannelSchema, *, in_training: bool) -> list[str]:

@@ -147,6 +147,20 @@ def test_equals_credit(name, credit, scaler_path, tmp_path):
     assert_close(own_gradient, gradient, 1e-4, f"{name}, gradient")
 
 
+@pytest.mark.parametrize(
+    ("key", "own"),
+    [("variable_weights", 2.0), ("base_loss_overrides", {"loss": "mae"})],
+)
+def test_names_that_are_not_scored(key, own, credit, scaler_path, tmp_path):
+    """They count for nothing, as in CREDIT: a postblock might compute them."""
+    args = {key: {"S/prognostic/3d/t": own}}
+    value, _ = credit_value(args, scaler_path, tmp_path)
+    text = rf"{key}: 'S/prognostic/3d/t' is not scored .* nearest is 'S/prognostic/3d/T"
+    with pytest.warns(UserWarning, match=text):
+        ours, _ = loss_and_gradient(our_loss(args, scaler_path), *channels())
+    assert_close(ours, value, 1e-5, key)
+
+
 @pytest.mark.parametrize("own", [None, "mae"])
 def test_validation_loss_equals_credit(own, credit, scaler_path, tmp_path):
     args = {"validation_loss": own, "use_latitude_weights": True}
@@ -176,6 +190,18 @@ def test_same_on_every_mesh(lat, mesh, scaler_path):
             r"base_loss_overrides\.S/prognostic/3d/T: .*only as training_loss",
         ),
         ({"var_weighting": "learned"}, r"loss\.args\.var_weighting"),
+        (
+            {
+                "base_loss_overrides": {
+                    "S/prognostic/3d/T": {"loss": "huber", "parameters": {"beta": 2.0}}
+                }
+            },
+            r"3d/T\.parameters: loss 'huber' has no \['beta'\]; known: delta",
+        ),
+        (
+            {"base_loss_overrides": {"S/prognostic/3d/T": {"loss": "l1"}}},
+            r"3d/T\.loss: got 'l1', expected one of mse, mae",
+        ),
         ({"variable_weights": {"T": 1.0}}, r"\['T'\] are no targets"),
         ({"base_loss_parameters": {"a": 1}}, r"args\.base_loss_parameters: .*'mse' ha"),
         ({"scaler": "a"}, r"loss\.args\.scaler: unknown key"),

@@ -53,6 +53,22 @@ def test_equals_credit(name, credit, tmp_path):
     assert_close(own_gradient, gradient, 1e-5, f"{name}, gradient")
 
 
+@pytest.mark.parametrize("name", ["almost fair", "almost fair, 0.95"])
+@pytest.mark.parametrize("equal", [2, 3])
+def test_equal_members_do_not_repel_each_other(name, equal, credit, tmp_path):
+    """As those of a model whose noise has no effect yet; a member may be the target."""
+    prediction, target = fields()
+    members = prediction.reshape(len(target), MEMBERS, *target.shape[1:])
+    members[:, -equal:] = members[:, -1:]
+    members[:, 0, 0] = target[:, 0]
+    _, gradient = credit_loss(
+        tmp_path, np.zeros(LAT), SECTIONS[name], prediction, target
+    )
+    loss = our_loss(SECTIONS[name], np.zeros(LAT))
+    _, own_gradient = loss_and_gradient(loss, prediction, target, num_members=MEMBERS)
+    assert_close(own_gradient, gradient, 1e-6, f"{name}, gradient, {equal} equal")
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_weighted_kcrps_equals_credit(validation, credit, tmp_path):
     """With weights CREDIT's validation uses it, too, whatever `validation_loss` is."""

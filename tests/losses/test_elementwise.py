@@ -1,5 +1,6 @@
 """Elementwise losses against CREDIT's, values and gradients."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,3 +35,12 @@ def test_logcosh_is_finite_for_large_errors():
     pred = jnp.full((1, 1, 1, 2, 2), 1000.0)
     value = of_pair(loss)(pred, jnp.zeros_like(pred), field_context(2))
     assert_close(value, 1000.0 - np.log(2.0), 1e-6, "log cosh 1000")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("target", [0.0, 0.5])
+def test_gradient_where_nothing_is_wrong(name, target):
+    """It is 0, as PyTorch's; JAX's derivative of an absolute value there is 1."""
+    loss = of_pair(build_loss(LossConfig(training_loss=name)))
+    y = jnp.full((1, 1, 1, 2, 2), target)
+    assert not jax.grad(loss)(y, y, field_context(2)).any()

@@ -66,6 +66,6 @@ def test_layout_and_levels(tmp_path):
     assert block.layout(layout) == {
         "input": [Variable(world.T, 3), Variable(world.SP, 1)]
     }
-    text = f"{world.T} of input has 4 levels, the source coefficients are of 6"
+    text = rf"{world.T} of input has 4 levels, .*levels\.nc: a_half, b_half\) are of 6"
     with pytest.raises(ValueError, match=text):
         block.check({"input": [Variable(world.T, 4)]})

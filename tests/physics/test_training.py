@@ -110,3 +110,46 @@ def test_levels_that_do_not_fit_are_found_before_training(world, tmp_path, chain
         "are for fields of 4 levels; a field has 2"
     )
     assert rehearse(plan_run(config)) == [expected]
+
+
+LEVELS = {
+    "a_half": ("i", np.zeros(9)),
+    "b_half": ("i", np.linspace(0.0, 1.0, 9)),
+    "a_model": ("j", np.zeros(8)),
+    "b_model": ("j", np.linspace(0.1, 1.0, 8)),
+    "latitude": ("lat", np.zeros(6)),
+    "longitude": ("lon", np.zeros(10)),
+}
+
+
+@pytest.mark.usefixtures("tiny_model")
+@pytest.mark.parametrize(
+    ("kind", "args", "text"),
+    [
+        (
+            "geopotential_diagnostic",
+            {"temperature_var": T, "specific_humidity_var": T},
+            "a_half, b_half: the coefficients have 9 interfaces, but the fields 2 ",
+        ),
+        (
+            "pressure_interp_diagnostic",
+            {"temperature_var": T, "geopotential_var": T, "interp_variables": [T]},
+            "a_model, b_model: the coefficients are of 8 levels, the fields have 2",
+        ),
+        (
+            "semilagrangian_advection",
+            {"u_var": T, "v_var": T, "tracer_vars": [T]},
+            "a_half, b_half: the coefficients have 9 interfaces, but the winds 2 ",
+        ),
+    ],
+)
+def test_files_of_other_levels_are_named(world, tmp_path, chain, kind, args, text):
+    path = str(tmp_path / "levels.nc")
+    xr.Dataset(LEVELS).to_netcdf(path)
+    args |= {"level_info_file": path, "surface_pressure_var": SP}
+    if "temperature_var" in args:
+        args["surface_geopotential_var"] = LSM
+    chain = {"reconstruct": chain["reconstruct"], "own": {"type": kind, "args": args}}
+    config = build_config(tiny_config(world, tmp_path, postblocks={"per_step": chain}))
+    (line,) = rehearse(plan_run(config))
+    assert line.startswith(f"postblocks.per_step.own: {path}: {text}"), line

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.config import build_config
 from credit_jax.config.base import parse
@@ -10,6 +11,7 @@ from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
+from tests.reference.scalers import fit_scalers
 from tests.support import assert_close
 from tests.training.conftest import tiny_model, world
 from tests.training.tiny import tiny_config
@@ -24,6 +26,7 @@ TARGET = {
     "args": {"in_key": "y", "out_key": "y_target_processed"},
 }
 TWIN = {"per_step": {"prediction": PREDICTION, "target": TARGET}}
+WEIGHED = ("prognostic/3d/U", "prognostic/3d/T", "prognostic/2d/SP", "diagnostic/2d/TP")
 BASE = {"type": "base", "args": {"var_weighting": "none", "training_loss": "mse"}}
 
 
@@ -66,6 +69,31 @@ def test_a_missing_scaler_is_one_problem(plan, tmp_path):
     found = plan(loss={"type": "base", "args": {}}, postblocks=TWIN).problems
     assert len(found) == 1
     assert "needs loss.args.scaler_path" in found[0]
+
+
+@pytest.mark.reference
+def test_variables_without_a_variance_are_noted(plan, tmp_path):
+    """The scalers of another data set weigh nothing, which no error would tell."""
+    field = xr.Dataset({"Q": (("lat", "lon"), np.arange(4.0).reshape(2, 2))})
+    fit_scalers(tmp_path, field, {"Q": "CESM/prognostic/2d/Q"})
+    path = str(tmp_path / "scaler.json")
+    args = {"scaler_path": path, "var_weighting": "inverse_variance"}
+    found = plan(
+        loss={"type": "base", "args": args},
+        metrics={
+            "type": "combined",
+            "args": {"metrics": {"rmse": {}, "mae": {}}, **args},
+        },
+        postblocks=TWIN,
+    )
+    assert found.problems == ()
+    notes = [note for note in found.notes if "has no variance" in note]
+    targets = ", ".join(f"ERA5/{key}" for key in WEIGHED)
+    assert notes == [
+        f"{section}.args.scaler_path: {path} has no variance of {targets}, weighed as "
+        "if it were 1, as in CREDIT; it has: CESM/prognostic/2d/Q"
+        for section in ("loss", "metrics")
+    ]
 
 
 def first_loss(plan):
