@@ -1,6 +1,6 @@
 """Checks of the data before anything is compiled: grids, times, variables, values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -21,6 +21,8 @@ OUTSTANDING = 10.0
 LARGEST = 1e15
 # Largest difference of two files' coordinates, in degrees.
 SAME_DEGREES = 1e-2
+# Key of a field, a time, number of steps from it -> file; see `Dataset.path_of`.
+PathOf = Callable[[str, np.datetime64, int], str | None]
 
 
 class BadValuesError(ValueError):
@@ -40,9 +42,9 @@ class BadValuesError(ValueError):
         self.time = time
         self.step = step
 
-    def in_file_of(self, dataset: Dataset) -> "BadValuesError":
+    def in_file(self, path_of: PathOf) -> "BadValuesError":
         """Returns the error that names the file of the field, if it is known."""
-        path = dataset.path_of(self.key, self.time, self.step)
+        path = path_of(self.key, self.time, self.step)
         if path is None:
             return self
         return BadValuesError(f"{path}: {self}", self.key, self.time, self.step)

@@ -19,9 +19,7 @@ from credit_jax.data.calendars import (
     time_range,
     to_cycle_year,
 )
-
-# First and last time of a file, defaults for the dates and the year of a cyclic source.
-Coverage = tuple[pd.Timestamp, pd.Timestamp]
+from credit_jax.data.cycles import Coverage, cycle_of, cycle_year_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,14 +180,14 @@ def source_clock(
 
     cyclic = source.temporal_mode == "cyclic"
     clock = SourceClock(
-        ranges=_cycle(data, source, coverage) if cyclic else _ranges(data, source),
+        ranges=cycle_of(data, source, coverage) if cyclic else _ranges(data, source),
         step=_step(key("timestep")),
         history_len=key("history_len"),
         forecast_len=key("forecast_len"),
         calendar=calendar,
         mode=source.temporal_mode,
         master_step=_step(data.timestep),
-        cycle_year=_cycle_year(source, coverage) if cyclic else None,
+        cycle_year=cycle_year_of(source, coverage) if cyclic else None,
     )
     if source.temporal_mode != "exact" and not clock.starts().size:
         raise ValueError(
@@ -249,33 +247,6 @@ def master_clock(
         listed += [_describe(f"data.source.{k}", c) for k, c in clocks.items()]
         raise ValueError("no start time is common to all sources: " + "; ".join(listed))
     return starts, calendar
-
-
-def _cycle(
-    data: DataConfig, source: SourceConfig, coverage: Coverage | None
-) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    """First and last time of a cyclic source: from its keys, `data`, or its file."""
-    first = source.start_datetime or data.start_datetime
-    last = source.end_datetime or data.end_datetime
-    if not (first and last) and coverage is None:
-        raise ValueError(
-            "temporal_mode: cyclic needs start_datetime and end_datetime of its year"
-        )
-    begin, end = coverage or (None, None)
-    return ((date_label(first or begin), date_label(last or end)),)
-
-
-def _cycle_year(source: SourceConfig, coverage: Coverage | None) -> int:
-    """The year of a cyclic source: from its key, or else its file."""
-    if source.cycle_year is not None:
-        return source.cycle_year
-    years = sorted({time.year for time in coverage or ()})
-    if len(years) != 1:
-        raise ValueError(
-            f"temporal_mode: cyclic needs cycle_year: its first file has the years "
-            f"{', '.join(map(str, years)) or 'unknown'}, and one is needed"
-        )
-    return years[0]
 
 
 def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:

@@ -151,12 +151,8 @@ class Dataset:
             time: a time of the master clock.
             step: number of steps from `time` to the field.
         """
-        name, field_type, _, variable = key.split("/")
-        if name not in self.sources:
-            return None
         start = shift_all(np.array([time]), step * self.timestep, self.calendar)[0]
-        label = self.clocks[name].input_times(start)[-1]
-        return self.sources[name].path_of(field_type, variable, label)
+        return path_at(self.sources, self.clocks, key, start)
 
     def grids(self) -> Iterator[Grid]:
         """The grid of each field type of each source."""
@@ -191,6 +187,26 @@ class Dataset:
             if grid.longitude is not None:
                 return grid.longitude.astype(np.float64)
         raise ValueError("no file of data.source has a longitude coordinate")
+
+
+def path_at(
+    sources: Mapping[str, Source],
+    clocks: Mapping[str, SourceClock],
+    key: str,
+    time: np.datetime64,
+) -> str | None:
+    """The file of a field; None if it is unknown.
+
+    Args:
+        sources, clocks: by name of the source.
+        key: key of the field; preblocks may have made fields of no file.
+        time: of the master clock.
+    """
+    name, field_type, _, variable = key.split("/")
+    if name not in sources:
+        return None
+    label = clocks[name].input_times(time)[-1]
+    return sources[name].path_of(field_type, variable, label)
 
 
 def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Dataset:

@@ -259,7 +259,7 @@ class Loader:
         try:
             return self._filled(index, out, number, thorough=thorough)
         except BadValuesError as error:
-            raise error.in_file_of(self.dataset) from error
+            raise error.in_file(self.dataset.path_of) from error
 
     def _filled(
         self, index: int, out: "_Arrays", number: int, *, thorough: bool

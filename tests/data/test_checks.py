@@ -26,6 +26,7 @@ def test_missing_times(folder):
         "variables.prognostic: 11 of 33 times are missing",
         "2000-01-01T18:00, 2000-01-02T00:00",
         "1999-12-25T00:00 to 2000-01-02T18:00 (2 files)",
+        "or the time step of the files (data.source.ERA5.timestep)",
     )
 
 

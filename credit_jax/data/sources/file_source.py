@@ -376,8 +376,8 @@ class FileSource:
         return (
             f"data.source.{self.name}.variables.{field_type}: {len(missing)} of "
             f"{count} times are missing in the files of {files.template!r}: {listed}."
-            f"{self._covers(files)}; choose other dates or another time step, "
-            "or complete the files"
+            f"{self._covers(files)}; choose other dates, or the time step of the files "
+            f"(data.source.{self.name}.timestep), or complete the files"
         )
 
     def _covers(self, files: Files) -> str:

@@ -189,6 +189,19 @@ def test_cyclic_configs(folder, change, text):
         assert str(clock.starts()[0])[:10] == text
 
 
+def test_cycle_year_without_dates_of_its_own(folder):
+    """It would take one time of the data section's dates for all, or none."""
+    from tests.data.credit_samples import our_dataset
+
+    own = {"temporal_mode": "cyclic", "timestep": "24h", "cycle_year": 2001}
+    text = (
+        r"from 2000-02-26 00:00:00 to 2000-03-0\d .* but cycle_year is 2001; give the "
+        "source start_datetime and end_datetime of its own"
+    )
+    with pytest.raises(ValueError, match=text):
+        our_dataset(section(folder, cycle=own))
+
+
 def test_two_calendars_without_a_common_clock(folder):
     from tests.data.credit_samples import our_dataset
 
