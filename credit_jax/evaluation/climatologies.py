@@ -179,7 +179,7 @@ def training_climatology(
     wanted = choose(reference)
     problems = reference.problems(times, [*wanted])
     if problems:
-        raise ValueError("; ".join(problems) + "; give --climatology FILE")
+        raise ValueError("; ".join(problems) + "; give --climatology FILE or none")
     shape = reference.read(times[0], wanted).shape
     hours = len({_hour(time) for time in times})
     by_hour = hours > 1 and 4 * hours * 8 * math.prod(shape) < MAX_BYTES

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
+from rich.box import HORIZONTALS
 from rich.table import Table
 
 from credit_jax.config.dates import duration
@@ -38,9 +39,9 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     what = f", mean of {members} members" if members > 1 else ""
     dates = scores.attrs["num_start_dates"]
     title = f"RMSE, global, {dates} start date(s){what}"
-    table = Table(title=title, title_justify="left")
-    for name in ("variable", "system"):
-        table.add_column(name)
+    table = Table(title=title, title_justify="left", box=HORIZONTALS)
+    table.add_column("variable")
+    table.add_column("system", min_width=max(map(len, systems)))
     for place in places:
         table.add_column(_lead(scores[LEAD].values[place]), justify="right")
     for name in dict.fromkeys(scores["variable"].values.tolist()):

@@ -67,7 +67,11 @@ def places_of(
     outputs: Outputs,
     checkpoint: RunWeights | Package,
 ) -> tuple[Store, Archive]:
-    """Returns the store that forecasts are written to, and its archive."""
+    """Returns the store that forecasts are written to, and its archive.
+
+    Raises:
+        ValueError: the encoding of NetCDF files is invalid.
+    """
     schedule, config = plan.schedule, plan.inference.output
     form = args.format or config.format
     identity = {
@@ -95,7 +99,9 @@ def places_of(
     if form == "none":
         return NoStore(), archive
     if form == "netcdf":
-        return NetcdfStore(folder, outputs, schedule, config), archive
+        store = NetcdfStore(folder, outputs, schedule, config)
+        store.check()
+        return store, archive
     attributes = {key: _text(value) for key, value in provenance.items()}
     return (
         ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),

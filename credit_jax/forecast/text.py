@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.summary import Summary
 from credit_jax.models.parallel_model import ParallelModel
@@ -20,13 +22,14 @@ def header(
 ) -> list[str]:
     """Lines printed before the forecasts: source, mesh, start dates, length."""
     schedule, axes = plan.schedule, model.axes
-    dates = [str(schedule.starts[i])[:16] for i in (0, -1)]
+    count, (first, last) = len(schedule.starts), schedule.starts[[0, -1]]
+    dates = f"{count} from {_minute(first)} to {_minute(last)}"
     weights = "moving average" if checkpoint.average else "last weights"
     devices = model.mesh.devices.reshape(-1)
     return [
         f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",
         f"mesh   {axes.summary} on {len(devices)} {devices[0].platform} device(s)",
-        f"dates  {len(schedule.starts)} from {dates[0]} to {dates[1]}, "
+        f"dates  {_minute(first) if count == 1 else dates}, "
         f"{schedule.num_members} member(s), {schedule.num_steps} steps of "
         f"{plan.data.timestep}",
     ]
@@ -36,7 +39,7 @@ def footer(summary: Summary, folder: Path) -> list[str]:
     """Lines printed after the forecasts: counts, times, missing values."""
     times = summary.times
     lines = [
-        f"{summary.num_forecasts} forecasts are in {folder}"
+        f"{summary.num_forecasts} forecast(s) made, in {folder}"
         + (f", {summary.num_done} were there already" if summary.num_done else ""),
         f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, "
         f"write {times.write:.2f} s of {times.total:.2f} s; "
@@ -51,3 +54,7 @@ def footer(summary: Summary, folder: Path) -> list[str]:
         listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
         lines.append(f"values that are not finite, written as missing: {listed}")
     return lines
+
+
+def _minute(time: np.datetime64) -> str:
+    return str(time)[:16]

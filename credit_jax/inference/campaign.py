@@ -233,13 +233,15 @@ class _Threads:
     def prepare(self, number: int) -> None:
         """Computes the perturbations of a group, if they need the model."""
         if self.prepared is not None:
-            self.prepared.prepare(self.full[number], self.mine[number])
+            with self.clock.spin_up():
+                self.prepared.prepare(self.full[number], self.mine[number])
 
     @property
     def times(self) -> Times:
         """Durations of the parts of the campaign."""
         write = self.host.seconds + self.files.seconds
-        return Times(self.clock.busy, self.reader.seconds, write, self.clock.total)
+        read = self.reader.seconds - (self.prepared.waited if self.prepared else 0.0)
+        return Times(self.clock.busy, read, write, self.clock.total)
 
     def __enter__(self) -> _Threads:
         return self

@@ -15,6 +15,7 @@ from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, most_restrictive, shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.dataset import path_at
 from credit_jax.data.further_inputs import FurtherInputs, open_further_inputs
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
@@ -72,6 +73,10 @@ class ForecastData:
     def time(self, start: np.datetime64, step: int) -> np.datetime64:
         """The time `step` steps after a date."""
         return shift_all(np.array([start]), step * self.timestep, self.calendar)[0]
+
+    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
+        """The file of a field `step` steps after a date; None if it is unknown."""
+        return path_at(self.sources, self.clocks, key, self.time(time, step))
 
     def problems(self, starts: np.ndarray, num_steps: int) -> list[str]:
         """Lists what the forecasts need and the data lack, one line each.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from credit_jax.inference.outputs import Outputs, as_dates
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Fields, WriteJob
 from credit_jax.io.atomic import new_file
-from credit_jax.io.netcdf import write_netcdf
+from credit_jax.io.netcdf import NetcdfSeries
 
 UNITS = "seconds since 1970-01-01"
 # Attribute of variables on curvilinear grids.
@@ -54,6 +55,23 @@ class NetcdfStore:
         """Creates the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
+    def check(self) -> None:
+        """Checks the encoding of the variables.
+
+        Raises:
+            ValueError: no file can have it.
+        """
+        rows, columns = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
+        step = {}
+        for variable in self.outputs.variables:
+            depth = 1 if variable.levels is None else len(variable.levels)
+            step[variable.key] = np.zeros((depth, rows, columns), np.float32)
+        first = [self.schedule.valid_time(0, self.schedule.written[0])]
+        try:
+            self._files.check(to_dataset(self.outputs, first, [step]))
+        except ValueError as error:
+            raise ValueError(f"inference.output.encoding: {error}") from error
+
     def writer(self, task: Task) -> NetcdfWriter:
         """Returns a writer of one forecast."""
         return NetcdfWriter(self, task)
@@ -80,11 +98,13 @@ class NetcdfStore:
     ) -> None:
         """Writes the file of some steps of a forecast."""
         dataset = to_dataset(self.outputs, times, steps, self._member(task))
-        encoding = {
-            str(name): self.config.encoding_of(str(name)) for name in dataset.data_vars
-        }
         with new_file(self.path(task, times[0])) as partial:
-            write_netcdf(dataset, partial, encoding)
+            self._files.write(dataset, partial)
+
+    @cached_property
+    def _files(self) -> NetcdfSeries:
+        names = [variable.name for variable in self.outputs.variables]
+        return NetcdfSeries({name: self.config.encoding_of(name) for name in names})
 
     def _member(self, task: Task) -> int | None:
         return task.member if self.schedule.num_members > 1 else None
@@ -136,20 +156,26 @@ def to_dataset(
         steps: key -> (level, lat, lon) at each of them.
         member: number of the ensemble member; None without an ensemble.
     """
-    dates = as_dates(np.array(times), outputs.calendar)
     space = outputs.space
     lines = {"latitude": outputs.latitude, "longitude": outputs.longitude}
+    plane = xr.Coordinates(
+        {"time": as_dates(np.array(times), outputs.calendar)}
+        | ({} if outputs.curvilinear else lines)
+    )
+    # Indexes are made once, not for each variable.
+    volumes: dict[tuple[float | str, ...], xr.Coordinates] = {}
     arrays = {}
     for variable in outputs.variables:
         values = np.stack([step[variable.key] for step in steps])
-        coords: dict[str, Any] = {"time": dates}
-        if not outputs.curvilinear:
-            coords |= lines
+        coords = plane
         if variable.levels is None:
             values = values[:, 0]
             dims = ["time", *space]
         else:
-            coords[variable.level_dim] = variable.levels
+            own = variable.level_dim, *variable.levels.tolist()
+            if own not in volumes:
+                volumes[own] = plane.assign({own[0]: variable.levels})
+            coords = volumes[own]
             dims = ["time", variable.level_dim, *space]
         array = xr.DataArray(values, dims=dims, coords=coords)
         attributes = dict(outputs.attributes.get(variable.name, {}))

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.inference import OutputConfig
+from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import STANDARD
 from credit_jax.transforms import Pipeline
@@ -93,7 +94,7 @@ def choose_outputs(
     levels: Mapping[str, Sequence[float] | None],
     pipeline: Pipeline,
 ) -> tuple[OutputVariable, ...]:
-    """Chooses the variables that are written.
+    """Chooses the variables that are written, in the order of `shapes`, as in CREDIT.
 
     Args:
         config: the `inference.output` section.
@@ -119,7 +120,8 @@ def choose_outputs(
             f"{where}: {', '.join(lost)}: not predicted; there are: {', '.join(shapes)}"
         )
     chosen = []
-    for key, wanted in asked.items():
+    for key in (own for own in shapes if own in asked):
+        wanted = asked[key]
         if key.split("/")[2] != "3d":
             if wanted is not None:
                 raise ValueError(f"{where}: {key} has no levels, got levels {wanted}")
@@ -193,12 +195,26 @@ def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
         path: see `find_attributes`; None is no attributes.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: there is no such file, or a value is no attribute.
     """
     if not path:
         return {}
-    written = read_yaml(find_attributes(path))
-    return {name: dict(own or {}) for name, own in written.items()}
+    found = find_attributes(path)
+    attributes = {name: own or {} for name, own in read_yaml(found).items()}
+    for name, own in attributes.items():
+        if not isinstance(own, Mapping):
+            raise ValueError(
+                f"inference.output.metadata: {found}: {name}: expected attributes, got "
+                f"{got(own)}"
+            )
+        for key, value in own.items():
+            values = value if isinstance(value, list) else [value]
+            if not all(type(x) in (str, int, float) for x in values):
+                raise ValueError(
+                    f"inference.output.metadata: {found}: {name}: {key}: an attribute "
+                    f"of a file is text, a number or a list of these, got {got(value)}"
+                )
+    return {name: dict(own) for name, own in attributes.items()}
 
 
 def find_attributes(path: str) -> Path:

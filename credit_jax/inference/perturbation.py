@@ -9,6 +9,7 @@ deviation of the variable over the globe, at each level of the initial state.
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,9 +160,11 @@ class PreparedPerturbation:
 
     Attributes:
         make: tasks -> {key: (batch, level, lat, lon) to add}.
+        waited: seconds for which the reading thread waited for them.
     """
 
     make: Callable[[Sequence[Task]], Mapping[str, np.ndarray]]
+    waited: float = 0.0
     _ready: dict[Task, dict[str, np.ndarray]] = field(default_factory=dict)
     _changed: Any = field(default_factory=threading.Condition)
     _closed: bool = False
@@ -188,10 +191,12 @@ class PreparedPerturbation:
 
     def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
         """See `NoisePerturbation`."""
+        start = time.perf_counter()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or all(task in self._ready for task in tasks)
             )
+            self.waited += time.perf_counter() - start
             if self._closed:
                 raise RuntimeError("the campaign has ended")
             ready = {task: self._ready[task] for task in tasks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.checks import check_finite
+from credit_jax.data.checks import BadValuesError, check_fields, check_finite
 from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.sources.source import Fields
 from credit_jax.inference.forecast_data import ForecastData
@@ -26,6 +27,7 @@ from credit_jax.transforms import (
     initial_entries,
     newest,
 )
+from credit_jax.transforms.pre.fill_values import FillValues
 
 # Named fields in physical units, (batch, level, time, lat, lon) each, and the tasks.
 Perturb = Callable[[FieldTree, Sequence[Task]], FieldTree]
@@ -91,7 +93,7 @@ class ForecastReader:
         physical = self.pipeline.aligned(done, Phase.BEFORE_STEP)["input"]
         x = self.pipeline.before_step(done)["x"]
         if self.finite:
-            check_finite(x, None, np.array(starts), self.schema)
+            self._check(x, starts)
         entries = initial_entries(self.pipeline, raw["input"], physical)
         now = newest(physical)
         # Copied, as the step donates the buffer of x_physical.
@@ -111,6 +113,9 @@ class ForecastReader:
             inputs of the model by name.
         """
         fields = _collate(starts, lambda start: self.data.forcing(start, step))
+        if self.finite and not self._fills:
+            with self._files_named():
+                self._check_forcing(fields, starts, step)
         forcing = self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
         return {FORCING: forcing, **self._further(starts, step)}
 
@@ -122,9 +127,65 @@ class ForecastReader:
         if further is None:
             return {}
         times = [self.data.time(start, step) for start in starts]
-        made = {t: further_arrays(further, [t], self.pipeline) for t in set(times)}
+        with self._files_named():
+            made = {t: further_arrays(further, [t], self.pipeline) for t in set(times)}
         names = further.names
         return {k: np.concatenate([made[t][k] for t in times]) for k in names}
+
+    def _check(self, x: np.ndarray, starts: Sequence[np.datetime64]) -> None:
+        """Checks x of the initial states as training does.
+
+        Raises:
+            BadValuesError: a value is not finite, or a fill value.
+        """
+        with self._files_named():
+            try:
+                plateau = check_finite(x, None, np.array(starts), self.schema)
+            except BadValuesError:
+                self._check_raw(starts)  # raises a more specific error, if it can
+                raise
+            if plateau:
+                self._check_raw(starts)
+
+    def _check_raw(self, starts: Sequence[np.datetime64]) -> None:
+        for start in dict.fromkeys(starts):
+            check_fields(self.data.initial(start), start)
+
+    def _check_forcing(
+        self, fields: FieldTree, starts: Sequence[np.datetime64], step: int
+    ) -> None:
+        """Checks that the forcing of a step is finite, as it is in the files.
+
+        Raises:
+            BadValuesError: it is not.
+        """
+        for key, field in (item for own in fields.values() for item in own.items()):
+            for start, values in zip(starts, field, strict=True):
+                bad = int((~np.isfinite(values)).sum())
+                if bad:
+                    time = str(self.data.time(start, step))[:16]
+                    raise BadValuesError(
+                        f"{key} at {time}, step {step} of the forecast from "
+                        f"{str(start)[:16]}, has {bad} of {values.size} values that "
+                        "are NaN or infinite; repair the data, or fill them with a "
+                        "preblock of type fill_values",
+                        key,
+                        start,
+                        step,
+                    )
+
+    @property
+    def _fills(self) -> bool:
+        """Whether a preblock fills missing values."""
+        return any(isinstance(p.transform, FillValues) for p in self.pipeline.preblocks)
+
+    @contextmanager
+    def _files_named(self) -> Iterator[None]:
+        """Adds their file to errors of values."""
+        try:
+            yield
+        except BadValuesError as error:
+            raise error.in_file(self.data.path_of) from error
 
     def stream(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,8 @@ class Times:
     """Durations of the parts of a campaign, in seconds.
 
     Attributes:
-        unroll: steps on the devices, except the first one, which includes compilation.
+        unroll: steps on the devices, except the first one, which includes compilation;
+            also those before the start dates of bred and lagged members.
         read: initial states and forcing, concurrent with the others.
         write: copies to the host, and files.
         total: from the end of the first step to the end.
@@ -69,6 +72,19 @@ class DeviceClock:
         if self._first_end:
             self.busy += now - max(dispatched, self._last_end)
         self._first_end, self._last_end = self._first_end or now, now
+
+    @contextmanager
+    def spin_up(self) -> Iterator[None]:
+        """Counts the time of steps before the start dates, unless they are the first.
+
+        No other steps may run meanwhile, but the last ones that were started before.
+        """
+        start = time.perf_counter()
+        yield
+        if self._first_end:
+            start = max(start, self._last_end)
+            self._last_end = time.perf_counter()
+            self.busy += self._last_end - start
 
     @property
     def total(self) -> float:

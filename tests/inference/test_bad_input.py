@@ -1,14 +1,18 @@
 """Invalid forecasts give one error before anything is compiled."""
 
+import shutil
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+import xarray as xr
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.commands import OK, USER_ERROR
 from credit_jax.inference import autoregression, forecaster
+from credit_jax.inference.outputs import read_attributes
 from credit_jax.models.registry import build
 from tests.inference.tiny_run import forecast, make_run
 
@@ -71,6 +75,16 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
         {"inference__output__metadata": "era6.yaml"},
         (),
         ("era6.yaml", "era5.yaml"),
+    ),
+    "a dtype that NetCDF lacks": (
+        {"inference__output__encoding": {"T": {"dtype": "float16"}}},
+        ("--format", "netcdf"),
+        ("inference.output.encoding: T: NetCDF has no float16", "float32"),
+    ),
+    "chunks of other dims": (
+        {"inference__output__encoding": {"chunksizes": [1, 2]}},
+        ("--format", "netcdf"),
+        ("inference.output.encoding: U: chunksizes [1, 2]", "expected 4: time, level"),
     ),
     "an interval longer than the forecast": (
         {"inference__output__output_interval": "5d"},
@@ -152,6 +166,54 @@ def test_a_checkpoint_of_another_model(
     other = ("--checkpoint", str(tmp_path / "other"))
     assert forecast(config, tmp_path / "out", *other) == USER_ERROR
     assert "does not fit" in capsys.readouterr().err
+
+
+BAD_FIELDS = {
+    "an initial state": ("T", 0, np.nan, "T (level 2 of 2) of the input"),
+    "a fill value": ("T", 0, -9999.0, "-9999, a fill value"),
+    "forcing of a later step": ("tsi", 2, np.nan, "step 2 of the forecast from"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FIELDS)
+def test_values_that_cannot_be_used_name_their_file(
+    world, tmp_path, tiny_model, capsys, name
+):
+    variable, step, value, text = BAD_FIELDS[name]
+    start = np.datetime64("2000-01-02")
+    for path in world.iterdir():
+        shutil.copy(path, tmp_path)
+    with xr.open_dataset(tmp_path / "w_2000.nc") as fields:
+        changed = fields.load()
+    place = {"time": start + step * np.timedelta64(6, "h")}
+    field = changed[variable].sel(place)
+    changed[variable].loc[place] = xr.where(field == field.max(), value, field)
+    changed.to_netcdf(tmp_path / "w_2000.nc")
+    config = make_run(tmp_path, tmp_path / "run")
+    options = ("--init-time", str(start), "--steps", "4")
+    assert forecast(config, tmp_path / "out", *options) == USER_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / 'w_2000.nc'}: ")
+    assert text in error
+    assert variable in error
+
+
+def test_attributes_that_files_cannot_have(tmp_path):
+    path = tmp_path / "own.yaml"
+    for text, expected in (
+        ("T: {units: null}", "T: units: an attribute of a file is text, a number"),
+        ("T: units = K", "T: expected attributes, got 'units = K'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=expected):
+            read_attributes(str(path))
+
+
+@pytest.mark.parametrize("name", ["2d", "3d"])
+def test_attributes_that_credit_cannot_read(name):
+    """The lines of CREDIT's files are text."""
+    found = read_attributes(f"conus404.{name}.yaml")
+    assert all("units" in own for own in found.values())
 
 
 def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys):

@@ -62,7 +62,7 @@ def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, af
     assert (done > 0) == (after > 0)
     assert forecast(config, out, "--resume") == OK
     shown = capsys.readouterr().out
-    assert f"{5 - done} forecasts are in" in shown
+    assert f"{5 - done} forecast(s) made, in" in shown
     assert chunks(out) == chunks(tmp_path / "whole")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert forecast(config, out, "--resume") == OK
@@ -109,8 +109,8 @@ def test_parts_of_a_campaign(config, tmp_path, capsys):
         assert forecast(config, out, "--shard", shard) == OK
     assert chunks(out) == chunks(tmp_path / "whole")
     shown = capsys.readouterr().out
-    assert "3 forecasts are in" in shown
-    assert "2 forecasts are in" in shown
+    assert "3 forecast(s) made, in" in shown
+    assert "2 forecast(s) made, in" in shown
 
 
 @pytest.fixture
@@ -165,11 +165,11 @@ def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
     out = tmp_path / "out"
     assert forecast(config, out, "--stop-after", "1ms") == RESUME
     shown = capsys.readouterr().out
-    assert "1 forecasts are in" in shown
+    assert "1 forecast(s) made, in" in shown
     assert "Stopped by --stop-after; --resume makes those that are missing" in shown
     assert len([*(out / "done").glob("*")]) == 1
     assert forecast(config, out, "--resume", "--stop-after", "11h50m") == OK
-    assert "4 forecasts are in" in capsys.readouterr().out
+    assert "4 forecast(s) made, in" in capsys.readouterr().out
     assert chunks(out) == chunks(tmp_path / "whole")
 
 

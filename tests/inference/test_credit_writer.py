@@ -29,7 +29,7 @@ CASES = {
     "months": {"group_by": "monthly", "encoding": {"zlib": True, "complevel": 1}},
     "years": {"group_by": "1y"},
     "all": {"group_by": "FULL", "output_interval": "12h"},
-    "levels": {"variables": [{"name": T, "levels": [137, 10]}, TP]},
+    "levels": {"variables": [TP, {"name": T, "levels": [137, 10]}]},
     "curvilinear": {"group_by": "day", "metadata": "era5.yaml"},
     "encoding": {
         "metadata": "cam.yaml",
