@@ -139,7 +139,7 @@ def _checked(dataset: Dataset, index: int) -> Sample:
     try:
         check_sample(sample)
     except BadValuesError as error:
-        raise error.in_file_of(dataset) from error
+        raise error.in_file(dataset.path_of) from error
     return sample
 
 

@@ -11,6 +11,7 @@ from pydantic import PositiveInt
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.io.file_errors import errors_of
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.files import Coefficients, read_arrays, read_coefficients
 from credit_jax.physics.rows import num_rows
@@ -134,7 +135,10 @@ class AdvectTracers:
             None if args.omega_var is None else field(args.omega_var),
         )
         step = self._step(num_rows(wind.u, context), wind.u.shape[-1])
-        moved = step([field(key) for key in args.tracer_vars], wind, context)
+        tracers = [field(key) for key in args.tracer_vars]
+        names = args.model_a_half_var, args.model_b_half_var
+        with errors_of(args.level_info_file, *names):
+            moved = step(tracers, wind, context)
         moved = [tracer[:, down] for tracer in moved]
         return dict(zip(args.tracer_vars, moved, strict=True))
 

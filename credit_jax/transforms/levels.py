@@ -148,7 +148,9 @@ class LevelInterp:
         if levels != count:
             raise ValueError(
                 f"hybrid_level_interp: {key} of {part} has {levels} levels, the source "
-                f"coefficients are of {count}; give source_levels, counted from 1"
+                f"coefficients ({self.args.source_level_info_file}: "
+                f"{self.args.source_a_var}, {self.args.source_b_var}) are of {count}; "
+                "give source_levels, counted from 1"
             )
 
 

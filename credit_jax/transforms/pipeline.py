@@ -416,9 +416,6 @@ class Pipeline:
             try:
                 new = each.transform(new, context)
             except ValueError as error:
-                # On the host the error is one of the data and names its file.
-                if context is None:
-                    raise
                 raise ValueError(f"{each.path}: {error}") from error
         return new
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -20,6 +19,7 @@ from credit_jax.fields.bridgescaler import (
     Scaler,
     read_scalers,
 )
+from credit_jax.io.file_errors import errors_of
 from credit_jax.transforms import quantile
 from credit_jax.transforms.base import FieldTree, Group, change_entry, place_of
 from credit_jax.transforms.pointwise import is_numpy, standardize
@@ -157,10 +157,11 @@ def scale_fields(
             if spatial(key):
                 raise ValueError(_not_selected(key))
             return x
-        scaler = find_scaler(scalers, key, f"the scalers of {part}")
+        (scaler,) = find_scalers(scalers, [key], f"the scalers of {part}").values()
         options = {"per_point": spatial(key), "context": context}
         out = place_of(tree, part, key, x.shape)
-        return scale(scaler, x, method, **options, out=out)
+        with errors_of(args.scaler_path, key):
+            return scale(scaler, x, method, **options, out=out)
 
     return change_entry(tree, change, part, "bridgescaler_transform")
 
@@ -178,34 +179,40 @@ def check_groups(
             `spatial_variables` has a variable that is not selected.
     """
     selected, spatial = Selection(args.variables), _spatial(args)
-    for group in groups:
-        key = group.var_key
-        if not selected(key):
-            if spatial(key):
-                raise ValueError(_not_selected(key))
-            continue
-        scaler = find_scaler(scalers, key, f"{where} of {args.scaler_path}")
-        _check_scaler(scaler, key, group.n_levels, spatial(key))
+    levels = {group.var_key: group.n_levels for group in groups}
+    for key in levels:
+        if spatial(key) and not selected(key):
+            raise ValueError(_not_selected(key))
+    chosen = [key for key in levels if selected(key)]
+    found = find_scalers(scalers, chosen, f"{where} of {args.scaler_path}")
+    for key, scaler in found.items():
+        with errors_of(args.scaler_path, key):
+            _check_scaler(scaler, levels[key], spatial(key))
 
 
-def find_scaler(
-    scalers: Mapping[str, Mapping[str, Scaler]], key: str, where: str
-) -> Scaler:
-    """Returns the scaler of a variable.
+def find_scalers(
+    scalers: Mapping[str, Mapping[str, Scaler]], keys: Sequence[str], where: str
+) -> dict[str, Scaler]:
+    """Returns the scalers of variables.
+
+    Args:
+        scalers: {source: {key: scaler}}.
+        keys: keys of the variables.
+        where: what the scalers are, for the error.
 
     Raises:
-        ValueError: the variable has no scaler.
+        ValueError: a variable has no scaler.
     """
-    own = scalers.get(key.split("/")[0], {})
-    if key not in own:
-        there = [name for names in scalers.values() for name in names]
-        near = difflib.get_close_matches(key, there, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
+    there = {(source, key): own[key] for source, own in scalers.items() for key in own}
+    places = {key: (key.split("/")[0], key) for key in keys}
+    missing = [key for key, place in places.items() if place not in there]
+    if missing:
         raise ValueError(
-            f"bridgescaler_transform: {key} is not among {where}{hint}; fit the "
-            "scalers again, or name those that are to be scaled in `variables`"
+            f"bridgescaler_transform: {', '.join(missing)} {_are(missing)} not among "
+            f"{where}; there are: {', '.join(key for _, key in there) or 'none'}. Fit "
+            "them again, or name those that are to be scaled in `variables`"
         )
-    return own[key]
+    return {key: there[place] for key, place in places.items()}
 
 
 def _spatial(args: ScalerSelection) -> Callable[[str], bool]:
@@ -222,20 +229,24 @@ def _not_selected(key: str) -> str:
     )
 
 
-def _check_scaler(scaler: Scaler, key: str, num_levels: int, per_point: bool) -> None:
+def _check_scaler(scaler: Scaler, num_levels: int, per_point: bool) -> None:
     """Checks that a scaler fits the levels of a variable."""
     if per_point and num_levels > 1:
         raise ValueError(
-            f"spatial_variables: {key} has {num_levels} levels; scaling by grid point "
-            "takes variables of one level"
+            f"it stands in spatial_variables and has {num_levels} levels; scaling by "
+            "grid point takes variables of one level"
         )
     last = getattr(scaler, "channels_last", True)
     if not per_point and not last and num_channels(scaler) != num_levels:
         raise ValueError(
-            f"the scaler of {key} has {num_channels(scaler)} channels, the data have "
+            f"the scaler has {num_channels(scaler)} channels, the data have "
             f"{num_levels} level{'s' if num_levels > 1 else ''}; fit it again, or name "
             "the variable in spatial_variables if its channels are grid points"
         )
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -257,7 +268,7 @@ def _shape(
     if count != expected:
         what = "grid points" if per_point else "longitudes" if last else "levels"
         raise ValueError(
-            f"a scaler has {count} channels, the field {tuple(x.shape)} has "
+            f"the scaler has {count} channels, the field {tuple(x.shape)} has "
             f"{expected} {what}; fit it again with scaler_params: {{channels_last: "
             "false}, or see spatial_variables"
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import assert_close
-from tests.transforms.cases import CONCAT, SP, TP, T, group, postblocks, preblocks
+from tests.transforms.cases import CONCAT, LSM, SP, TP, T, group, postblocks, preblocks
 from tests.transforms.credit_blocks import (
     NUM_COLUMNS,
     NUM_ROWS,
@@ -166,9 +166,22 @@ def chain(path, **args):
 @pytest.mark.parametrize(
     ("groups", "args", "text"),
     [
-        ([(T, 4), (TP, 1)], {}, f"{TP} is not among the input scalers of"),
-        ([(T, 3)], {}, f"the scaler of {T} has 4 channels, the data have 3 levels"),
-        ([(T, 4)], {"spatial_variables": [T]}, "4 levels; scaling by grid point takes"),
+        (
+            [(T, 4), (TP, 1)],
+            {},
+            f"{TP} is not among the input scalers of {{path}}; there are: {SP}, {T}.",
+        ),
+        ([(TP, 1), (LSM, 1)], {}, f"{TP}, {LSM} are not among the input scalers of"),
+        (
+            [(T, 3)],
+            {},
+            f"{{path}}: {T}: the scaler has 4 channels, the data have 3 levels",
+        ),
+        (
+            [(T, 4)],
+            {"spatial_variables": [T]},
+            f"{{path}}: {T}: it stands in spatial_variables and has 4 levels",
+        ),
         (
             [(T, 4), (SP, 1)],
             {"variables": [T], "spatial_variables": [SP]},
@@ -177,17 +190,30 @@ def chain(path, **args):
     ],
 )
 def test_scalers_of_other_variables(scalers, groups, args, text):
-    made = [group(*own) for own in groups]
-    with pytest.raises(ValueError, match=re.escape(text)):
-        chain(scalers("standard"), **args).check({"input": made, "target": made})
+    made, path = [group(*own) for own in groups], scalers("standard")
+    with pytest.raises(ValueError, match=re.escape(text.format(path=path))):
+        chain(path, **args).check({"input": made, "target": made})
 
 
 def test_scalers_of_another_grid(scalers):
     path = scalers("standard", per_point=(SP,))
     block = chain(path, variables=[SP], spatial_variables=[SP])
     x = {SP: np.zeros((1, 1, 1, NUM_ROWS, NUM_COLUMNS + 1), np.float32)}
-    with pytest.raises(ValueError, match=r"has 42 channels, the field .* has 49 grid"):
+    text = (
+        f"preblocks.per_step.scaler: {path}: {SP}: the scaler has 42 channels, the "
+        "field (1, 1, 1, 7, 7) has 49 grid points"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
         block.before_step({"input": {"S": x}})
+
+
+def test_channels_last_of_levels(scalers):
+    """Scalers whose channels are longitudes, of a variable with other longitudes."""
+    path = scalers("columns")
+    x = {T: np.zeros((1, 4, 1, NUM_ROWS, NUM_COLUMNS + 1), np.float32)}
+    text = f"preblocks.per_step.scaler: {path}: {T}: the scaler has {NUM_COLUMNS} chan"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        chain(path, variables=[T]).before_step({"input": {"S": x}})
 
 
 def test_no_file_of_scalers():

@@ -13,6 +13,7 @@ import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.io.file_errors import errors_of
 from credit_jax.physics.files import Coefficients, read_coefficients
 from credit_jax.physics.geopotential import geopotential
 from credit_jax.physics.interpolation import rises
@@ -168,14 +169,17 @@ class Geopotential:
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
         args = self.args
-        heights = geopotential(
+        fields = (
             _ground(tree, args, context),
             _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
             _read(tree, args.key, args.temperature_var, context, _KELVIN),
             _read(tree, args.key, args.specific_humidity_var, context, 0.0),
-            self.half_levels,
-            flip_vertical=args.flip_vertical,
         )
+        names = args.model_a_half_var, args.model_b_half_var
+        with errors_of(args.level_info_file, *names):
+            heights = geopotential(
+                *fields, self.half_levels, flip_vertical=args.flip_vertical
+            )
         return with_fields(tree, args.key, {args.output_name: heights})
 
 
@@ -208,13 +212,15 @@ class PressureInterp:
             _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
             _ground(tree, args, context),
         )
-        out = to_pressure_levels(
-            [column(key, 0.0) for key in args.interp_variables],
-            state,
-            (self.levels[0][down], self.levels[1][down]),
-            np.asarray(args.pressure_levels) * 100.0,
-            temp_height=args.temp_height,
-        )
+        fields = [column(key, 0.0) for key in args.interp_variables]
+        with errors_of(args.level_info_file, args.model_a_var, args.model_b_var):
+            out = to_pressure_levels(
+                fields,
+                state,
+                (self.levels[0][down], self.levels[1][down]),
+                np.asarray(args.pressure_levels) * 100.0,
+                temp_height=args.temp_height,
+            )
         names = [derived_key(key, args.output_suffix) for key in keys]
         return with_fields(tree, args.key, dict(zip(names, out, strict=True)))
 

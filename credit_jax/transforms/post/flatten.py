@@ -12,10 +12,11 @@ import numpy as np
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler
+from credit_jax.io.file_errors import errors_of
 from credit_jax.transforms.base import FieldTree, change_entry
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.post.scaler import target_scalers
-from credit_jax.transforms.scaling import Method, find_scaler, scale
+from credit_jax.transforms.scaling import Method, find_scalers, scale
 
 
 class FlattenArgs(StrictModel):
@@ -67,8 +68,11 @@ class FlattenToTensor:
         def change(key: str, x: Any) -> Any:
             if self.scalers is None or key not in slices or not self._selects(key):
                 return x
-            scaler = find_scaler(self.scalers, key, "the target scalers")
-            return scale(scaler, x, args.method, context=context)
+            path = str(args.scaler_path)
+            where = f"the target scalers of {path}"
+            (scaler,) = find_scalers(self.scalers, [key], where).values()
+            with errors_of(path, key):
+                return scale(scaler, x, args.method, context=context)
 
         scaled = change_entry(tree, change, args.key, "flatten_to_tensor")[args.key]
         order = sorted(slices, key=lambda key: slices[key].start)
