@@ -103,6 +103,19 @@ def test_first_rate_of_a_warmup_is_zero():
     assert our_rates(with_scheduler(**CASES["linear"]), 2, 5)[0] == 0.0
 
 
+def test_a_long_warmup_is_exact_from_its_first_steps(credit):
+    scheduler = {
+        "scheduler_type": "linear-warmup-cosine",
+        "warmup_steps": 10_000,
+        "total_steps": 500_000,
+    }
+    expected = credit_rates(scheduler, 40, 5)
+    rates = our_rates(with_scheduler(**scheduler), 40, 5)
+    error = np.abs(rates[1:] / expected[1:] - 1).max()
+    print(f"linear, 10,000 steps of warm-up: {error:.1e} relative")
+    assert error < 1e-6
+
+
 def test_constant():
     assert our_rates(trainer(), 5, 5) == pytest.approx([BASE] * 5)
 
