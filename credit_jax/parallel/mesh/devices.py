@@ -15,6 +15,8 @@ from credit_jax.parallel.processes.connect import announce
 from credit_jax.parallel.processes.coordinator import num_processes
 
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+# Variables from which XLA takes its number of threads on CPU.
+_THREADS = {"NPROC", "PJRT_NPROC"}
 
 
 def required_devices(parallelism_conf: Parallelism) -> int:
@@ -93,7 +95,7 @@ def ensure_devices(wanted: int | Parallelism) -> None:
             f"{why}, which {processes} processes cannot share equally; take a multiple "
             f"of {processes}"
         )
-    late = not _simulate(math.ceil(needs / processes))
+    late = not simulate(math.ceil(needs / processes), needs)
     devices = jax.devices()
     announce()
     platform = devices[0].platform
@@ -127,15 +129,30 @@ def _needs(wanted: int | Parallelism) -> tuple[int, str]:
     return needs, f"{terms} = {needs} devices are needed"
 
 
-def _simulate(needs: int) -> bool:
-    """Sets the number of CPU devices; returns False if JAX is already in use."""
+def simulate(own: int, total: int) -> bool:
+    """Sets the number of CPU devices and of XLA's threads of this process.
+
+    Some sums on CPU are split among the threads, whose number thereby decides the last
+    bits. By default XLA has one for each core, and at least one for each device of the
+    process; here at least one for each device of the run, so that runs of any number of
+    processes give the same sums. A number of threads that the environment gives is
+    kept.
+
+    Args:
+        own: number of devices of this process.
+        total: number of devices of all processes.
+
+    Returns:
+        Whether the devices could be set; False if JAX is already in use.
+    """
     flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
     configured = jax.config.values["jax_num_cpu_devices"]
     there = max(configured, int(flag[1]) if flag else 1)
-    if needs <= there:
-        return True
-    try:
-        jax.config.update("jax_num_cpu_devices", needs)
-    except RuntimeError:
-        return False
+    if own > there:
+        try:
+            jax.config.update("jax_num_cpu_devices", own)
+        except RuntimeError:
+            return False
+    if total > max(own, there) and not _THREADS & os.environ.keys():
+        os.environ["PJRT_NPROC"] = str(max(total, os.cpu_count() or 1))
     return True

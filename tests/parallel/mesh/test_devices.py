@@ -65,6 +65,27 @@ def test_devices_are_simulated_before_jax_is_used():
     ], result.stdout
 
 
+def test_sums_do_not_depend_on_the_number_of_processes():
+    """XLA splits this sum by threads, of which more devices have more by default."""
+    code = (
+        "import sys, jax.numpy as jnp; from credit_jax.parallel.mesh import devices;"
+        "assert devices.simulate(int(sys.argv[1]), 8);"
+        "x = jnp.sin(jnp.arange(2.0**20)).reshape(4, 512, 512);"
+        "print(float(x.sum()).hex())"
+    )
+    sums = {
+        subprocess.run(
+            [sys.executable, "-c", code, own],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"JAX_PLATFORMS": "cpu", "PATH": ""},
+        ).stdout
+        for own in ("8", "4", "2", "1")
+    }
+    assert len(sums) == 1, sums
+
+
 def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
     class Gpu:
         platform = "gpu"
