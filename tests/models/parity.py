@@ -83,13 +83,20 @@ def assert_equals_credit(
     name: str,
     implementation: str = "cpu",
     noise: Noise | None = None,
+    *,
+    seed: int = 3,
 ) -> tuple[Tree, Tree]:
     """Asserts equal forward, loss and gradients by input and parameters, in float32.
+
+    Args:
+        credit, block, name: the reference, the `model` section and its name.
+        implementation, noise: as for `run_with_credits_weights`.
+        seed: of CREDIT's parameters and the input.
 
     Returns:
         Our gradients and CREDIT's, by CREDIT's names.
     """
-    case = credit.credit_case(block, seed=3)
+    case = credit.credit_case(block, seed=seed)
     y, value, by_input, gradients = run_with_credits_weights(
         block, case, implementation, noise
     )
