@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from credit_jax.config.parallelism import degree_problems
+from credit_jax.kernels import implementation
 from credit_jax.models.diffusion.process import NOISED, TIME, Noised
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.model_def import ModelDef, Weights, check_inputs
@@ -414,6 +415,7 @@ class ParallelModel:
                 config.rules,
                 self.axes,
                 config.precision,
+                num_unrolled=config.unroll_blocks if implementation() == "gpu" else 0,
             )
 
     @jax.named_scope(scopes.SPECTRAL_NORM)
@@ -459,7 +461,7 @@ def build_parallel_model(
     1. Tensor parallelism: `tp_plan` of a block renames dims of parameter specs, which
        sharding, spectral norm and initialization read.
     2. Sharding: dims of each parameter are mapped to mesh axes, tp first; FSDP shards
-       the longest remaining dim.
+       the first remaining dim that its degree divides.
     3. Spectral norm divides the stored float32 shards once in a forward pass, outside
        of the blocks: rematerialization does not repeat it, and no cast precedes it.
     4. Inside of each block's `jax.checkpoint`, parameters are cast, then gathered: the

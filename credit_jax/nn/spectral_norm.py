@@ -27,7 +27,8 @@ from credit_jax.ops.compensated import (
     quotient,
     two_sum,
 )
-from credit_jax.parallel.collectives import psum_each
+from credit_jax.ops.vma import varying_axes
+from credit_jax.parallel.collectives import psum_each, pvary_each
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import Initializer
@@ -263,9 +264,12 @@ def _divided(
         [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
         [group.axes("u") for group in groups],
     )
+    # One sum of the gradients of all sigmas over the shards, which need not be equal.
+    axes = [sorted(varying_axes(weights[group.paths[0]])) for group in groups]
+    inverses = pvary_each([1.0 / sigma for sigma in sigmas], axes)
     out = {}
-    for group, sigma in zip(groups, sigmas, strict=True):
-        for path, part in group.parts(1.0 / sigma):
+    for group, inverse in zip(groups, inverses, strict=True):
+        for path, part in group.parts(inverse):
             out[path] = weights[path] * _beside(weights[path], part)
     return out
 

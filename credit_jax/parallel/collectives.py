@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -85,22 +85,42 @@ def psum_varying(x: Array) -> Array:
     return psum(x, tuple(sorted(varying_axes(x))))
 
 
-def psum_each(arrays: Sequence[Array], axes: Sequence[tuple[str, ...]]) -> list[Array]:
+def psum_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Array]:
     """`psum` of several arrays; those with the same axes and dtype are concatenated.
 
     Args:
         arrays: arrays of any shapes.
-        axes: mesh axes for each array; with an empty tuple, the identity.
+        axes: mesh axes for each array; with an empty sequence, the identity.
     """
+    return _concatenated(psum, arrays, axes)
+
+
+def pvary_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Array]:
+    """`ops.vma.pvary` of several arrays; those of the same type are concatenated.
+
+    The transpose sums the gradients of all of them as one array.
+
+    Args:
+        arrays, axes: as for `psum_each`.
+    """
+    return _concatenated(pvary, arrays, axes)
+
+
+def _concatenated(
+    function: Callable[[Array, Sequence[str]], Array],
+    arrays: Sequence[Array],
+    axes: Sequence[Sequence[str]],
+) -> list[Array]:
+    """Applies a function of (vector, axes) to arrays of the same type at once."""
     together: dict[Any, list[int]] = {}
     for i, (array, names) in enumerate(zip(arrays, axes, strict=True)):
         if names:
-            key = names, varying_axes(array), array.dtype
+            key = tuple(names), varying_axes(array), array.dtype
             together.setdefault(key, []).append(i)
     out = list(arrays)
     for (names, *_), members in together.items():
         parts = [out[i] for i in members]
-        flat = psum(jnp.concatenate([part.reshape(-1) for part in parts]), names)
+        flat = function(jnp.concatenate([part.reshape(-1) for part in parts]), names)
         pieces = lax.split(flat, [part.size for part in parts])
         for i, part, piece in zip(members, parts, pieces, strict=True):
             out[i] = piece.reshape(part.shape)

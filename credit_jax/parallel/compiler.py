@@ -30,11 +30,15 @@ CACHE_HELP = (
 #   their input: most of a gradient (GELU's: 3.2 ms instead of 0.5 ms) and all of AdamW.
 # - YNNPACK's convolutions take two to three times as long as Eigen's, its matrix
 #   products a third longer; its reductions are faster.
-_OPTIONS: dict[str, dict[str, bool | str]] = {
+# Counted in the WXFormer step of 0.25 degrees, compiled for 8 H100 (benchmarks):
+# - Reduce-scatters of 6 MB a shard: by default XLA combines the gradients to three, of
+#   which the last one has little beside which it could run.
+_OPTIONS: dict[str, dict[str, bool | int | str]] = {
     "cpu": {
         "xla_llvm_disable_expensive_passes": True,
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
-    }
+    },
+    "gpu": {"xla_gpu_reduce_scatter_combine_threshold_bytes": 6 * 2**20},
 }
 
 

@@ -23,6 +23,8 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 # torch.nn.utils.clip_grad_norm_ divides by the norm plus this.
 CLIP_EPSILON = 1e-6
+# Fewest elements of a gradient whose squares are summed by themselves.
+_LARGE = 2**20
 # Name of Adam's state in the state of the chain.
 ADAM = "adam"
 
@@ -145,15 +147,21 @@ def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:
     """Euclidean norm of the whole gradient, float32, the same on every device.
 
     The sum of squares of every leaf is summed over exactly the mesh axes that the leaf
-    varies over, so that each shard counts once.
+    varies over, so that each shard counts once. Small leaves are one vector, as a sum
+    of its own for each takes longer than the copy.
 
     Args:
         grads: local shards inside `shard_map`, or whole arrays outside of it.
     """
-    squares: dict[tuple[str, ...], list[Array]] = {}
+    groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf in jax.tree.leaves(grads):
-        total = jnp.sum(jnp.square(leaf.astype(jnp.float32)))
         axes = tuple(sorted(varying_axes(leaf)))
-        squares.setdefault(axes, []).append(total)
-    parts = [psum_varying(jnp.sum(jnp.stack(group))) for group in squares.values()]
+        groups.setdefault(axes, []).append(leaf.astype(jnp.float32))
+    parts = []
+    for leaves in groups.values():
+        small = [leaf.reshape(-1) for leaf in leaves if leaf.size < _LARGE]
+        arrays = [leaf for leaf in leaves if leaf.size >= _LARGE]
+        arrays += [jnp.concatenate(small)] if small else []
+        squares = [jnp.sum(jnp.square(array)) for array in arrays]
+        parts.append(psum_varying(jnp.sum(jnp.stack(squares))))
     return jnp.sqrt(jnp.sum(jnp.stack(parts)))

@@ -1,15 +1,24 @@
 """Collectives of single operations: no more messages than needed rows require."""
 
 import re
+from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
 
+from credit_jax.ops.vma import varying_axes
+from credit_jax.parallel.collectives import psum_varying, pvary_each
 from credit_jax.parallel.domain.windows import group_layout, window_layout
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from tests.parallel.domain.cases import conv, norm, padding, resizing, scales, windows
+from tests.support import make_mesh
 from tests.support.sharded import Case, build_cases
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce")
@@ -97,3 +106,28 @@ def test_layouts_that_agree_share_one_move():
         return reshard(field, field.layout.to_blocks())
 
     assert sent(Case(op, ((1, 48, 2, 1),))) == {}
+
+
+def test_the_gradients_of_arrays_that_vary_together_are_one_sum() -> None:
+    mesh = make_mesh(domain=4)
+    arrays = [jnp.float32(2.0), jnp.arange(3.0), jnp.ones((2, 2)), jnp.ones(5)]
+    axes = [("domain",), ("domain",), ("domain",), ()]
+
+    @partial(
+        jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
+    )
+    def gradient(arrays: list[Array]) -> Any:
+        def loss(arrays: list[Array]) -> Array:
+            factor = lax.axis_index("domain") + 1.0
+            varying = pvary_each(arrays, axes)
+            assert [bool(varying_axes(x)) for x in varying] == [True, True, True, False]
+            return psum_varying(sum(jnp.sum(x * factor) for x in varying[:3]))
+
+        return jax.value_and_grad(loss)(arrays)
+
+    value, found = gradient(arrays)
+    assert float(value) == 10.0 * (2.0 + 3.0 + 4.0)
+    for x, by_x, number in zip(arrays, found, (10.0, 10.0, 10.0, 0.0), strict=True):
+        np.testing.assert_array_equal(by_x, np.full(x.shape, number))
+    text = jax.jit(gradient).lower(arrays).as_text()
+    assert text.count("stablehlo.all_reduce") == 2, "of the loss and of all gradients"

@@ -69,6 +69,15 @@ def clip(grads, max_norm):
     return clip_by_global_norm(max_norm).update(grads, optax.EmptyState())[0]
 
 
+def test_norm_of_large_and_small_gradients(rng):
+    """Large ones are summed by themselves, small ones as one vector."""
+    shapes = ((1024, 1100), (3,), (17, 5), (2**20,), ())
+    grads = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    for part in (grads, grads[:1], grads[1:3]):
+        squares = sum(np.square(np.asarray(g, np.float64)).sum() for g in part)
+        assert_close(global_norm(part), np.sqrt(squares), 1e-6, f"{len(part)} arrays")
+
+
 SPECS = {
     "kernel": [P(), P(DP_SHARD, TP), P(TP, None), P(None, DP_SHARD)],
     "bias": [P(), P(DP_SHARD), P(TP), P()],

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
@@ -30,6 +31,9 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 # The `checkpoint_name` of gathered parameters, for rematerialization policies.
 GATHERED = "gathered_parameter"
+# Smaller parameters of stacked blocks are gathered at once: a kernel for each block
+# takes longer than the transpose.
+_LARGE = 2**16
 
 
 def gather(
@@ -60,6 +64,8 @@ def gather_over_domain(
     rules: ShardingRules,
     axes: MeshAxes,
     precision: Precision,
+    *,
+    num_unrolled: int = 0,
 ) -> dict[str, Array]:
     """Gathers the parameters sharded over domain, in the compute dtype.
 
@@ -67,6 +73,8 @@ def gather_over_domain(
         weights: local shards by path, after spectral norm.
         param_specs: specs of the parameters, by path.
         rules, axes, precision: as for `gather`.
+        num_unrolled: stages of at most this many blocks are no loop. Their large
+            parameters are gathered block by block, without transposing the stack.
 
     Returns:
         All parameters; those that are not sharded over domain are unchanged.
@@ -75,9 +83,16 @@ def gather_over_domain(
     for path, weight in weights.items():
         param_spec = param_specs[path]
         dim = rules.domain_dim(param_spec, axes)
-        if dim is not None:
-            calls = weight.ndim - len(param_spec.shape)  # one more dim, or none
-            whole[path] = _gather(weight, axes.domain, dim + calls, precision)
+        if dim is None:
+            continue
+        dim += weight.ndim - len(param_spec.shape)  # a dim of calls, or none
+        is_large = param_spec.unstack().size > _LARGE
+        if is_large and param_spec.is_stacked and len(weight) <= num_unrolled:
+            blocks = (part[0] for part in lax.split(weight, [1] * len(weight)))
+            parts = [_gather(b, axes.domain, dim - 1, precision) for b in blocks]
+            whole[path] = jnp.stack(parts)
+        else:
+            whole[path] = _gather(weight, axes.domain, dim, precision)
     return whole
 
 

@@ -42,11 +42,13 @@ class ShardingRules:
     def shard_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
         """Returns the dim sharded over dp_shard, or None.
 
-        It is the longest dim that is a multiple of the degree.
+        It is the first dim that is a multiple of the degree. What a device gathers and
+        scatters is then contiguous, or nearly so: with another dim, XLA transposes the
+        parameter, its gradient and the state of the optimizer, which it then copies.
         """
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
-        return self._longest(param_spec, param_spec.shape, axes.num_shard, axes)
+        return self._first(param_spec, param_spec.shape, axes.num_shard, axes)
 
     def domain_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
         """Returns the dim sharded over domain, within a shard of dp_shard, or None."""
@@ -55,30 +57,26 @@ class ShardingRules:
         lengths, shard = list(param_spec.shape), self.shard_dim(param_spec, axes)
         if shard is not None:
             lengths[shard] //= axes.num_shard
-        return self._longest(param_spec, lengths, axes.num_domain, axes)
+        return self._first(param_spec, lengths, axes.num_domain, axes)
 
-    def _longest(
+    def _first(
         self,
         param_spec: ParamSpec,
         lengths: Sequence[int],
         degree: int,
         axes: MeshAxes,
     ) -> int | None:
-        """Returns the longest dim that a degree divides, for large parameters only."""
+        """Returns the first dim that a degree divides, for large parameters only."""
         if param_spec.is_minor or param_spec.keep_whole:
             return None
         if param_spec.unstack().size < self.min_shard_size:
             return None
-        fit = [
-            (length, -dim)
-            for dim, (length, name) in enumerate(
-                zip(lengths, param_spec.dims, strict=True)
-            )
-            if length % degree == 0
-            and name != LAYERS
-            and self._axis(name, axes) is None
-        ]
-        return -max(fit)[1] if fit else None
+        for dim, (length, name) in enumerate(
+            zip(lengths, param_spec.dims, strict=True)
+        ):
+            if name != LAYERS and length % degree == 0 and not self._axis(name, axes):
+                return dim
+        return None
 
     def spec(self, param_spec: ParamSpec, axes: MeshAxes) -> PartitionSpec:
         """Returns the PartitionSpec of a stored parameter."""

@@ -41,7 +41,7 @@ def axes(**degrees):
         (QKV, {"dp": 2, "tp": 2}, P(DP_SHARD, None, TP, None)),
         (QKV, {"domain": 2}, P(None, None, None, None)),
         (QKV.stack(6), {"dp": 2, "tp": 2}, P(None, DP_SHARD, None, TP, None)),
-        (UP, {"dp": 2}, P(None, DP_SHARD)),
+        (UP, {"dp": 2}, P(DP_SHARD, None)),
         (UP, {"dp": 2, "tp": 2}, P(DP_SHARD, TP)),
         (UP_BIAS, {"tp": 2}, P(TP)),
         (UP_BIAS, {"dp": 4}, P(None)),
@@ -49,7 +49,7 @@ def axes(**degrees):
         (SMALL, {"dp": 2}, P(None, None, None, None)),
         (CONV, {"dp": 4}, P(None, None, DP_SHARD, None)),
         (CONV, {"dp": 8}, P(None, None, None, None)),
-        (CONV, {"dp": 3}, P(None, None, DP_SHARD, None)),
+        (CONV, {"dp": 3}, P(DP_SHARD, None, None, None)),
     ],
 )
 def test_specs(param_spec, degrees, expected):
@@ -64,7 +64,7 @@ def test_specs(param_spec, degrees, expected):
         (QKV, {"dp": 2, "domain": 4}, P((DP_SHARD, DOMAIN), None, None, None)),
         (QKV, {"dp": 2, "domain": 3}, P(DP_SHARD, DOMAIN, None, None)),
         (UP.stack(3), {"tp": 2, "domain": 4}, P(None, DOMAIN, TP)),
-        (CONV, {"dp": 2, "domain": 3}, P(None, None, DP_SHARD, DOMAIN)),
+        (CONV, {"dp": 2, "domain": 3}, P(DOMAIN, None, DP_SHARD, None)),
         (CONV, {"domain": 8}, P(None, None, None, None)),
         (BIAS, {"domain": 2}, P(None)),
     ],
