@@ -19,6 +19,7 @@ from benchmarks.accelerator.roofline import (
 )
 from benchmarks.accelerator.targets import TARGETS, Target
 from benchmarks.meshes import num_data, num_devices, parse_mesh
+from credit_jax.parallel.mesh.axes import DOMAIN
 from credit_jax.parallel.mesh.device_mesh import built_degrees
 
 _LONGEST = 20
@@ -47,6 +48,7 @@ def account(compiled: Compiled) -> dict[str, Any]:
         "remat": job.remat,
         "precision": job.precision,
         "samples": job.samples,
+        "over_domain": job.over_domain and DOMAIN in degrees,
         "title": job.title,
         **_float8(compiled, program),
         **counted(every, target, sum(row["exposed_seconds"] for row in sent)),

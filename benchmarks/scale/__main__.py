@@ -22,7 +22,7 @@ from benchmarks.report import REPORTS, Table, add_out_option, publish
 from benchmarks.scale.comm_volume import FSDP, SUMS, least_volume
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.parallel.mesh.axes import DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def step_time(
     ranks = devices // num_devices(program["mesh"])
     waits = program["exposed_seconds"]
     link = machine.fast if devices <= machine.node else machine.slow
-    fsdp = _fsdp_bytes(model_def, program["mesh"], ranks) / link
+    sent, within = _fsdp_bytes(model_def, program, ranks)
+    fsdp = sent / link + within / machine.fast
     step = program["steps"][launch]
     return {
         "devices": devices,
@@ -152,20 +153,38 @@ def step_time(
     }
 
 
-def _fsdp_bytes(model_def: ModelDef, mesh: str, ranks: int) -> float:
-    """Bytes of parameters and gradients that a device sends to other ranks.
+def _fsdp_bytes(
+    model_def: ModelDef, program: Mapping[str, Any], ranks: int
+) -> tuple[float, float]:
+    """Bytes of parameters and gradients that a device sends, not in its program.
 
-    These are two gathers in bfloat16 and a scatter in float32, and the sums of
-    gradients that are not sharded, beyond those within a node, which are in its
-    program.
+    To other ranks: two gathers in bfloat16 and a scatter in float32, and the sums of
+    gradients that are not sharded. Within a node: parameters that are sharded over
+    domain, too, are gathered there once more, in the backward pass.
+
+    Args:
+        model_def, program: as for `step_time`.
+        ranks: number of FSDP ranks.
+
+    Returns:
+        Bytes to other ranks, and to devices of the node.
     """
+    mesh = parse_mesh(program["mesh"])
+    shared = bool(program["over_domain"])
     least, inner = (
         least_volume(
-            model_def, MeshAxes.from_degrees(parse_mesh(mesh) | {DP_SHARD: count}), 1
+            model_def,
+            MeshAxes.from_degrees(mesh | {DP_SHARD: count}),
+            1,
+            over_domain=shared,
         )
         for count in (ranks, 1)
     )
-    return least[FSDP] * 2 / 3 + max(least[SUMS] - inner[SUMS], 0.0)
+    within = 0.0
+    if shared and ranks > 1:
+        alone = MeshAxes.from_degrees(mesh | {DP_SHARD: mesh.get(DOMAIN, 1), DOMAIN: 1})
+        within = least_volume(model_def, alone, 1)[FSDP] / 3 / 2
+    return least[FSDP] * 2 / 3 + max(least[SUMS] - inner[SUMS], 0.0), within
 
 
 def _cells(time: Mapping[str, Any], alone: float) -> list[str]:

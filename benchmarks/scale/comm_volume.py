@@ -19,7 +19,7 @@ from benchmarks.scale.hlo import KINDS, Collective, collectives
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
-from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules, split_axes
 from credit_jax.parallel.rows.reshard import HALO
 from credit_jax.parallel.scopes import NORM, PARAMETERS
 
@@ -137,34 +137,39 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     raise ValueError(f"a {collective.kind} over {axes}: {collective.name}")
 
 
-def least_volume(model_def: ModelDef, axes: MeshAxes, samples: int) -> Volume:
+def least_volume(
+    model_def: ModelDef, axes: MeshAxes, samples: int, *, over_domain: bool = False
+) -> Volume:
     """Bytes that one device must send in a step, by `purpose`.
 
     Args:
         model_def: a WXFormer.
         axes: of the mesh.
         samples: of one data-parallel rank.
+        over_domain: whether parameters are stored sharded over domain, too; the gathers
+            and scatters over domain are left out.
     """
-    rules = ShardingRules()
-    whole = split = 0.0
+    rules = ShardingRules(over_domain=over_domain)
+    volume = dict.fromkeys(PURPOSES, 0.0)
     for param_spec in model_def.param_specs.values():
-        size = param_spec.size * FLOAT
         spec = rules.spec(param_spec, axes)
-        if TP in spec:
+        names = [axis for entry in spec for axis in split_axes(entry)]
+        # Bytes and number of copies of what is gathered over dp_shard.
+        size, copies = param_spec.size * FLOAT, axes.num_data * axes.num_domain
+        if TP in names:
             size /= axes.num_tensor
-        if DP_SHARD in spec:
-            split += size
-        else:
-            whole += size
-    copies = axes.num_data * axes.num_domain
-    return {
-        FSDP: 3 * _share(axes.num_shard) * split,
-        TENSOR: _tensor_sums(model_def, samples, axes),
-        HALO: _halos(model_def, samples, axes.num_domain),
-        EXCHANGE: _exchanges(model_def, samples, axes.num_domain),
-        SUMS: 2 * _share(copies) * whole
-        + 2 * _share(copies // axes.num_shard) * split / axes.num_shard,
-    }
+        if DOMAIN in names:
+            size /= axes.num_domain
+            copies //= axes.num_domain
+        if DP_SHARD in names:
+            volume[FSDP] += 3 * _share(axes.num_shard) * size
+            size /= axes.num_shard
+            copies //= axes.num_shard
+        volume[SUMS] += 2 * _share(copies) * size
+    volume[TENSOR] = _tensor_sums(model_def, samples, axes)
+    volume[HALO] = _halos(model_def, samples, axes.num_domain)
+    volume[EXCHANGE] = _exchanges(model_def, samples, axes.num_domain)
+    return volume
 
 
 def _share(num: int) -> float:

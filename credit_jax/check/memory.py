@@ -110,7 +110,9 @@ def _over_domain(
     axes: MeshAxes,
     rules: ShardingRules,
 ) -> int:
-    """Bytes of the parameters that a forward gathers over domain."""
+    """Bytes of the parameters that a forward gathers over domain before its blocks."""
+    if axes.num_shard > 1:
+        return 0
     split = [d for d in param_specs.values() if rules.domain_dim(d, axes) is not None]
     own = sum(local_size(d, axes, rules) for d in split)
     return _item(config) * own * axes.num_domain

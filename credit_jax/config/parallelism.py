@@ -22,7 +22,8 @@ class FsdpConfig(StrictModel):
             ("stages/0/embed/*").
         over_domain: whether to shard parameters over `domain`, too, so that its devices
             share the memory and the work of the update. They are gathered once per
-            forward.
+            forward; with `data: fsdp2` in each block, over dp_shard first, of which a
+            device then moves only its share.
 
     Differs from CREDIT: CREDIT has no such section and ignores it.
     """

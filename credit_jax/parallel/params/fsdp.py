@@ -1,8 +1,9 @@
 """FSDP: parameters are stored sharded over dp_shard and gathered in each block.
 
 They may also be sharded over the domain axis, whose devices would otherwise repeat the
-same parameter update. The forward pass gathers them over domain once, before its first
-block.
+same parameter update. Without dp_shard, the forward pass gathers them over domain once,
+before its first block. With it, blocks gather over dp_shard and then over domain: what
+crosses the links between nodes is shared by the devices of a domain axis.
 
 The gather over dp_shard is inside of the block's `jax.checkpoint`, so the backward pass
 gathers again; its transpose is the reduce-scatter of the gradient. Different compute
@@ -35,6 +36,9 @@ GATHERED = "gathered_parameter"
 # takes longer than the transpose.
 _LARGE = 2**16
 
+# (mesh axis, dim of the parameter), in the order in which they are gathered.
+Steps = tuple[tuple[str | None, int], ...]
+
 
 def gather(
     weight: Array,
@@ -43,19 +47,23 @@ def gather(
     axes: MeshAxes,
     precision: Precision,
 ) -> Array:
-    """Gathers a parameter over dp_shard, in the compute dtype.
+    """Gathers a parameter over dp_shard and then domain, in the compute dtype.
 
     Args:
-        weight: local shard of a parameter of one block.
+        weight: local shard of a parameter of one block; without dp_shard, as returned
+            by `gather_over_domain`.
         param_spec: spec of the parameter, not stacked.
         rules: sharding rules.
         axes: mesh axes.
         precision: dtypes of the gathered parameter and of the sum of its gradient.
     """
-    dim = rules.shard_dim(param_spec, axes)
-    if dim is None:
+    dims = {axes.shard: rules.shard_dim(param_spec, axes)}
+    if axes.num_shard > 1:
+        dims[axes.domain] = rules.domain_dim(param_spec, axes)
+    steps = tuple((axis, dim) for axis, dim in dims.items() if dim is not None)
+    if not steps:
         return precision.cast(weight)
-    return checkpoint_name(_gather(weight, axes.shard, dim, precision), GATHERED)
+    return checkpoint_name(_gather(weight, steps, precision), GATHERED)
 
 
 def gather_over_domain(
@@ -69,6 +77,8 @@ def gather_over_domain(
 ) -> dict[str, Array]:
     """Gathers the parameters sharded over domain, in the compute dtype.
 
+    With dp_shard it gathers nothing, which is left to `gather`.
+
     Args:
         weights: local shards by path, after spectral norm.
         param_specs: specs of the parameters, by path.
@@ -80,6 +90,8 @@ def gather_over_domain(
         All parameters; those that are not sharded over domain are unchanged.
     """
     whole = dict(weights)
+    if axes.num_shard > 1:
+        return whole
     for path, weight in weights.items():
         param_spec = param_specs[path]
         dim = rules.domain_dim(param_spec, axes)
@@ -89,41 +101,46 @@ def gather_over_domain(
         is_large = param_spec.unstack().size > _LARGE
         if is_large and param_spec.is_stacked and len(weight) <= num_unrolled:
             blocks = (part[0] for part in lax.split(weight, [1] * len(weight)))
-            parts = [_gather(b, axes.domain, dim - 1, precision) for b in blocks]
-            whole[path] = jnp.stack(parts)
+            steps = ((axes.domain, dim - 1),)
+            whole[path] = jnp.stack([_gather(b, steps, precision) for b in blocks])
         else:
-            whole[path] = _gather(weight, axes.domain, dim, precision)
+            whole[path] = _gather(weight, ((axes.domain, dim),), precision)
     return whole
 
 
-def _gather(weight: Array, axis: str | None, dim: int, precision: Precision) -> Array:
+def _gather(weight: Array, steps: Steps, precision: Precision) -> Array:
     if weight.dtype == precision.compute == precision.reduce:
-        return lax.all_gather(weight, axis, axis=dim, tiled=True)
-    return _gather_as(weight, axis, dim, precision)
+        return _all_gathered(weight, steps)
+    return _gather_as(weight, steps, precision)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather_as(
-    weight: Array, axis: str | None, dim: int, precision: Precision
-) -> Array:
+def _all_gathered(weight: Array, steps: Steps) -> Array:
+    for axis, dim in steps:
+        weight = lax.all_gather(weight, axis, axis=dim, tiled=True)
+    return weight
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather_as(weight: Array, steps: Steps, precision: Precision) -> Array:
     """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
 
     It needs a custom VJP, as the two dtypes differ.
     """
-    return lax.all_gather(precision.cast(weight), axis, axis=dim, tiled=True)
+    return _all_gathered(precision.cast(weight), steps)
 
 
 def _gather_as_forward(
-    weight: Array, axis: str | None, dim: int, precision: Precision
+    weight: Array, steps: Steps, precision: Precision
 ) -> tuple[Array, Any]:
-    return _gather_as(weight, axis, dim, precision), weight.dtype.type(0)
+    return _gather_as(weight, steps, precision), weight.dtype.type(0)
 
 
 def _gather_as_backward(
-    axis: str | None, dim: int, precision: Precision, stored: Any, grad: Array
+    steps: Steps, precision: Precision, stored: Any, grad: Array
 ) -> tuple[Array]:
-    wide = grad.astype(precision.reduce)
-    shard = lax.psum_scatter(wide, axis, scatter_dimension=dim, tiled=True)
+    shard = grad.astype(precision.reduce)
+    for axis, dim in reversed(steps):
+        shard = lax.psum_scatter(shard, axis, scatter_dimension=dim, tiled=True)
     return (shard.astype(stored.dtype),)
 
 

@@ -30,8 +30,8 @@ class ShardingRules:
         min_shard_size: parameters with fewer elements (of a block, if stacked) are not
             sharded over dp_shard and domain, nor are parameters without a dim that is a
             multiple of the degree.
-        over_domain: whether large parameters are also stored sharded over domain and
-            gathered once in a forward pass, which distributes their update.
+        over_domain: whether large parameters are also stored sharded over domain, which
+            distributes their update.
     """
 
     tensor: tuple[str, ...] = TENSOR_DIMS
@@ -51,7 +51,11 @@ class ShardingRules:
         return self._first(param_spec, param_spec.shape, axes.num_shard, axes)
 
     def domain_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
-        """Returns the dim sharded over domain, within a shard of dp_shard, or None."""
+        """Returns the dim sharded over domain, or None.
+
+        If it is that of dp_shard, each shard of domain is sharded over dp_shard: the
+        devices of a domain axis, which have the fastest links, gather last.
+        """
         if not (self.over_domain and axes.domain) or axes.num_domain == 1:
             return None
         lengths, shard = list(param_spec.shape), self.shard_dim(param_spec, axes)
@@ -87,7 +91,7 @@ class ShardingRules:
         if shard is not None:
             names[shard] = DP_SHARD
         if domain is not None:
-            names[domain] = (DP_SHARD, DOMAIN) if domain == shard else DOMAIN
+            names[domain] = (DOMAIN, DP_SHARD) if domain == shard else DOMAIN
         return PartitionSpec(*names)
 
     def specs(

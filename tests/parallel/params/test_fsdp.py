@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.params import fsdp
 from credit_jax.parallel.params.fsdp import gather_over_domain
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.sharding import ShardingRules
@@ -23,6 +26,9 @@ from tests.support.errors import relative_error
 # Of 2**17 elements, which are gathered block by block, and of few.
 LARGE = ParamSpec((256, 512), ("embed", "mlp"), matrix_out=(1,))
 SMALL = ParamSpec((64, 32), ("embed", "mlp"), matrix_out=(1,))
+# Sharded over dp and domain along the same dim, and along two.
+ONE_DIM = ParamSpec((192, 32), ("embed", "mlp"), matrix_out=(1,))
+TWO_DIMS = ParamSpec((3, 3, 64, 30), (None, None, None, None), matrix_out=(3,))
 PARAM_SPECS = {"large": LARGE.stack(3), "small": SMALL.stack(3), "alone": LARGE}
 RULES = ShardingRules(over_domain=True)
 
@@ -100,3 +106,64 @@ def test_block_by_block_or_at_once(
 def test_longer_stages_are_gathered_at_once(rng: np.random.Generator) -> None:
     *_, trace = gather(draw(rng, 0), Precision(), 2)
     assert trace.count("= all_gather[") == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("param_spec", [ONE_DIM, TWO_DIMS], ids=["one dim", "two dims"])
+def test_over_dp_and_then_over_domain(
+    param_spec: ParamSpec, dtype: str, rng: np.random.Generator
+) -> None:
+    """The gathers over dp are of the shards of domain, the sums of gradients, too."""
+    mesh, precision = make_mesh(dp=2, domain=3), Precision.of(dtype)
+    axes, spec = (
+        MeshAxes.from_mesh(mesh),
+        RULES.spec(param_spec, MeshAxes.from_mesh(mesh)),
+    )
+    whole = rng.normal(size=param_spec.shape).astype(np.float32)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=(PartitionSpec(("dp_shard", DOMAIN)), spec),
+    )
+    def run(local: Any) -> Any:
+        before = gather_over_domain(
+            {"w": local}, {"w": param_spec}, RULES, axes, precision
+        )
+
+        def loss(local: Any) -> Any:
+            gathered = fsdp.gather(local, param_spec, RULES, axes, precision)
+            factor = 3 * lax.axis_index("dp_shard") + lax.axis_index(DOMAIN) + 1.0
+            terms = jnp.sin(factor * gathered.astype(jnp.float32)).sum()
+            return lax.psum(terms, ("dp_shard", DOMAIN)), gathered
+
+        gradient, gathered = jax.grad(loss, has_aux=True)(before["w"])
+        return gathered, gradient
+
+    gathered, gradient = jax.device_get(run(whole))
+    rounded = whole.astype(gathered.dtype)
+    np.testing.assert_array_equal(gathered, np.concatenate([rounded] * 6))
+    wide = rounded.astype(np.float64)
+    exact = sum(n * np.cos(n * wide) for n in range(1, 7))
+    error = relative_error(gradient, exact)
+    print(f"{dtype}: gradient {error:.1e} from its formula")
+    assert error < {"float32": 3e-7, "bfloat16": 3e-3}[dtype]
+    text = str(jax.make_jaxpr(run)(whole))
+    moved = re.findall(
+        r"\w+\[([\d,]+)\][^=\n]* = (all_gather|reduce_scatter)\[.*?"
+        r"axis_name=\('(\w+)',\)",
+        text,
+        re.S,
+    )
+    sizes = [
+        (kind, axis, math.prod(map(int, dims.split(",")))) for dims, kind, axis in moved
+    ]
+    size = whole.size
+    assert sizes == [
+        ("all_gather", "dp_shard", size // 3),
+        ("all_gather", DOMAIN, size),
+        ("reduce_scatter", DOMAIN, size // 3),
+        ("reduce_scatter", "dp_shard", size // 6),
+    ]

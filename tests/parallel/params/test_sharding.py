@@ -61,7 +61,7 @@ def test_specs(param_spec, degrees, expected):
     [
         (QKV, {"dp": 2}, P(DP_SHARD, None, None, None)),
         (QKV, {"domain": 2}, P(DOMAIN, None, None, None)),
-        (QKV, {"dp": 2, "domain": 4}, P((DP_SHARD, DOMAIN), None, None, None)),
+        (QKV, {"dp": 2, "domain": 4}, P((DOMAIN, DP_SHARD), None, None, None)),
         (QKV, {"dp": 2, "domain": 3}, P(DP_SHARD, DOMAIN, None, None)),
         (UP.stack(3), {"tp": 2, "domain": 4}, P(None, DOMAIN, TP)),
         (CONV, {"dp": 2, "domain": 3}, P(DOMAIN, None, DP_SHARD, None)),
