@@ -28,7 +28,8 @@ def read_latitude(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file has no one-dimensional latitude coordinate.
+        ValueError: the file cannot be opened, or has no one-dimensional latitude
+            coordinate.
     """
     place = Path(os.path.expandvars(str(path)))
     if not place.exists():
@@ -36,7 +37,10 @@ def read_latitude(
             f"{key}: {place} does not exist; it must be a NetCDF or Zarr file with a "
             "`latitude` coordinate, such as the static fields"
         )
-    dataset = open_files.dataset(place)
+    try:
+        dataset = open_files.dataset(place)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
     for name in LATITUDE_NAMES:
         if name in dataset.variables and dataset[name].ndim == 1:
             return np.asarray(dataset[name].values, np.float64)

@@ -88,7 +88,7 @@ def plan_objective(
     before = len(found.problems)
     found.problems += base_problems(config)
     found.notes += metrics_notes(config)
-    rows = found.attempt(lambda: latitudes.of("loss"))
+    rows = latitudes.of("loss", found)
     path, opened = config.loss.scaler_file, latitudes.open_files is not None
     read = variance_reader(
         "loss.args.scaler_path", schema.target_counts, found, opened=opened
@@ -182,7 +182,7 @@ def _metrics(
     return build_metrics(
         config.metrics,
         schema.target_counts,
-        latitude=latitudes.of("metrics"),
+        latitude=latitudes.of("metrics", found),
         climatology=mean_fields if _compares(config) else None,
         variances=variance_reader(
             "metrics.args.scaler_path",
@@ -274,21 +274,29 @@ class Latitudes:
     open_files: OpenFiles | None
     loader: Loader | None
 
-    def of(self, section: str) -> Latitude | None:
+    def of(self, section: str, found: Findings) -> Latitude | None:
         """Returns the latitudes for the section "loss" or "metrics".
 
         Args:
             section: "loss" or "metrics".
+            found: receives the problem of a file that cannot be read, or whose number
+                of rows is not the model's.
 
         Returns:
             (lat,) degrees north; None if the section does not weight rows. If no file
             can be read, a placeholder of one row, with which the section is checked.
+        """
+        if not _weighs_rows(self.config, section):
+            return None
+        rows = found.attempt(lambda: self._read(section))
+        return np.zeros(1) if rows is None else rows
+
+    def _read(self, section: str) -> Latitude | None:
+        """Returns the latitudes; None if the file is missing, or no file is read.
 
         Raises:
             ValueError: as `read_latitude`, or the number of rows is not the model's.
         """
-        if not _weighs_rows(self.config, section):
-            return None
         key = "metrics.args.latitude_weights"
         if section == "loss":
             key, _ = self.config.loss.latitude_file
@@ -298,7 +306,7 @@ class Latitudes:
         elif self.loader is not None and not path:
             latitude = self.loader.latitude
         else:
-            return np.zeros(1)
+            return None
         if self.num_rows not in (None, len(latitude)):
             raise ValueError(
                 f"{key}: {path or 'the data'} has {len(latitude)} latitudes, expected "

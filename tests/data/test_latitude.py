@@ -18,3 +18,6 @@ def test_read_latitude(tmp_path):
     xr.Dataset(coords={"y": [10.0]}).to_netcdf(tmp_path / "other.nc")
     with pytest.raises(ValueError, match=r"no one-dimensional `latitude`.*'y'"):
         read_latitude(tmp_path / "other.nc", "loss.file", files)
+    (tmp_path / "text.nc").write_text("no data")
+    with pytest.raises(ValueError, match=r"^loss\.file: .*text\.nc: cannot be opened"):
+        read_latitude(tmp_path / "text.nc", "loss.file", files)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import xarray as xr
 
 from credit_jax.check.tables import plan_tables
 from credit_jax.config import ConfigError, build_config
@@ -107,6 +108,21 @@ def test_channels_of_another_validation_source(plan, world, tmp_path):
             "has 7 input channels, but validation_data.source has 5" in line
             for line in found.problems
         ), found.problems
+
+
+@pytest.mark.parametrize("text", ["no data", None])
+def test_a_latitude_file_that_cannot_be_read_is_one_problem(plan, tmp_path, text):
+    path = tmp_path / "rows.nc"
+    if text is None:
+        xr.Dataset(coords={"latitude": [1.0, 2.0]}).to_netcdf(path)
+    else:
+        path.write_text(text)
+    found = plan(loss__use_latitude_weights=True, loss__latitude_weights=str(path))
+    reason = "has 2 latitudes, expected" if text is None else "cannot be opened"
+    assert len(found.problems) == 1, found.problems
+    assert found.problems[0].startswith(f"loss.latitude_weights: {path}")
+    assert reason in found.problems[0]
+    assert found.objective is None
 
 
 @pytest.mark.parametrize(
