@@ -17,7 +17,11 @@ from jaxtyping import Float
 from credit_jax.config.sources import NETCDF4, SourceConfig
 from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.levels import Levels, level_indices
+from credit_jax.data.sources.levels import (
+    Levels,
+    check_same_levels,
+    level_indices,
+)
 from credit_jax.data.sources.reader import OpenFile, Reader, crop
 from credit_jax.data.sources.source import (
     BadSampleError,
@@ -162,6 +166,7 @@ class FileSource:
         missing = list(times[places == ""])
         paths = sorted(set(places[places != ""]))
         units: dict[str, tuple[str, str]] = {}
+        levels: dict[str, tuple[str, np.ndarray]] = {}
         for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
             try:
                 opened = self.reader.open(path)
@@ -169,6 +174,13 @@ class FileSource:
                 raise BadSampleError(str(error)) from error
             self.check_variables(field_type, opened, named)
             _check_units(opened, named, units)
+            for name in (name for dims, name in named if dims == "3d"):
+                array = opened.variable(name)
+                dim, indices = (
+                    self._level_dim(array),
+                    self._level_indices(opened, array),
+                )
+                check_same_levels(opened, dim, indices, name, levels)
             if self._timeless(field_type, opened, named):
                 continue
             if opened.times is None:

@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from credit_jax.data.sources.reader import OpenFile
 
@@ -11,6 +12,8 @@ Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
 # Limit of extrapolation beyond the levels of a file, relative to the last spacing.
 LEVEL_TOLERANCE = 0.5
+# Relative difference up to which two files have the same level: rounding of float32.
+SAME_LEVEL = 1e-5
 
 
 def level_indices(
@@ -52,6 +55,45 @@ def level_indices(
     return indices.tolist()
 
 
+def check_same_levels(
+    opened: OpenFile,
+    dim: str,
+    indices: list[int] | None,
+    variable: str,
+    first: dict[str, tuple[str, Float[np.ndarray, " level"]]],
+) -> None:
+    """Checks that a variable is read on the same levels from all files.
+
+    Args:
+        opened: the file; one whose dim has no coordinate of numbers is not compared.
+        dim: name of the level dim.
+        indices: of the levels that are read; None for all.
+        variable: its name.
+        first: path and levels of the first file of each variable; receives those of
+            this file if it is the first.
+
+    Raises:
+        ValueError: the first file has other levels.
+    """
+    if dim not in opened.dataset.coords or opened.dataset[dim].dtype.kind not in "iuf":
+        return
+    values = opened.dataset[dim].values.astype(np.float64)
+    values = values if indices is None else values[indices]
+    path, expected = first.setdefault(variable, (opened.path, values))
+    same = values.shape == expected.shape
+    if same and np.allclose(values, expected, rtol=SAME_LEVEL, atol=0):
+        return
+    raise ValueError(
+        f"{opened.path}: variable {variable!r} would be read on the levels "
+        f"{_shown(values)}, but from {path} on {_shown(expected)}; bring all files to "
+        "the same levels, or name levels that all have"
+    )
+
+
+def _shown(values: np.ndarray) -> str:
+    return f"{values[:20].tolist()}{' ...' if values.size > 20 else ''}"
+
+
 def _positions(values: np.ndarray, opened: OpenFile, dim: str, where: str) -> list[int]:
     count = opened.dataset.sizes.get(dim, 0)
     wrong = (values < 1) | (values > count) | (values != np.round(values))
@@ -84,8 +126,7 @@ def _check_distances(
         units = f" in {unit!r}" if unit else ""
         raise ValueError(
             f"{path}: no level near {lost}; it has {there.size} levels{units}: "
-            f"{there[:20].tolist()}{' ...' if there.size > 20 else ''}. Change "
-            f"{where}.levels"
+            f"{_shown(there)}. Change {where}.levels"
         )
     if len(set(indices.tolist())) < len(indices):
         raise ValueError(

@@ -1,5 +1,6 @@
 """The local source: levels, variables, dims and their errors."""
 
+import numpy as np
 import pytest
 
 from tests.data.damaged import VARIABLES, load, refused, rewrite
@@ -40,6 +41,34 @@ def test_level_not_found(folder, levels):
 
 def test_level_twice(folder):
     refused(folder, "select a level twice", data__source__ERA5__levels=[1.0, 1.1])
+
+
+@pytest.mark.parametrize(
+    ("levels", "own", "read"),
+    [
+        ([1.0, 2.0], [1.0, 2.4, 5.0], [1.0, 2.4]),
+        (None, [5.0, 2.0, 1.0], [5.0, 2.0, 1.0]),
+    ],
+)
+def test_files_of_different_levels(folder, levels, own, read):
+    """The nearest levels of two files may differ; without a list their order may."""
+    rewrite(folder / "w_2000.nc", lambda d: d.assign_coords(level=own))
+    first = levels or [1.0, 2.0, 5.0]
+    refused(
+        folder,
+        f"w_2000.nc: variable 'U' would be read on the levels {read}, but from",
+        f"w_1999.nc on {first}; bring all files to the same levels",
+        data__source__ERA5__levels=levels,
+        model__levels=len(first),
+    )
+
+
+def test_files_of_levels_that_round_otherwise(folder):
+    """The same levels in float32 and float64 are the same levels."""
+    for name, dtype in (("w_1999.nc", "float32"), ("w_2000.nc", "float64")):
+        own = np.array([1.1, 2.3, 5.7], dtype)
+        rewrite(folder / name, lambda d, own=own: d.assign_coords(level=own))
+    assert load(folder).read([0]).x.shape == (1, 7, 1, 6, 10)
 
 
 def test_level_coordinate_name(folder):
