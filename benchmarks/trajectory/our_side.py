@@ -70,15 +70,17 @@ def train_on(
     record = Record()
     store = RunStore(CheckpointStore(folder), setup.model_def.param_specs)
     display = Display(Console(quiet=True), silent=True)
+    state = start_of(setup, from_state_dict(setup.model_def, run.initial))
+    start = start_of_run(setup.config.trainer, store, state, resume=False)
+    steps = setup.steps(first_rate_at=start.progress.first_rate_at)
     loop = TrainingLoop(
         setup.config.trainer,
-        _watched(setup, run, record),
+        _watched(steps, setup, run, record),
         setup.train_loader,
         setup.valid_loader,
         Loggers(store, display, CsvLog(folder / LOG_NAME)),
     )
-    state = start_of(setup, from_state_dict(setup.model_def, run.initial))
-    outcome = loop.run(start_of_run(setup.config.trainer, store, state, resume=False))
+    outcome = loop.run(start)
     store.checkpoints.close()
     record.rows = read_log(folder / LOG_NAME)
     params = unpack(outcome.state.params, setup.model_def.param_specs)
@@ -115,9 +117,8 @@ def setup_on(config_path: Path, mesh: str, spread: float = 0.0) -> Setup:
     return prepare(plan, jax.devices()[:count])
 
 
-def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
+def _watched(steps: Steps, setup: Setup, run: CreditRun, record: Record) -> Steps:
     """The steps of a run, wrapped to record their inputs and outputs."""
-    steps = setup.steps()
     rollout, ranks = setup.objective.rollout, setup.model.axes.num_data
     batches = 0
 

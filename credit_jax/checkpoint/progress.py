@@ -39,7 +39,8 @@ class Progress:
         best_epoch: epoch that gave it.
         best_step: checkpoint that holds it; None if none is kept.
         first_rate_at: micro-batch that trains at the schedule's first rate, as the
-            first one of a run resumed by CREDIT does; None for runs of credit_jax.
+            first one of a run resumed by CREDIT does, or with `update_learning_rate` at
+            `learning_rate`; None for no such micro-batch.
         learning_rate: of the next update, if it is not a function of the micro-batches
             (constant or `plateau`); None otherwise.
         plateau: the state of the schedule `plateau`; None for others.

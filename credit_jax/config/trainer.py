@@ -108,7 +108,9 @@ class TrainerConfig(StrictModel):
             epoch is 0.
         reload_epoch: whether to continue with the epoch after that of the checkpoint.
         update_learning_rate: whether to use `learning_rate` instead of the checkpoint's
-            if the rate is constant or changed by `plateau`.
+            if the rate is constant or changed by `plateau`. Under schedules by batch
+            the first micro-batch of a run trains at it, as in CREDIT, in a run from
+            fresh weights, too.
         skip_validation: whether to skip validation.
         training_metric, training_metric_direction: the metric that selects the best
             checkpoint ("valid_loss", or "train_loss" without validation), and whether

@@ -44,6 +44,18 @@ def keeps_rate(trainer: TrainerConfig) -> bool:
     return kind_of(trainer) in (None, PLATEAU)
 
 
+def sets_first_rate(trainer: TrainerConfig) -> bool:
+    """Whether the first micro-batch trains at `learning_rate`, whatever the schedule.
+
+    CREDIT sets it with `update_learning_rate` when everything is loaded, in a run from
+    fresh weights, too. A schedule by batch gives all later rates; one by epoch begins
+    at `learning_rate` (`cosine-annealing`) or steps once more before the first batch
+    (`lambda`).
+    """
+    by_epoch = keeps_rate(trainer) or kind_of(trainer) in PER_EPOCH
+    return trainer.update_learning_rate and not by_epoch
+
+
 def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.Schedule:
     """The schedule of the `trainer` section.
 
@@ -83,18 +95,24 @@ def per_epoch(schedule: optax.Schedule, batches_per_epoch: int) -> optax.Schedul
 
 
 def with_first_rate_at(
-    schedule: optax.Schedule, micro_step: int | None
+    schedule: optax.Schedule, micro_step: int | None, rate: float | None = None
 ) -> optax.Schedule:
-    """The schedule with its first rate at one micro-batch; None changes nothing.
+    """The schedule with another rate at one micro-batch.
 
     CREDIT builds the schedule after it has loaded the optimizer, which resets the rate:
     the first micro-batch of a resumed run trains at the first rate.
+
+    Args:
+        schedule: micro-batches seen -> learning rate.
+        micro_step: the micro-batch; None changes nothing.
+        rate: its rate; None for the first one of the schedule.
     """
     if micro_step is None:
         return schedule
 
     def changed(step: ArrayLike) -> Array:
-        return jnp.where(step == micro_step, schedule(0), schedule(step))
+        first = schedule(0) if rate is None else rate
+        return jnp.where(step == micro_step, first, schedule(step))
 
     return changed
 

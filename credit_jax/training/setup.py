@@ -33,6 +33,7 @@ from credit_jax.training.schedules import (
     PER_EPOCH,
     build_schedule,
     kind_of,
+    sets_first_rate,
     with_first_rate_at,
 )
 from credit_jax.training.state import TrainState, init_state
@@ -120,7 +121,8 @@ class Setup:
             first_rate_at: see `Progress`.
         """
         trainer = self.config.trainer
-        rate = with_first_rate_at(self.schedule, first_rate_at)
+        first_rate = trainer.learning_rate if sets_first_rate(trainer) else None
+        rate = with_first_rate_at(self.schedule, first_rate_at, first_rate)
         train_step = make_train_step(
             self.model,
             self.optimizer,

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from credit_jax.checkpoint import CheckpointStore, PlateauState, Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.restore import RunStore
-from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
+from credit_jax.training.schedules import (
+    PLATEAU,
+    keeps_rate,
+    kind_of,
+    sets_first_rate,
+)
 from credit_jax.training.state import TrainState
 
 FRESH = Progress()
@@ -47,7 +52,8 @@ def start_of_run(
     is 0. The epoch is `start_epoch`, or that of the checkpoint with `reload_epoch`.
 
     A constant rate, and that of `plateau`, comes with the optimizer, except with
-    `update_learning_rate`.
+    `update_learning_rate`. Under schedules by batch that key sets the rate of the first
+    micro-batch, except with `--resume`.
 
     Args:
         trainer: the trainer section.
@@ -61,7 +67,7 @@ def start_of_run(
     """
     fresh = Progress(epoch=trainer.start_epoch)
     if not (resume or trainer.load_weights):
-        return Start(state, _with_rate(fresh, trainer))
+        return Start(state, _with_rate(_with_first_rate(fresh, trainer, 0), trainer))
     step = required_step(store.checkpoints, asked_by(resume=resume))
     saved = store.checkpoints.progress(step)
     if resume:
@@ -70,16 +76,28 @@ def start_of_run(
     progress = saved if trainer.reload_epoch else fresh
     everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
     position = everything and progress.epoch > 0
+    state = store.restore_parts(
+        step, state, optimizer=trainer.load_optimizer, position=position
+    )
+    if not position:
+        progress = dataclasses.replace(progress, first_rate_at=None)
+    progress = _with_first_rate(progress, trainer, int(state.micro_step))
     progress = _with_rate(
         progress,
         trainer,
         optimizer=saved if trainer.load_optimizer else fresh,
         schedule=saved if position else fresh,
     )
-    state = store.restore_parts(
-        step, state, optimizer=trainer.load_optimizer, position=position
-    )
     return Start(state, progress, step)
+
+
+def _with_first_rate(
+    progress: Progress, trainer: TrainerConfig, micro_step: int
+) -> Progress:
+    """The progress that sets the rate of the run's first micro-batch, if it is set."""
+    if not sets_first_rate(trainer):
+        return progress
+    return dataclasses.replace(progress, first_rate_at=micro_step)
 
 
 def _with_rate(

@@ -478,10 +478,29 @@ def test_what_the_load_keys_take(make, tmp_path):
     assert (counts, progress.learning_rate) == ((6, 6, 6), 0.5)
     counts, progress = begin(load_optimizer=True, **other)
     assert (counts, progress.epoch) == ((6, 0, 6), 0), "in epoch 0 no schedule"
+    warmup = {"use_scheduler": True, "update_learning_rate": True}
+    warmup |= {"scheduler": {"scheduler_type": "linear-warmup-cosine"}}
+    assert begin(**warmup)[1].first_rate_at == 0
+    assert begin(**warmup, load_scheduler=True, **again)[1].first_rate_at == 6
+    assert begin(**warmup | {"update_learning_rate": False})[1].first_rate_at is None
     plateau = {"use_scheduler": True, "scheduler": {"scheduler_type": "plateau"}}
     assert begin(**plateau)[1].plateau == PlateauState()
     assert trained.progress.plateau is None
     store.checkpoints.close()
+
+
+def test_update_learning_rate_sets_the_first_rate_of_a_run(make, tmp_path):
+    """As in CREDIT, also from fresh weights; the schedule gives the others."""
+    scheduler = {"scheduler_type": "linear-warmup-cosine", "warmup_steps": 4}
+    keys = {"trainer__scheduler": scheduler, "trainer__epochs": 1}
+    setup = make(**keys, trainer__update_learning_rate=True)
+    go(setup, tmp_path)
+    other = make(**keys)
+    go(other, tmp_path / "other")
+    rate = setup.config.trainer.learning_rate
+    assert setup.notes["rates"][0] == pytest.approx(rate)
+    assert other.notes["rates"][0] == 0.0
+    assert setup.notes["rates"][1:] == other.notes["rates"][1:]
 
 
 def test_resume_without_a_checkpoint(make, tmp_path):

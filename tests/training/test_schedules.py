@@ -7,7 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.training.schedules import build_schedule
+from credit_jax.training.schedules import (
+    build_schedule,
+    sets_first_rate,
+    with_first_rate_at,
+)
 from tests.training.settings import trainer_config
 
 BASE = 2e-3
@@ -97,6 +101,41 @@ def test_equals_credit(name, credit):
     print(f"{name}: error {error:.1e} of the top, {relative.max():.1e} relative")
     assert error < 1e-6, f"{name}: step {np.abs(rates - expected).argmax()}"
     assert relative[expected > 1e-7].max() < 1e-5, f"{name}: step {relative.argmax()}"
+
+
+@pytest.mark.parametrize("name", ["linear", "restarts", "cosine", "lambda"])
+def test_update_learning_rate_sets_the_first_rate(name, credit, tmp_path):
+    """CREDIT sets it when all is loaded, also where there is nothing to load."""
+    import torch
+    from credit.scheduler import update_on_batch
+    from credit.trainers.utils import load_model_states_and_optimizer
+
+    keys = {
+        "learning_rate": BASE,
+        "use_scheduler": True,
+        "scheduler": CASES[name],
+        "update_learning_rate": True,
+    }
+    given = {"save_loc": f"{tmp_path}", "trainer": keys | {"weight_decay": 0.0}}
+    given["trainer"] |= {"amp": False, "scheduler": dict(CASES[name])}
+    _, _, optimizer, stepper, _ = load_model_states_and_optimizer(
+        given, torch.nn.Linear(1, 1), "cpu"
+    )
+    optimizer.step()
+    expected = []
+    for _ in range(4):
+        if name == "lambda" and not expected:
+            stepper.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+        if CASES[name]["scheduler_type"] in update_on_batch:
+            stepper.step()
+    config = trainer(**keys)
+    schedule = build_schedule(config, batches_per_epoch=4)
+    if sets_first_rate(config):
+        schedule = with_first_rate_at(schedule, 0, config.learning_rate)
+    rates = [float(schedule(step)) for step in range(4)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    assert sets_first_rate(config) == (name in ("linear", "restarts"))
 
 
 def test_first_rate_of_a_warmup_is_zero():
