@@ -60,7 +60,8 @@ def report_scores(
     if jax.process_index() > 0:
         return
     write_scores(scores, folder / SCORES_FOLDER)
-    maps = _maps(held_out, folder)
+    names = [own.name for own in held_out.outputs.variables]
+    maps = _maps(held_out, folder, scored(names, scores))
     log = folder / LOG_NAME
     if log.exists() and (rows := read_log(log)):
         figure = panels_figure([loss_panel(rows)], title="Loss by epoch", columns=1)
@@ -96,12 +97,22 @@ def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
     return state
 
 
-def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
+def scored(names: Sequence[str], scores: xr.Dataset) -> list[str]:
+    """The variables of a forecast that have scores, in the order of the forecast.
+
+    Those that the data do not have, such as renamed ones, have none.
+    """
+    there = set(scores["variable"].values.tolist())
+    return [name for name in names if name in there]
+
+
+def _maps(
+    held_out: HeldOut, folder: Path, names: Sequence[str]
+) -> list[tuple[str, bytes]]:
     """Captions and maps of some variables at the last lead time; writes the first."""
     known = held_out.setup.plan.open_files
     files = open_forecasts(str(folder / FORECAST_FOLDER), known)
     last, made = len(files.leads) - 1, []
-    names = [own.name for own in held_out.outputs.variables]
     # A forecast of one step needs only one map.
     for name in _chosen(names) if last else names[:1]:
         levels = files.grid.variables[name].levels

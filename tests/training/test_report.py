@@ -3,6 +3,7 @@
 import io
 
 import pytest
+import xarray as xr
 from rich.console import Console
 
 from credit_jax.config import ConfigError
@@ -35,3 +36,10 @@ def test_a_run_that_cannot_forecast_says_why_and_ends_well(told, monkeypatch, tm
     assert text.startswith("No scores: ")
     assert "data.source: no times" in text
     assert not any(tmp_path.iterdir())
+
+
+def test_variables_that_the_data_do_not_have_are_not_on_maps():
+    """A preblock `rename` gives the forecast names that the data do not have."""
+    channels = {"variable": ("channel", ["U", "U", "SP"])}
+    scores = xr.Dataset(coords={"channel": ["U500", "U850", "SP"], **channels})
+    assert report.scored(["SP", "T", "U"], scores) == ["SP", "U"]
