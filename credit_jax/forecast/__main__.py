@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
     scores = scores_of(args, plan, model, outputs, size, folder)
-    store, archive = places_of(args, plan, folder, outputs, checkpoint)
+    store, archive = places_of(args, plan, model, folder, outputs, checkpoint)
     tasks = [task for group in groups for task in group]
     archive.check(tasks, resume=args.resume)
     wait_for_all("the folder of the forecasts")

@@ -14,6 +14,7 @@ from credit_jax.config.load import dump_config
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.inference.archive import Archive, software
+from credit_jax.inference.identity import identity_of
 from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.online_scores import OnlineScores, online_scores
 from credit_jax.inference.outputs import Outputs
@@ -63,6 +64,7 @@ def scores_of(
 def places_of(
     args: argparse.Namespace,
     plan: ForecastPlan,
+    model: ParallelModel,
     folder: Path,
     outputs: Outputs,
     checkpoint: RunWeights | Package,
@@ -75,14 +77,9 @@ def places_of(
     schedule, config = plan.schedule, plan.inference.output
     form = args.format or config.format
     identity = {
-        **plan.sections(),
+        **identity_of(plan, model, form),
         "format": f"zarr {args.zarr_format}" if form == "zarr" else form,
         "checkpoint": checkpoint.digest,
-        "start dates": [str(time) for time in schedule.starts],
-        "steps": schedule.num_steps,
-        "members": schedule.num_members,
-        "perturbation": plan.inference.perturbation.model_dump(mode="json"),
-        "output": config.model_dump(mode="json"),
         "precision": args.precision,
         "weights": "average" if checkpoint.average else "last",
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.evaluation.open_forecasts import holds_forecasts
+from credit_jax.inference.identity import differences
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.io.atomic import new_file
 
@@ -58,10 +59,10 @@ class Archive:
             return
         found = _content(path)["identity"]
         ours = json.loads(json.dumps(dict(self.identity)))
-        other = [k for k in {**found, **ours} if found.get(k) != ours.get(k)]
+        other = [*differences(found, ours)]
         if other:
             raise ValueError(
-                f"--out: {self.folder} holds forecasts with another "
+                f"--out: {self.folder} holds other forecasts, which differ in "
                 f"{', '.join(other)}; give another folder"
             )
         if not resume and any(self.done(task) for task in tasks):

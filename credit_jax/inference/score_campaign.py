@@ -13,6 +13,7 @@ from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS, Region
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import Campaign
+from credit_jax.inference.identity import identity_of
 from credit_jax.inference.online_scores import online_scores
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.stores import NoStore, Store
@@ -67,13 +68,7 @@ def score_campaign(
     size = batch * model.axes.num_data
     options = options or ScoreOptions(plan.data, training=plan.config.data)
     scores = online_scores(options, regions, schedule, model, outputs, size, folder)
-    known = {
-        **plan.sections(),
-        "start dates": [str(time) for time in schedule.starts],
-        "steps": schedule.num_steps,
-        "members": schedule.num_members,
-        **(identity or {}),
-    }
+    known = {**identity_of(plan, model), **(identity or {})}
     provenance = software()
     archive = Archive(folder, schedule, known, provenance)
     archive.check(schedule.tasks, resume=True)

@@ -25,6 +25,7 @@ from credit_jax.data.dataset import Dataset
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.inference import Forecaster
 from credit_jax.inference.archive import Archive, software
+from credit_jax.inference.identity import identity_of
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.schedule import Task
@@ -194,11 +195,7 @@ class HeldOut:
     def _archive(self, folder: Path) -> Archive:
         """The record of the forecast of the last start date."""
         schedule = replace(self.plan.schedule, starts=self.plan.schedule.starts[-1:])
-        identity = {
-            **self.plan.sections(),
-            "start dates": [str(time) for time in schedule.starts],
-            "steps": schedule.num_steps,
-            "members": 1,
-        }
+        kept = replace(self.plan, schedule=schedule)
+        identity = identity_of(kept, self.setup.valid_model, "zarr")
         config = dump_config(self.setup.config)
         return Archive(folder, schedule, identity, {"config": config, **software()})

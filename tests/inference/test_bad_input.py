@@ -223,12 +223,13 @@ def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys
     assert forecast(config, out, *dates) == USER_ERROR
     assert "--resume" in capsys.readouterr().err
     assert forecast(config, out, *dates, "--steps", "3", "--resume") == USER_ERROR
-    assert "another steps" in capsys.readouterr().err
+    assert "differ in steps (2 there, 3 here)" in capsys.readouterr().err
     assert forecast(config, out, *dates, "--resume", "--format", "netcdf") == USER_ERROR
-    assert "another format" in capsys.readouterr().err
+    assert "format ('zarr 3' there, 'netcdf' here)" in capsys.readouterr().err
     changed = make_run(world, tmp_path / "b", data__source__ERA5__levels=[2.0, 4.6])
     assert forecast(changed, out, *dates, "--resume") == USER_ERROR
-    assert "another data" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "data.source.ERA5.levels ([1.0, 4.6] there, [2.0, 4.6] here)" in error
 
 
 def test_a_folder_of_forecasts_without_a_record(world, tmp_path, tiny_model, capsys):

@@ -173,6 +173,63 @@ def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
     assert chunks(out) == chunks(tmp_path / "whole")
 
 
+OUTPUT = {"format": "zarr", "output_interval": "6h"}
+PART = {
+    "the queue of writers": {"inference__output": {**OUTPUT, "max_pending": 1}},
+    "format, which --format replaces": {"inference__output__format": "netcdf"},
+    "what NetCDF files alone have": {
+        "inference__output": {**OUTPUT, "group_by": "day", "encoding": {"zlib": True}}
+    },
+    "what ensembles alone have": {
+        "inference__perturbation": {"type": "gaussian"},
+        "seed": 5,
+    },
+    "what training alone reads": {
+        "data__on_bad_sample": "skip",
+        "data__data_clamp": [-9, 9],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PART)
+def test_resumed_with_keys_that_change_no_value(
+    world, tmp_path, tiny_model, capsys, name
+):
+    out, same = tmp_path / "out", ("--format", "zarr", "--init-time", "2000-01-01")
+    config = make_run(world, tmp_path / "one", inference__output=OUTPUT)
+    assert forecast(config, out, *same) == OK
+    changes = {"inference__output": OUTPUT} | PART[name]
+    config = make_run(world, tmp_path / "other", **changes)
+    checkpoint = ("--checkpoint", os.fspath(tmp_path / "one" / "run"))
+    assert forecast(config, out, *same, "--resume", *checkpoint) == OK
+    assert "1 were there already" in capsys.readouterr().out
+
+
+NOISE = {"inference__members": 2, "inference__perturbation": {"std": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"seed": 5}, "seed (1000 there, 5 here)"),
+        (
+            {"inference__perturbation": {"std": 0.1, "length_scale": 5}},
+            "perturbation.length_scale (20.0 there, 5.0 here)",
+        ),
+    ],
+)
+def test_members_of_another_ensemble(
+    world, tmp_path, tiny_model, capsys, change, shown
+):
+    out, same = tmp_path / "out", ("--init-time", "2000-01-01")
+    config = make_run(world, tmp_path / "one", **{"seed": 1000, **NOISE})
+    assert forecast(config, out, *same) == OK
+    config = make_run(world, tmp_path / "other", **{"seed": 1000, **NOISE, **change})
+    checkpoint = ("--checkpoint", os.fspath(tmp_path / "one" / "run"))
+    assert forecast(config, out, *same, "--resume", *checkpoint) == USER_ERROR
+    assert f"which differ in {shown}; give another folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", ["soon", "-3h", "0s"])
 def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
     assert forecast(config, tmp_path / "out", f"--stop-after={wrong}") == USER_ERROR
