@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if package is not None:
         groups = channel_groups(plan.schema, plan.reader.data.further)
         package.check_data(groups, outputs.latitude, outputs.longitude)
+        outputs = package.described(outputs)
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
     scores = scores_of(args, plan, model, outputs, size, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,8 @@ class ForecastData:
         timestep: of the model.
         calendar: of the start dates.
         further: inputs of the model besides x; None for none.
+        left_out: the data section with those variables that are not read.
+        open_files: cache of open files.
     """
 
     sources: Mapping[str, Source]
@@ -48,6 +51,8 @@ class ForecastData:
     timestep: pd.Timedelta
     calendar: str
     further: FurtherInputs | None = None
+    left_out: DataConfig | None = None
+    open_files: OpenFiles | None = None
 
     def initial(self, start: np.datetime64) -> dict[str, Fields]:
         """Source -> key -> field (level, history_len, lat, lon), up to a date."""
@@ -122,6 +127,22 @@ class ForecastData:
         """The grid of each field type of each source."""
         for source in self.sources.values():
             yield from source.grids()
+
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """Key -> standard_name, long_name and units, those that the files have.
+
+        Variables that are not read are described, too, if their files can be opened.
+        """
+        found = {
+            k: v for own in self.sources.values() for k, v in own.attributes().items()
+        }
+        if self.left_out is None:
+            return found
+        for name in self.left_out.sources_of():
+            with suppress(OSError, ValueError):
+                source = open_source(name, self.left_out, self.open_files)
+                found |= source.attributes()
+        return found
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
         """Latitudes and longitudes of the files: (lat,) and (lon,), or both (y, x).
@@ -210,7 +231,7 @@ def open_forecast_data(
         }
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
-    read = _without(data, unread)
+    read = _keeping(data, [kind for kind in READ_ORDER if kind not in unread])
     sources = {name: open_source(name, read, open_files) for name in read.sources_of()}
     further = open_further_inputs(read, open_files, num_levels)
     calendars = [
@@ -233,14 +254,18 @@ def open_forecast_data(
     schema = ChannelSchema.from_config(data, levels)
     if further is not None:
         further = further.counted_in(calendar)
-    return ForecastData(sources, clocks, schema, timestep, calendar, further)
+    left_out = _keeping(data, unread)
+    return ForecastData(
+        sources, clocks, schema, timestep, calendar, further, left_out, open_files
+    )
 
 
-def _without(data: DataConfig, unread: Sequence[str]) -> DataConfig:
-    """The section without the variables of some field types."""
+def _keeping(data: DataConfig, kinds: Sequence[str]) -> DataConfig:
+    """The section with the variables of some field types alone."""
+    dropped = [kind for kind in (*READ_ORDER, DIAGNOSTIC) if kind not in kinds]
     sources = {}
     for name, source in data.source.items():
-        variables = source.variables.model_copy(update=dict.fromkeys(unread))
+        variables = source.variables.model_copy(update=dict.fromkeys(dropped))
         if variables.given:
             sources[name] = source.model_copy(update={"variables": variables})
     return data.model_copy(update={"source": sources})

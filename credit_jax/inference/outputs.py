@@ -53,7 +53,9 @@ class Outputs:
         latitude, longitude: (lat,) and (lon,) degrees, or both (y, x) on a curvilinear
             grid.
         calendar: of the valid times.
-        attributes: CF attributes by variable, and those of "time".
+        attributes: CF attributes by variable, and those of "time", which the config
+            names; CREDIT's files have no others.
+        described: CF attributes by key, of the data files.
     """
 
     variables: tuple[OutputVariable, ...]
@@ -61,6 +63,7 @@ class Outputs:
     longitude: np.ndarray
     calendar: str = STANDARD
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def curvilinear(self) -> bool:

@@ -99,6 +99,7 @@ class ForecastPlan:
             longitude,
             self.schedule.calendar,
             read_attributes(config.metadata),
+            data.attributes(),
         )
 
     def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:

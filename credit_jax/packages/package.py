@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.channels import ChannelGroup
+from credit_jax.inference.outputs import Outputs
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
@@ -82,6 +83,16 @@ class Package:
     def digest(self) -> str:
         """SHA-256 of the weights."""
         return self.manifest.files[layout.WEIGHTS].sha256
+
+    def described(self, outputs: Outputs) -> Outputs:
+        """Returns the outputs with units for variables whose data files give none."""
+        units = {
+            own["key"]: {"units": own["units"]}
+            for own in self.channels["output"]
+            if own.get("units")
+        }
+        merged = {**units, **{k: v for k, v in outputs.described.items() if v}}
+        return replace(outputs, described=merged)
 
     def config(
         self,

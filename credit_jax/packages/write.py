@@ -214,12 +214,10 @@ def _units(
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
     further = contents.data.further
-    beside = {} if further is None else further.sources
-    units = {
-        key: unit
-        for source in (*contents.data.sources.values(), *beside.values())
-        for key, (unit, _) in source.units().items()
-    }
+    described = contents.data.attributes()
+    units = {k: own["units"] for k, own in described.items() if "units" in own}
+    if further is not None:
+        units |= {key: unit for key, (unit, _) in further.units().items()}
     for group in chain.from_iterable(groups.values()):
         named = attributes.get(group.variable, {}).get("units")
         if named is not None and group.var_key not in units:

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,6 +42,38 @@ def test_the_layout_of_weatherbench(config, tmp_path, world):
             assert np.array_equal(ours, first.astype(np.float32)), name
     assert np.isnan(store["TP"].isel(prediction_timedelta=0)).all()
     assert np.isfinite(store["TP"].isel(prediction_timedelta=slice(1, None))).all()
+
+
+def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_model):
+    """Diagnostic variables, too, which are not read; CREDIT's files are not."""
+    given = {
+        "T": {"long_name": "temperature", "standard_name": "air_temperature"},
+        "SP": {"units": "Pa", "comment": "of the model's orography"},
+        "TP": {"units": "m", "long_name": "precipitation"},
+    }
+    described = shutil.copytree(world, tmp_path / "described")
+    for path in described.glob("w_*.nc"):
+        with h5py.File(path, "r+") as file:
+            for name, attributes in given.items():
+                file[name].attrs.update(attributes)
+    metadata = tmp_path / "own.yaml"
+    metadata.write_text("T: {units: K, long_name: Temperature}")
+    output = {"format": "zarr", "metadata": str(metadata)}
+    config = make_run(described, tmp_path, inference__output=output)
+    same = ("--init-time", "2000-01-01", "--steps", "1")
+    assert forecast(config, tmp_path / "out", *same) == 0
+    found = {name: array.attrs for name, array in read(tmp_path / "out").items()}
+    assert found == {
+        "T": {**given["T"], "units": "K", "long_name": "Temperature"},
+        "U": {},
+        "SP": {"units": "Pa"},
+        "TP": given["TP"],
+    }
+    assert forecast(config, tmp_path / "files", *same, "--format", "netcdf") == 0
+    (path,) = (tmp_path / "files").rglob("*.nc")
+    with xr.open_dataset(path) as file:
+        assert file["T"].attrs == {"units": "K", "long_name": "Temperature"}
+        assert file["SP"].attrs == {}, "as in CREDIT"
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -62,6 +62,22 @@ def test_a_forecast_from_the_package_is_that_of_the_run(
     assert np.isfinite(b["T"].values).all()
 
 
+def test_units_of_the_package_describe_what_data_files_do_not(
+    made, data, tmp_path, monkeypatch
+):
+    """Such as those of diagnostic variables, whose files a forecast does not need."""
+    opened = open_package(made)
+    for own in opened.channels["output"]:
+        own["units"] = {"T": "K", "TP": "m"}.get(own["variable"])
+    monkeypatch.setattr(forecast, "open_package", lambda folder: opened)
+    given = ("--package", str(made), "--data", str(data), *START)
+    assert run_forecast(tmp_path, *given) == OK
+    with xr.open_dataset(tmp_path / "forecast.zarr") as store:
+        assert store["T"].attrs == {"units": "K"}
+        assert store["TP"].attrs == {"units": "m"}
+        assert store["SP"].attrs == {}
+
+
 def test_nothing_in_the_package_names_the_machine(made, world):
     for path in made.rglob("*"):
         if path.suffix in (".json", ".yml", ".md", ".yaml"):

@@ -35,6 +35,8 @@ from credit_jax.io.open_files import OpenFiles
 
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
+# Attributes that say what a variable is (CF conventions, section 3).
+DESCRIPTIVE = ("standard_name", "long_name", "units")
 # Kinds of dtypes of fields: booleans, integers, floats.
 _NUMBERS = "biuf"
 
@@ -113,15 +115,24 @@ class FileSource:
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`."""
-        found = {}
+        return {
+            key: (own["units"], path)
+            for key, (own, path) in self._described()
+            if "units" in own
+        }
+
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """See `Source.attributes`."""
+        return {key: own for key, (own, _) in self._described()}
+
+    def _described(self) -> Iterator[tuple[str, tuple[dict[str, str], str]]]:
+        """The key of each variable, its descriptive attributes, and their file."""
         for kind in self.config.variables.given:
             for dims, name in variables_of(self.config, kind):
                 opened = self._first_file(kind, name)
-                unit = opened.variable(name).attrs.get("units")
-                if unit is not None:
-                    key = field_key(self.name, kind, dims, name)
-                    found[key] = str(unit), opened.path
-        return found
+                given = opened.variable(name).attrs
+                own = {k: str(given[k]) for k in DESCRIPTIVE if given.get(k)}
+                yield field_key(self.name, kind, dims, name), (own, opened.path)
 
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64

@@ -87,6 +87,10 @@ class Source(Protocol):
         """Key -> unit and file, for the variables whose files have a unit."""
         ...
 
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """Key -> standard_name, long_name and units, those that the files have."""
+        ...
+
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64
     ) -> str | None:
@@ -116,10 +120,14 @@ class Source(Protocol):
 
 
 class AnyTime:
-    """Base class of sources without known units, files, and first and last time."""
+    """Base class of sources with unknown attributes, files, and first and last time."""
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`; none are known."""
+        return {}
+
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """See `Source.attributes`; none are known."""
         return {}
 
     def path_of(self, field_type: str, variable: str, time: np.datetime64) -> None:
