@@ -1,53 +1,16 @@
-"""Checks of the data before anything is compiled: grids, times, variables, values."""
+"""Checks of the data before anything is compiled: grids, times, variables."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Shaped
 
-from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.dataset import Dataset, Sample
+from credit_jax.data.dataset import Dataset
 from credit_jax.data.sources.source import BadSampleError, Grid
 
-# Usual fill values, which files do not always declare as _FillValue.
-FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)
-# A number above is taken for a fill value if more than this share of points has it.
-FILL_SHARE = 1e-3
-# Normalized values with a larger magnitude are suspicious.
-OUTSTANDING = 10.0
-# No field in physical units is this large; NetCDF's default fill value is 1e37.
-LARGEST = 1e15
 # Largest difference of two files' coordinates, in degrees.
 SAME_DEGREES = 1e-2
-# Key of a field, a time, number of steps from it -> file; see `Dataset.path_of`.
-PathOf = Callable[[str, np.datetime64, int], str | None]
-
-
-class BadValuesError(ValueError):
-    """An error for values of a field of a sample.
-
-    Attributes:
-        key: key of the field.
-        time: a time of the master clock.
-        step: number of steps of the data from `time` to the field.
-    """
-
-    def __init__(
-        self, message: str, key: str, time: np.datetime64, step: int = 0
-    ) -> None:
-        super().__init__(message)
-        self.key = key
-        self.time = time
-        self.step = step
-
-    def in_file(self, path_of: PathOf) -> "BadValuesError":
-        """Returns the error that names the file of the field, if it is known."""
-        path = path_of(self.key, self.time, self.step)
-        if path is None:
-            return self
-        return BadValuesError(f"{path}: {self}", self.key, self.time, self.step)
 
 
 @runtime_checkable
@@ -97,74 +60,6 @@ def check_dataset(
     return lines
 
 
-def check_sample(sample: Sample) -> None:
-    """Checks that no field of a sample has a fill value or an infinity.
-
-    Raises:
-        BadValuesError: a field has such values; names the variable, the time, the value
-            and its count.
-    """
-    for part, time in (
-        (sample.input, sample.input_time),
-        (sample.target, sample.target_time),
-    ):
-        check_fields(part, time)
-        for own in part.values():
-            for key, field in own.items():
-                if np.isinf(field).any():
-                    raise BadValuesError(
-                        f"{_at(key, time)} has {int(np.isinf(field).sum())} of "
-                        f"{field.size} values that are infinite; repair the data",
-                        key,
-                        time,
-                    )
-
-
-def check_fields(
-    fields: Mapping[str, Mapping[str, np.ndarray]], time: np.datetime64
-) -> None:
-    """Checks that no field has a fill value.
-
-    Args:
-        fields: source -> key -> field.
-        time: time of the fields, for the error.
-
-    Raises:
-        BadValuesError: see `check_sample`.
-    """
-    for own in fields.values():
-        for key, field in own.items():
-            _check_fill_value(key, field, time)
-
-
-def _check_fill_value(
-    key: str, field: Shaped[np.ndarray, "..."], time: np.datetime64
-) -> None:
-    size = np.abs(field)
-    number, count = None, int(((size >= LARGEST) & np.isfinite(size)).sum())
-    if count:
-        number = float(np.max(size, initial=0.0, where=np.isfinite(size)))
-    else:
-        # Only the extremes of a field can be far outside of its range.
-        ends = {float(np.fmin.reduce(field, None)), float(np.fmax.reduce(field, None))}
-        for end in sorted(ends.intersection(FILL_NUMBERS)):
-            count = int((field == end).sum())
-            number = end if FILL_SHARE * field.size < count else number
-    if number is not None:
-        raise BadValuesError(
-            f"{_at(key, time)} has {count} of {field.size} values that are "
-            f"{number:g}, a fill value read as a number; declare it in the file as the "
-            "attribute _FillValue of the variable, or repair the data",
-            key,
-            time,
-        )
-
-
-def _at(key: str, time: np.datetime64) -> str:
-    source, _, _, variable = key.split("/")
-    return f"data.source.{source}: {variable} at {str(time)[:16]}"
-
-
 def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
     """Checks that all files have the model's grid and the same coordinates.
 
@@ -210,101 +105,3 @@ def _check_coordinate(which: str, own: Grid, first: Grid) -> None:
         f"{first.where} from {there[0]:g} to {there[-1]:g}{hint}; rows would not be "
         "the same places. Bring both to one grid"
     )
-
-
-def check_finite(
-    x: Shaped[np.ndarray, "batch channel time lat lon"],
-    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"] | None,
-    times: np.ndarray,
-    schema: ChannelSchema,
-) -> bool:
-    """Checks that a batch has no NaN and no infinity.
-
-    Args:
-        x: input.
-        y: target; None in a forecast.
-        times: (batch,) last input time of each sample.
-        schema: the channels of x and y.
-
-    Returns:
-        Whether the extreme of a channel is above `OUTSTANDING` and occurs at many
-        points, as if a fill value was read as a number.
-
-    Raises:
-        BadValuesError: a value is not finite; names the variable, the time and the
-            number of such values.
-    """
-    plateau = False
-    for which, array in (("input", x), ("target", y)):
-        if array is None:
-            continue
-        # By channel, so that the second pass finds it in the processor's cache.
-        extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
-        low, high = np.array(extremes).T
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise _not_finite(which, array, times, schema)
-        for ends in (low, high):
-            for channel in np.flatnonzero(np.abs(ends) > OUTSTANDING):
-                values = array[:, channel]
-                at_end = (values == ends[channel]).sum((1, 2, 3)).max()
-                plateau |= bool(at_end > FILL_SHARE * values[0].size)
-    return plateau
-
-
-def _not_finite(
-    which: str, array: np.ndarray, times: np.ndarray, schema: ChannelSchema
-) -> BadValuesError:
-    bad = ~np.isfinite(array)
-    sample, channel, time = map(int, np.argwhere(bad.any(axis=(3, 4)))[0])
-    field = bad[sample, channel]
-    return BadValuesError(
-        f"{schema.describe(channel, which)} of the {which} of the sample "
-        f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
-        f"values that are NaN or infinite ({int(bad.any(axis=(3, 4)).sum())} "
-        "fields of this batch are affected); repair the data, fill them with a "
-        "preblock of type fill_values, or leave the variable or the dates out",
-        schema.key_of(channel, which),
-        times[sample],
-        time + 1 if which == "target" else 0,
-    )
-
-
-def scale_notes(
-    x: Shaped[np.ndarray, "batch channel time lat lon"],
-    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"],
-    times: np.ndarray,
-    schema: ChannelSchema,
-) -> dict[str, str]:
-    """Returns a text for each variable of a normalized sample that is far from 0.
-
-    Such a variable is not normalized, its unit in the files is not that of its mean and
-    deviation, or its deviation is 0 where the field varies.
-
-    Args:
-        x: input after preblocks that normalize.
-        y: target after them.
-        times: (batch,) last input time of each sample.
-        schema: the channels of x and y.
-
-    Returns:
-        Key of the variable -> text.
-    """
-    found: dict[str, str] = {}
-    for part, array, slices in (
-        ("input", x, schema.input_slices()),
-        ("target", y, schema.target_slices()),
-    ):
-        for key, place in slices.items():
-            size = np.sqrt(np.square(array[:, place], dtype=float).mean((0, 2, 3, 4)))
-            worst = int(np.argmax(size))
-            if key in found or size[worst] <= OUTSTANDING:
-                continue
-            name = schema.describe(place.start + worst, part)
-            mean = array[:, place.start + worst].mean(dtype=float)
-            found[key] = (
-                f"{name} ({key}) is {mean:.3g} on average and {size[worst]:.3g} in "
-                f"root mean square after the preblocks, in the {part} of the sample at "
-                f"{str(times[0])[:16]}: not normalized, by a mean and deviation of "
-                "other units, or by a deviation of 0; compare them with the file"
-            )
-    return found

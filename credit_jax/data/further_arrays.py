@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.data.checks import check_fields, check_finite
 from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.data.values import check_fields, check_finite
 from credit_jax.transforms import Phase, Pipeline
 
 

@@ -13,16 +13,16 @@ from jaxtyping import Float, Int
 
 from credit_jax.config import Config
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.checks import (
+from credit_jax.data.checks import check_dataset
+from credit_jax.data.dataset import Dataset, collate, open_dataset
+from credit_jax.data.further_arrays import further_arrays
+from credit_jax.data.sampler import Sampler
+from credit_jax.data.values import (
     BadValuesError,
-    check_dataset,
     check_fields,
     check_finite,
     scale_notes,
 )
-from credit_jax.data.dataset import Dataset, collate, open_dataset
-from credit_jax.data.further_arrays import further_arrays
-from credit_jax.data.sampler import Sampler
 from credit_jax.io.buffers import BUFFERS
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (

@@ -11,9 +11,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.checks import BadValuesError, check_fields, check_finite
 from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.sources.source import Fields
+from credit_jax.data.values import (
+    BadValuesError,
+    check_fields,
+    check_finite,
+    check_forcing,
+)
 from credit_jax.inference.forecast_data import ForecastData
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.parallel.placement import place_batch
@@ -115,7 +120,8 @@ class ForecastReader:
         fields = _collate(starts, lambda start: self.data.forcing(start, step))
         if self.finite and not self._fills:
             with self._files_named():
-                self._check_forcing(fields, starts, step)
+                times = [self.data.time(start, step) for start in starts]
+                check_forcing(fields, starts, times, step)
         forcing = self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
         return {FORCING: forcing, **self._further(starts, step)}
 
@@ -150,29 +156,6 @@ class ForecastReader:
     def _check_raw(self, starts: Sequence[np.datetime64]) -> None:
         for start in dict.fromkeys(starts):
             check_fields(self.data.initial(start), start)
-
-    def _check_forcing(
-        self, fields: FieldTree, starts: Sequence[np.datetime64], step: int
-    ) -> None:
-        """Checks that the forcing of a step is finite, as it is in the files.
-
-        Raises:
-            BadValuesError: it is not.
-        """
-        for key, field in (item for own in fields.values() for item in own.items()):
-            for start, values in zip(starts, field, strict=True):
-                bad = int((~np.isfinite(values)).sum())
-                if bad:
-                    time = str(self.data.time(start, step))[:16]
-                    raise BadValuesError(
-                        f"{key} at {time}, step {step} of the forecast from "
-                        f"{str(start)[:16]}, has {bad} of {values.size} values that "
-                        "are NaN or infinite; repair the data, or fill them with a "
-                        "preblock of type fill_values",
-                        key,
-                        start,
-                        step,
-                    )
 
     @property
     def _fills(self) -> bool:

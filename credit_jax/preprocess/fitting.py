@@ -22,9 +22,10 @@ import numpy as np
 
 from credit_jax.config import Config
 from credit_jax.data import Dataset, open_dataset
-from credit_jax.data.checks import BadValuesError, check_dataset, check_sample
+from credit_jax.data.checks import check_dataset
 from credit_jax.data.dataset import Sample, collate
 from credit_jax.data.sampler import Sampler
+from credit_jax.data.values import BadValuesError, check_sample
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.preprocess.fits import Collected, leaves
 from credit_jax.preprocess.planning import FitPlan
