@@ -31,6 +31,7 @@ from credit_jax.io.netcdf import NetcdfSeries
 UNITS = "seconds since 1970-01-01"
 # Attribute of variables on curvilinear grids.
 COORDINATES = "latitude longitude"
+FILL = "_FillValue"
 _FORMATS = {"day": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
 
 
@@ -156,43 +157,55 @@ def to_dataset(
         steps: key -> (level, lat, lon) at each of them.
         member: number of the ensemble member; None without an ensemble.
     """
-    space = outputs.space
-    lines = {"latitude": outputs.latitude, "longitude": outputs.longitude}
-    plane = xr.Coordinates(
-        {"time": as_dates(np.array(times), outputs.calendar)}
-        | ({} if outputs.curvilinear else lines)
-    )
-    # Indexes are made once, not for each variable.
-    volumes: dict[tuple[float | str, ...], xr.Coordinates] = {}
-    arrays = {}
+    space, levels = outputs.space, _joint_levels(outputs)
+    arrays: dict[str, xr.Variable] = {}
     for variable in outputs.variables:
-        values = np.stack([step[variable.key] for step in steps])
-        coords = plane
+        values, dims = np.stack([step[variable.key] for step in steps]), list(space)
         if variable.levels is None:
             values = values[:, 0]
-            dims = ["time", *space]
         else:
-            own = variable.level_dim, *variable.levels.tolist()
-            if own not in volumes:
-                volumes[own] = plane.assign({own[0]: variable.levels})
-            coords = volumes[own]
-            dims = ["time", variable.level_dim, *space]
-        array = xr.DataArray(values, dims=dims, coords=coords)
+            values = _placed(values, variable.levels, levels[variable.level_dim])
+            dims = [variable.level_dim, *space]
         attributes = dict(outputs.attributes.get(variable.name, {}))
         if outputs.curvilinear:
             attributes = {"coordinates": COORDINATES, **attributes}
-        fill = attributes.pop("_FillValue", None)
-        array.attrs.update(attributes)
-        if fill is not None:
-            array.encoding["_FillValue"] = fill
-        arrays[variable.name] = array
-    dataset = xr.Dataset(arrays, attrs={"Conventions": "CF-1.11"})
-    if outputs.curvilinear:
-        dataset = dataset.assign_coords({k: (space, v) for k, v in lines.items()})
-    if member is not None:
-        dataset = dataset.assign_coords(number=member)
+        encoding = {k: attributes.pop(k) for k in (FILL,) if k in attributes}
+        arrays[variable.name] = xr.Variable(
+            ["time", *dims], values, attributes, encoding, fastpath=True
+        )
+    lines = {"latitude": outputs.latitude, "longitude": outputs.longitude}
+    coords: dict[str, Any] = {
+        "time": as_dates(np.array(times), outputs.calendar),
+        **levels,
+        **{k: (space if outputs.curvilinear else k, v) for k, v in lines.items()},
+        **({} if member is None else {"number": member}),
+    }
+    dataset = xr.Dataset(arrays, coords, {"Conventions": "CF-1.11"})
     units = outputs.attributes.get("time", {}).get("units", UNITS)
     dataset["time"].encoding.update(
         {"units": units, "calendar": outputs.calendar, "dtype": "int64"}
     )
     return dataset
+
+
+def _joint_levels(outputs: Outputs) -> dict[str, np.ndarray]:
+    """Values of each level coordinate; of unequal ones all, sorted, as in xarray."""
+    found: dict[str, np.ndarray] = {}
+    for variable in outputs.variables:
+        own = variable.levels
+        if own is None:
+            continue
+        other = found.setdefault(variable.level_dim, own)
+        if not np.array_equal(other, own):
+            found[variable.level_dim] = np.union1d(other, own)
+    return found
+
+
+def _placed(values: np.ndarray, own: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """(time, level, ...) values at more levels; they are missing at the others."""
+    if np.array_equal(own, levels):
+        return values
+    shape = (len(values), len(levels), *values.shape[2:])
+    found = np.full(shape, np.nan, values.dtype)
+    found[:, np.searchsorted(levels, own)] = values
+    return found

@@ -18,8 +18,9 @@ from credit_jax.transforms import Pipeline
 from tests.inference.layouts import assert_same_layout
 from tests.support.credit_modules import credit_attribute
 
-T, SP, TP = "A/prognostic/3d/T", "A/prognostic/2d/SP", "A/diagnostic/2d/TP"
-COUNTS = {T: 3, SP: 1, TP: 1}
+T, U = "A/prognostic/3d/T", "A/prognostic/3d/U"
+SP, TP = "A/prognostic/2d/SP", "A/diagnostic/2d/TP"
+COUNTS = {T: 3, U: 3, SP: 1, TP: 1}
 LEVELS = [10, 30, 137]
 LATITUDE, LONGITUDE = np.linspace(80, -80, 5), np.arange(8) * 45.0
 CURVED = np.linspace(30, 50, 40).reshape(5, 8), np.linspace(220, 290, 40).reshape(5, 8)
@@ -30,6 +31,14 @@ CASES = {
     "years": {"group_by": "1y"},
     "all": {"group_by": "FULL", "output_interval": "12h"},
     "levels": {"variables": [TP, {"name": T, "levels": [137, 10]}]},
+    "levels of each variable": {
+        "variables": [
+            {"name": T, "levels": [137, 10]},
+            {"name": U, "levels": [30]},
+            TP,
+        ],
+        "metadata": "era5.yaml",
+    },
     "curvilinear": {"group_by": "day", "metadata": "era5.yaml"},
     "encoding": {
         "metadata": "cam.yaml",
@@ -68,7 +77,7 @@ def test_files_of_credit(credit, tmp_path, name, calendar):
         with xr.open_dataset(ours / path) as a, xr.open_dataset(theirs / path) as b:
             assert_same_layout(a, b)
             for variable in b.variables:
-                assert np.array_equal(a[variable], b[variable]), variable
+                assert a[variable].equals(b[variable]), variable
 
 
 def test_chunks_of_a_yaml_list(tmp_path):
