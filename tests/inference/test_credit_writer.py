@@ -126,7 +126,7 @@ def _write_ours(folder: Path, output, start, calendar, fields, grid) -> None:
     )
     variables = choose_outputs(config, COUNTS, {"A": LEVELS}, Pipeline(()))
     attributes = read_attributes(config.metadata)
-    outputs = Outputs(variables, *grid, calendar, attributes)
+    outputs = Outputs(variables, grid[0], grid[1], calendar, attributes)
     store = NetcdfStore(folder, outputs, schedule, config)
     writer = store.writer(Task(0, 0))
     for step in schedule.written:
