@@ -239,7 +239,8 @@ class _Threads:
     @property
     def times(self) -> Times:
         """Durations of the parts of the campaign."""
-        write = self.host.seconds + self.files.seconds
+        waits = self.clock.awaited + self.files.blocked
+        write = self.host.seconds - waits + self.files.seconds
         read = self.reader.seconds - (self.prepared.waited if self.prepared else 0.0)
         return Times(self.clock.busy, read, write, self.clock.total)
 
@@ -330,7 +331,7 @@ class _Group:
     def _deliver(self, step: int, whole: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
         rows = len(self.campaign.outputs.latitude)
-        found = self.threads.share.on_host(whole)
+        found = self.threads.share.on_host(self.threads.clock.ready(whole))
         # Without padding rows: (batch, level, lat, lon).
         fields = {key: x[:, :, 0, :rows] for key, x in found.items()}
         self.threads.delivery.deliver(self.tasks, step, fields)
@@ -338,7 +339,7 @@ class _Group:
     def _score(self, step: int, sums: Any) -> None:
         """Copies the sums of a step; without a store also counts non-finite values."""
         assert self.scored is not None
-        counts = self.scored.take(sums)
+        counts = self.scored.take(self.threads.clock.ready(sums))
         if isinstance(self.campaign.store, NoStore):
             # A copy that pads the group has no count, and no task.
             own = [

@@ -59,9 +59,11 @@ class DeviceClock:
 
     Attributes:
         busy: seconds, without the first step.
+        awaited: seconds for which copies to the host waited for the devices.
     """
 
     busy: float = 0.0
+    awaited: float = 0.0
     _first_end: float = 0.0
     _last_end: float = 0.0
 
@@ -72,6 +74,13 @@ class DeviceClock:
         if self._first_end:
             self.busy += now - max(dispatched, self._last_end)
         self._first_end, self._last_end = self._first_end or now, now
+
+    def ready(self, result: Any) -> Any:
+        """Returns a result when it is computed, and counts the time until then."""
+        start = time.perf_counter()
+        jax.block_until_ready(result)
+        self.awaited += time.perf_counter() - start
+        return result
 
     @contextmanager
     def spin_up(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ class Workers:
 
     Attributes:
         seconds: total run time of all jobs.
+        blocked: total time for which `submit` blocked.
     """
 
     def __init__(self, num_threads: int, max_pending: int, name: str) -> None:
@@ -34,12 +35,15 @@ class Workers:
         self._slots = threading.BoundedSemaphore(max_pending)
         self._lock = threading.Lock()
         self._error: BaseException | None = None
-        self.seconds = 0.0
+        self.seconds = self.blocked = 0.0
 
     def submit(self, job: Callable[[], Any]) -> Future:
         """Queues a job; blocks while `max_pending` jobs wait or run."""
         self.check()
+        start = time.perf_counter()
         self._slots.acquire()
+        with self._lock:
+            self.blocked += time.perf_counter() - start
         try:
             return self._pool.submit(self._run, job)
         except BaseException:
