@@ -69,7 +69,14 @@ def parse_preblocks(
 
 def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:
     entry = TRANSFORMS[phase.section][config.type]
-    return Placed(path, config.type, phase, entry.where, entry.build(args))
+    try:
+        transform = entry.build(args)
+    except OSError as error:
+        lost = isinstance(error, FileNotFoundError)
+        raise (FileNotFoundError if lost else OSError)(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Placed(path, config.type, phase, entry.where, transform)
 
 
 def _sections(
