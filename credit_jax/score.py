@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from credit_jax.commands import (
     CommandError,
     print_line,
     run_module,
-    warnings_as_notes,
 )
 from credit_jax.config import Config, build_config
+from credit_jax.config.base import ConfigWarning
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
 from credit_jax.evaluation.offline import grid_of, layout_of, score_files
@@ -185,8 +186,12 @@ def _config(record: Record, files: ForecastFiles) -> Config | None:
         raw = json.loads(files.grid.dataset.attrs["config"])
     if raw is None:
         return None
-    with warnings_as_notes():
-        return build_config(dict(raw), source="the config of the forecast")
+    # Keys without effect were noted when the forecasts were made.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        config = build_config(dict(raw), source="the config of the forecast")
+        _ = config.inference
+    return config
 
 
 def _members(wanted: int | None, there: int) -> int:

@@ -202,3 +202,16 @@ def test_forecasts_that_are_not_finished(made, tmp_path, world, capsys):
     assert forecast(config, tmp_path / "out", "--shard", "1/2") == OK
     assert score(tmp_path / "out", tmp_path / "scores") == USER_ERROR
     assert "2 of 5 forecasts in" in capsys.readouterr().err
+
+
+def test_what_the_forecast_ignored_is_not_said_again(tmp_path, world, capsys):
+    """CREDIT's configs have `inference.mode`, which was noted by `forecast`."""
+    output = {"format": "zarr"}
+    config = make_run(world, tmp_path, inference={"mode": "none", "output": output})
+    same = ("--init-time", "2000-01-01", "--steps", "1")
+    assert forecast(config, tmp_path / "out", *same) == OK
+    assert "inference.mode" in capsys.readouterr().out
+    given = ("--climatology", "none", "--regions", "global")
+    assert score(tmp_path / "out", tmp_path / "scores", *given) == OK
+    found = capsys.readouterr()
+    assert "inference.mode" not in found.out + found.err
