@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def _drawer(shown: xr.DataArray) -> Any:
         )
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
-                color = "white" if abs(value) > 0.75 * MAX_PERCENT else "black"
+                behind = image.to_rgba(value)
                 axis.text(
                     column + 0.5,
                     row + 0.5,
@@ -87,7 +88,7 @@ def _drawer(shown: xr.DataArray) -> Any:
                     ha="center",
                     va="center",
                     fontsize=7,
-                    color=color,
+                    color=legible_on(behind[:3]),
                 )
         long = max(map(len, leads)) > 5
         axis.set_xticks(np.arange(len(leads)) + 0.5, leads, rotation=60 if long else 0)
@@ -99,6 +100,23 @@ def _drawer(shown: xr.DataArray) -> Any:
         axis.figure.colorbar(image, ax=axis, extend="both", label="%", **look)
 
     return draw
+
+
+def legible_on(color: Sequence[float]) -> str:
+    """Returns black or white, the one with more contrast to a color (WCAG 2.2).
+
+    >>> legible_on((0.6, 0.0, 0.1)), legible_on((0.9, 0.6, 0.5))
+    ('white', 'black')
+
+    Args:
+        color: red, green and blue of sRGB, from 0 to 1.
+    """
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color
+    ]
+    luminance = float(np.dot((0.2126, 0.7152, 0.0722), linear))
+    # (1 + 0.05) / (luminance + 0.05) is the contrast of white.
+    return "white" if (luminance + 0.05) ** 2 < 1.05 * 0.05 else "black"
 
 
 def percent_text(value: float) -> str:

@@ -79,6 +79,15 @@ def test_the_card_shows_every_difference(scores):
     assert labels == [*scores["channel"].values]
 
 
+def test_numbers_of_a_card_can_be_read(scores):
+    """In black or white, whichever differs more from its cell."""
+    found = differences(scores, "climatology")[:1, :6].copy()
+    found[...] = [[-60, -36, -15, 15, 36, 60]]
+    axis = axes_of(card_panel(found, "card"))
+    colors = [text.get_color() for text in axis.texts]
+    assert colors == ["white", "white", "black", "black", "white", "white"]
+
+
 def test_spectra_leave_the_mean_out(scores):
     (panel,) = spectrum_panels(scores, ["T500"], band="tropics")
     lines = {line.get_label(): line for line in axes_of(panel).get_lines()}
