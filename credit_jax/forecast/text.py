@@ -41,10 +41,13 @@ def footer(summary: Summary, folder: Path) -> list[str]:
     lines = [
         f"{summary.num_forecasts} forecast(s) made, in {folder}"
         + (f", {summary.num_done} were there already" if summary.num_done else ""),
-        f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, "
-        f"write {times.write:.2f} s beside each other; devices idle "
-        f"{100 * times.idle:.1f} % of the {times.total:.2f} s since the first step",
     ]
+    if summary.num_forecasts:
+        lines.append(
+            f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, "
+            f"write {times.write:.2f} s beside each other; devices idle "
+            f"{100 * times.idle:.1f} % of the {times.total:.2f} s since the first step"
+        )
     if summary.stopped:
         lines.append(
             f"Stopped by {summary.stopped}; --resume makes those that are missing "

@@ -68,6 +68,8 @@ def _sentence(found: dict[str, Skillful], baseline: str, first: str) -> str:
         last = lead_text(next(iter(found.values())).until)
         return f"{start} at every lead time, to {last}, for all {len(found)} channels."
     num = len(found) - len(never)
+    if num == 0:
+        return f"{start} at the first lead time, {first}, for no channel."
     text = f"{start} at the first lead time, {first}, for "
     if never:
         text += f"{num} of {len(found)} channels; not for {_few(never)}."

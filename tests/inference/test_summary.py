@@ -46,3 +46,8 @@ def test_the_last_lines_of_a_forecast():
         "10.0 % of the 10.00 s since the first step",
         "values that are not finite, written as missing: T 7",
     ]
+
+
+def test_no_times_where_nothing_was_left_to_do():
+    lines = footer(Summary(0, 4, {}, Times(0.0, 0.0, 0.0, 0.0)), Path("out"))
+    assert lines == ["0 forecast(s) made, in out, 4 were there already"]

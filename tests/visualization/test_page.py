@@ -188,3 +188,12 @@ def test_a_page_of_little(tmp_path, scores):
     assert sections == ["skill", "scores", "curves"]
     assert page.tables["skill-table"][1][1][1] == ["", "–"]
     assert len(page.ids) == len(set(page.ids))
+
+
+def test_a_forecast_that_never_beats_a_baseline():
+    scores = make_scores(levels=(500.0,), num_days=3)
+    scores["rmse"].loc[{"system": "forecast"}] *= 1e3
+    page = page_of(scores, title="scores")
+    for baseline in ("persistence", "climatology"):
+        text = f"below that of {baseline} at the first lead time, 12 h, for no channel."
+        assert text in page
