@@ -20,7 +20,11 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
 from credit_jax.inference.archive import software
-from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
+from credit_jax.inference.forecast_data import (
+    DIAGNOSTIC,
+    ForecastData,
+    open_forecast_data,
+)
 from credit_jax.inference.outputs import read_attributes
 from credit_jax.inference.plan import forecast_pipeline, forecast_schema
 from credit_jax.io.atomic import new_folder
@@ -262,6 +266,8 @@ def _facts(
     config, model_def = contents.config, contents.model_def
     prefix = "inference.data." if (config.inference and config.inference.data) else ""
     own = [p.removeprefix(prefix or "data.") for p in places if p.startswith(prefix)]
+    # Forecasts read no diagnostic variable.
+    own = [p for p in own if f".{DIAGNOSTIC}." not in p]
     shape = f"{model_def.image_height} x {model_def.image_width}"
     latitude = contents.latitude
     return CardFacts(

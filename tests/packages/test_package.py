@@ -114,6 +114,7 @@ def test_channels_grid_and_card(made, world):
     for text in ("1999-12-28 to 2000-01-05", "license: unknown", "moving average"):
         assert text in card
     assert "prognostic:" in card
+    assert "diagnostic:" not in card.replace("prognostic:", ""), "no forecast reads it"
     assert "{" not in card
 
 
