@@ -260,6 +260,13 @@ def forecast_schema(
     if [*ours.items()] != [*theirs.items()]:
         lost = [key for key in theirs if theirs[key] != ours.get(key)]
         more = [key for key in ours if key not in theirs]
+        if not more and ours.keys() == theirs.keys():
+            raise ValueError(
+                "inference.data: its input channels are in another order than those "
+                f"that the model was trained with: {', '.join(ours)}; expected "
+                f"{', '.join(theirs)}. Give sources and variables in that order; a "
+                "source that a rename block makes comes after those that there are"
+            )
         raise ValueError(
             "inference.data: its input channels are not those that the model was "
             f"trained with; missing or elsewhere: {', '.join(lost) or 'none'}; not "

@@ -4,6 +4,7 @@ import numpy as np
 import xarray as xr
 import yaml
 
+from credit_jax.commands import USER_ERROR
 from tests.inference.tiny_run import BATCH, forecast, make_run, read
 
 OTHER = "ERA5/prognostic/3d/temperature"
@@ -44,3 +45,16 @@ def test_data_of_the_inference_section(world, tmp_path, tiny_model):
     assert [*ours.data_vars] == [*theirs.data_vars], "diagnostic variables, too"
     for name in theirs.data_vars:
         assert np.array_equal(ours[name], theirs[name], equal_nan=True), name
+
+
+def test_channels_in_another_order(world, tmp_path, tiny_model, capsys):
+    make_run(world, tmp_path)
+    data = yaml.safe_load((tmp_path / "model.yml").read_text())["data"]
+    data["source"]["ERA5"]["variables"]["prognostic"]["vars_3D"].reverse()
+    inference = {"batch_forecast": BATCH, "data": data}
+    config = make_run(world, tmp_path / "other", inference=inference)
+    assert forecast(config, tmp_path / "out") == USER_ERROR
+    keys = [f"ERA5/prognostic/3d/{name}" for name in ("T", "U")]
+    error = capsys.readouterr().err
+    assert f"the model was trained with: {keys[0]}" in error
+    assert f"expected {', '.join(keys[::-1])}" in error
