@@ -242,7 +242,8 @@ def find_attributes(path: str) -> Path:
                 f"there are: {there}"
             )
     if not found.is_file():
-        raise ValueError(f"inference.output.metadata: {found} does not exist")
+        unset = "; its environment variable is not set" if "$" in str(found) else ""
+        raise ValueError(f"inference.output.metadata: {found} does not exist{unset}")
     return found
 
 

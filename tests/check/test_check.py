@@ -239,7 +239,7 @@ def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
     assert main(["-c", str(path), "--set", "model.dim_head=5", "--no-data"]) == 0
     arguments = ["-c", str(path), "--set", "trainer.parallelism.tensor=3", "--no-data"]
     assert main(arguments) == 1
-    assert "which trainer.parallelism.tensor = 3" in capsys.readouterr().out
+    assert "which tensor = 3 of the parallelism" in capsys.readouterr().out
     assert main(["-c", str(path), "--set", "trainer.epoch=3"]) == 1
     assert "nearest known key is 'epochs'" in capsys.readouterr().out
     assert main(["-c", str(tmp_path / "no.yaml")]) == 1

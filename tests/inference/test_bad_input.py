@@ -71,6 +71,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
         (),
         ("levels 500 are not predicted", "1, 4.6"),
     ),
+    "attributes in a folder that no variable names": (
+        {"inference__output__metadata": "$NO_SUCH_FOLDER/own.yaml"},
+        (),
+        ("own.yaml does not exist; its environment variable is not set",),
+    ),
     "an unknown file of attributes": (
         {"inference__output__metadata": "era6.yaml"},
         (),

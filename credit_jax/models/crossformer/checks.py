@@ -186,13 +186,13 @@ def tensor_problems(config: Any, tensor: int) -> list[str]:
         if config.depth[index] and heads % tensor:
             found.append(
                 f"stage {index} has {channels} // {config.dim_head} = {heads} heads, "
-                f"which trainer.parallelism.tensor = {tensor} does not divide; "
+                f"which tensor = {tensor} of the parallelism does not divide; "
                 f"would fit: {divisors(heads)}, or a smaller model.dim_head"
             )
         elif config.depth[index] and hidden % tensor:
             found.append(
                 f"stage {index} has 4 * {channels} = {hidden} feed-forward units, "
-                f"which trainer.parallelism.tensor = {tensor} does not divide"
+                f"which tensor = {tensor} of the parallelism does not divide"
             )
     return found
 

@@ -48,8 +48,8 @@ def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
         found.append(f"model.depth is {sizes.depth}; expected 0 to {MAX_DEPTH} blocks")
     if not found and sizes.depth and sizes.heads % tensor:
         found.append(
-            f"model.num_heads is {sizes.heads}, which trainer.parallelism.tensor = "
-            f"{tensor} does not divide; would fit: {divisors(sizes.heads)}"
+            f"model.num_heads is {sizes.heads}, which tensor = {tensor} of "
+            f"the parallelism does not divide; would fit: {divisors(sizes.heads)}"
         )
     return found
 
@@ -163,8 +163,8 @@ def head_problems(config: Any, tensor: int) -> list[str]:
     if config.mlp_ratio * dim < 1:
         found.append(f"model.mlp_ratio is {config.mlp_ratio}; expected more than 0")
     return found or [
-        f"model.num_heads has {number}, which trainer.parallelism.tensor = {tensor} "
-        f"does not divide; would fit: {divisors(number)}"
+        f"model.num_heads has {number}, which tensor = {tensor} of the "
+        f"parallelism does not divide; would fit: {divisors(number)}"
         for number in dict.fromkeys(heads)
         if number % tensor
     ]

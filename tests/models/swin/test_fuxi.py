@@ -158,7 +158,7 @@ def test_what_cannot_run_is_refused(name: str) -> None:
 def test_tensor_degrees_that_do_not_fit() -> None:
     problems = parse_model(BASE).problems(tensor=4)
     assert len(problems) == 1
-    assert "num_heads is 2, which trainer.parallelism.tensor = 4" in problems[0]
+    assert "num_heads is 2, which tensor = 4 of the parallelism" in problems[0]
 
 
 def test_patches_fit_where_credit_runs() -> None:

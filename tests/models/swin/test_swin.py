@@ -164,7 +164,7 @@ def test_what_cannot_run_is_refused(name: str) -> None:
 def test_tensor_degrees_that_do_not_fit() -> None:
     problems = parse_model(SWIN).problems(tensor=4)
     assert len(problems) == 1
-    assert "num_heads has 2, which trainer.parallelism.tensor = 4" in problems[0]
+    assert "num_heads has 2, which tensor = 4 of the parallelism" in problems[0]
 
 
 def test_rates_of_drop_path_grow_from_block_to_block() -> None:
