@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -67,8 +68,12 @@ def test_units_of_the_package_describe_what_data_files_do_not(
 ):
     """Such as those of diagnostic variables, whose files a forecast does not need."""
     opened = open_package(made)
-    for own in opened.channels["output"]:
-        own["units"] = {"T": "K", "TP": "m"}.get(own["variable"])
+    known = {"T": "K", "TP": "m"}
+    output = [
+        {**own, "units": known.get(own["variable"])}
+        for own in opened.channels["output"]
+    ]
+    opened = replace(opened, channels={**opened.channels, "output": output})
     monkeypatch.setattr(forecast, "open_package", lambda folder: opened)
     given = ("--package", str(made), "--data", str(data), *START)
     assert run_forecast(tmp_path, *given) == OK
