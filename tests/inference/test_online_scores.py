@@ -121,7 +121,8 @@ def test_scores_without_fields(world, tmp_path, config, capsys):
         assert np.array_equal(ours[name], theirs[name], equal_nan=True), name
     other = (*given, "--resume", "--regions", "europe")
     assert forecast(config, parts, *other) == USER_ERROR
-    assert "scores.regions ('tropics' there, 'europe' here)" in capsys.readouterr().err
+    wanted = "scores.regions (['tropics'] there, ['tropics', 'europe'] here)"
+    assert wanted in capsys.readouterr().err
 
 
 def test_values_that_are_not_finite(world, tmp_path, capsys):
