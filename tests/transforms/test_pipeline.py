@@ -298,3 +298,16 @@ def test_postblocks_run_in_the_training_step(world, tmp_path):
     sharded = first_update(world, tmp_path, 4, **center)
     assert_close(sharded[0], serial[0], 1e-6, "loss on 4 shards")
     assert_trees_close(sharded[1], serial[1], 1e-5, "parameters after a step")
+
+
+def test_errors_of_files_name_the_block():
+    concat = {"concat": {"type": "concat"}}
+    levels = {"level_info_file": "no_such_levels.nc", "output_name": "A/x/3d/Z"}
+    blocks = {"height": {"type": "geopotential_diagnostic", "args": levels}}
+    with pytest.raises(
+        FileNotFoundError, match=r"^postblocks\.per_step\.height: .*no_such_levels\.nc"
+    ):
+        build_pipeline(
+            parse(PreblocksConfig, {"per_step": concat}),
+            parse(PostblocksConfig, {"per_step": blocks}),
+        )
