@@ -72,11 +72,11 @@ DEVICES = {
         "configs/wxformer_025deg.yaml",
         18.5114e12,
         (
-            CompiledStep("none", 1, 1, 2571, 0.03517, 0),
-            CompiledStep("full", 1, 1, 3062, 0.04392, 0),
-            CompiledStep("selective", 1, 1, 2702, 0.03761, 0),
-            CompiledStep("none", 1, 8, 2803, 0.00646, 0.00211815),
-            CompiledStep("none", 2, 4, 2933, 0.00991, 0.00465564),
+            CompiledStep("none", 1, 1, 2495, 0.0352, 0),
+            CompiledStep("full", 1, 1, 2987, 0.04395, 0),
+            CompiledStep("selective", 1, 1, 2626, 0.03765, 0),
+            CompiledStep("none", 1, 8, 2552, 0.00623, 0.00206427),
+            CompiledStep("none", 2, 4, 2784, 0.00983, 0.00439457),
         ),
     )
 }
