@@ -222,6 +222,6 @@ def test_experts_are_split_over_ep_and_their_units_over_tp() -> None:
     assert rules.spec(specs["router"], axes) == P(None, None), "it is small"
     assert rules.spec(bias, axes) == P("ep", "tp")
     whole = ShardingRules(DENSE_TENSOR_DIMS, min_shard_size=1)
-    assert whole.spec(up, axes) == P("ep", None, "dp_shard")
+    assert whole.spec(up, axes) == P("ep", "dp_shard", None)
     assert not bias.is_small, "it is not packed with whole parameters"
     assert up.matrix_out is None, "no spectral norm"
