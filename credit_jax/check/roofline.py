@@ -72,11 +72,11 @@ DEVICES = {
         "configs/wxformer_025deg.yaml",
         18.5114e12,
         (
-            CompiledStep("none", 1, 1, 2495, 0.0352, 0),
-            CompiledStep("full", 1, 1, 2987, 0.04395, 0),
-            CompiledStep("selective", 1, 1, 2626, 0.03765, 0),
-            CompiledStep("none", 1, 8, 2552, 0.00623, 0.00206427),
-            CompiledStep("none", 2, 4, 2784, 0.00983, 0.00439457),
+            CompiledStep("none", 1, 1, 2506, 0.0352, 0),
+            CompiledStep("full", 1, 1, 2998, 0.04395, 0),
+            CompiledStep("selective", 1, 1, 2637, 0.03765, 0),
+            CompiledStep("none", 1, 8, 2546, 0.00624, 0.00203013),
+            CompiledStep("none", 2, 4, 2804, 0.00983, 0.00439917),
         ),
     )
 }
