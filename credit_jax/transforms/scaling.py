@@ -203,16 +203,16 @@ def find_scalers(
     Raises:
         ValueError: a variable has no scaler.
     """
-    there = {(source, key): own[key] for source, own in scalers.items() for key in own}
-    places = {key: (key.split("/")[0], key) for key in keys}
-    missing = [key for key, place in places.items() if place not in there]
+    own = {key: scalers.get(key.split("/")[0], {}) for key in keys}
+    missing = [key for key in keys if key not in own[key]]
     if missing:
+        there = [name for names in scalers.values() for name in names]
         raise ValueError(
             f"bridgescaler_transform: {', '.join(missing)} {_are(missing)} not among "
-            f"{where}; there are: {', '.join(key for _, key in there) or 'none'}. Fit "
+            f"{where}; there are: {', '.join(there) or 'none'}. Fit "
             "them again, or name those that are to be scaled in `variables`"
         )
-    return {key: there[place] for key, place in places.items()}
+    return {key: own[key][key] for key in keys}
 
 
 def _spatial(args: ScalerSelection) -> Callable[[str], bool]:

@@ -17,11 +17,7 @@ from jaxtyping import Float
 from credit_jax.config.sources import NETCDF4, SourceConfig
 from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.levels import (
-    Levels,
-    check_same_levels,
-    level_indices,
-)
+from credit_jax.data.sources.levels import Levels, check_same_levels, level_indices
 from credit_jax.data.sources.reader import OpenFile, Reader, crop
 from credit_jax.data.sources.source import (
     BadSampleError,
