@@ -170,7 +170,7 @@ def _fsdp_bytes(
         Bytes to other ranks, and to devices of the node.
     """
     mesh = parse_mesh(program["mesh"])
-    shared = bool(program["over_domain"])
+    shared = program["over_domain"]
     least, inner = (
         least_volume(
             model_def,

@@ -20,6 +20,7 @@ from credit_jax.parallel.mesh.axes import (
     TP,
     MeshAxes,
 )
+from credit_jax.parallel.params.fsdp import gathers_over_domain_in_blocks
 from credit_jax.parallel.params.sharding import ShardingRules, split_degree
 from credit_jax.parallel.params.spec import ParamSpec
 
@@ -111,7 +112,7 @@ def _over_domain(
     rules: ShardingRules,
 ) -> int:
     """Bytes of the parameters that a forward gathers over domain before its blocks."""
-    if axes.num_shard > 1:
+    if gathers_over_domain_in_blocks(axes):
         return 0
     split = [d for d in param_specs.values() if rules.domain_dim(d, axes) is not None]
     own = sum(local_size(d, axes, rules) for d in split)

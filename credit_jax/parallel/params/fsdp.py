@@ -40,6 +40,11 @@ _LARGE = 2**16
 Steps = tuple[tuple[str | None, int], ...]
 
 
+def gathers_over_domain_in_blocks(axes: MeshAxes) -> bool:
+    """Whether blocks gather over domain: `gather` does, not `gather_over_domain`."""
+    return axes.num_shard > 1
+
+
 def gather(
     weight: Array,
     param_spec: ParamSpec,
@@ -58,7 +63,7 @@ def gather(
         precision: dtypes of the gathered parameter and of the sum of its gradient.
     """
     dims = {axes.shard: rules.shard_dim(param_spec, axes)}
-    if axes.num_shard > 1:
+    if gathers_over_domain_in_blocks(axes):
         dims[axes.domain] = rules.domain_dim(param_spec, axes)
     steps = tuple((axis, dim) for axis, dim in dims.items() if dim is not None)
     if not steps:
@@ -90,7 +95,7 @@ def gather_over_domain(
         All parameters; those that are not sharded over domain are unchanged.
     """
     whole = dict(weights)
-    if axes.num_shard > 1:
+    if gathers_over_domain_in_blocks(axes):
         return whole
     for path, weight in weights.items():
         param_spec = param_specs[path]
