@@ -1,8 +1,7 @@
 """Matrix products over channels whose kernel gradient is summed in groups of rows.
 
-The gradient of the kernel contracts all points of a field but has few output tiles, too
-few to fill a GPU. XLA's split-K pads the factors to parts of equal length, which copies
-them. Groups that divide the number of rows need no copy.
+XLA's split-K pads the factors to parts of equal length, which copies them. Groups that
+divide the number of rows need no copy.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.kernels.gpu.groups import num_groups
 from credit_jax.ops import dense as ops
 from credit_jax.ops.dense import of_matrices
 from credit_jax.ops.vma import match_vma
 
 # With fewer rows the sum is not split.
 _MANY_ROWS = 4096
-# Side of a tile of a product, and the number of tiles that a GPU processes at once.
-_TILE, _TILES = 128, 132
+# Most groups: more than fill a GPU with one tile each.
+_MOST = 256
 
 
 def dense(
@@ -62,25 +62,11 @@ def kernel_gradient(
 ) -> Float[Array, "channel out"]:
     """Returns `x.T @ cotangent` in float32 or wider, as a sum over groups of rows."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    groups = num_groups(len(x), x.shape[1], cotangent.shape[1])
+    groups = num_groups(
+        *(len(x), x.shape[1], cotangent.shape[1]),
+        itemsize=x.dtype.itemsize,
+        candidates=(g for g in range(1, _MOST + 1) if len(x) % g == 0),
+    )
     left, right = (a.reshape(groups, -1, a.shape[1]) for a in (x, cotangent))
     parts = jnp.einsum("grc,gro->gco", left, right, preferred_element_type=wide)
     return parts.sum(0)
-
-
-def num_groups(rows: int, channels: int, out: int) -> int:
-    """Returns the divisor of `rows` nearest to the groups that fill a GPU with tiles.
-
-    Args:
-        rows: length of the contracted dim.
-        channels, out: dims of the result.
-
-    >>> num_groups(288000, 128, 384)
-    45
-    """
-    tiles = -(-channels // _TILE) * -(-out // _TILE)
-    wanted = -(-_TILES // tiles)
-    if tiles >= _TILES // 2:
-        return 1
-    divisors = (g for g in range(1, 2 * wanted) if rows % g == 0)
-    return min(divisors, key=lambda g: abs(g - wanted))

@@ -75,14 +75,14 @@ def _backward(
         cotangent, down, hidden, interpret=interpret
     )
     by_down, by_down_bias = layer_gradients(
-        hidden, cotangent, activated=True, interpret=interpret
+        hidden, cotangent, dtype=down.dtype, activated=True, interpret=interpret
     )
     return (
         by_hidden @ up.T,
         cotangent,
         kernel_gradient(x, by_hidden).astype(up.dtype),
         by_up_bias.astype(up_bias.dtype),
-        by_down.astype(down.dtype),
+        by_down,
         by_down_bias.astype(down_bias.dtype),
     )
 
@@ -128,11 +128,13 @@ def _project_backward(
     interpret: bool, saved: tuple[Array, ...], cotangent: Array
 ) -> tuple[Array, ...]:
     x, kernel, bias = saved
-    by_kernel, by_bias = layer_gradients(x, cotangent, interpret=interpret)
+    by_kernel, by_bias = layer_gradients(
+        x, cotangent, dtype=kernel.dtype, interpret=interpret
+    )
     return (
         cotangent @ kernel.T,
         cotangent,
-        by_kernel.astype(kernel.dtype),
+        by_kernel,
         by_bias.astype(bias.dtype),
     )
 

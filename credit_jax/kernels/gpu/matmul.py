@@ -21,12 +21,11 @@ from jaxtyping import Array, Float
 
 from credit_jax.kernels.gpu.call import call_kernel
 from credit_jax.kernels.gpu.dots import dot
+from credit_jax.kernels.gpu.groups import TILE, num_groups
 
 # Sides of a tile of the result, and the step along the contracted dim.
-_ROWS, _COLUMNS, _DEPTH = 128, 128, 64
+_ROWS, _COLUMNS, _DEPTH = TILE, TILE, 64
 _STAGES = 3
-# Number of programs that a GPU runs at once.
-_TILES = 132
 # erf(z) = z P(z^2) / Q(z^2) in float32, with z clipped to +-_ERF_END.
 _ERF_END = 3.7439211627767994
 _ERF_ABOVE = (
@@ -217,6 +216,7 @@ def layer_gradients(
     x: Float[Array, "rows channel"],
     cotangent: Float[Array, "rows out"],
     *,
+    dtype: Any,
     activated: bool = False,
     interpret: bool = False,
 ) -> tuple[Float[Array, "channel out"], Float[Array, " out"]]:
@@ -225,29 +225,32 @@ def layer_gradients(
     Args:
         x, activated: as for `linear`.
         cotangent: (rows, out), of the result.
+        dtype: dtype of the kernel.
         interpret: whether to run the kernel as XLA operations, on any device.
 
     Returns:
-        `act(x).T @ cotangent` and the sum of the cotangent over all rows, both in
-        float32 or wider, computed as sums over groups of rows.
+        `act(x).T @ cotangent` rounded to `dtype`, and the sum of the cotangent over all
+        rows, float32 or wider. Both are sums over groups of rows in that precision.
     """
     rows, shape = len(x), (x.shape[1], cotangent.shape[1])
-    tiles = math.prod(_grid(shape))
-    turns = pl.cdiv(pl.cdiv(rows, _DEPTH), pl.cdiv(_TILES, tiles))
+    wanted = num_groups(rows, *shape, itemsize=x.dtype.itemsize)
+    turns = pl.cdiv(pl.cdiv(rows, _DEPTH), wanted)
     groups = pl.cdiv(rows, turns * _DEPTH)
     wide = jnp.promote_types(x.dtype, jnp.float32)
+    stored = dtype if groups == 1 else wide
     parts, sums = call_kernel(
         partial(_gradients_kernel, turns=turns, shape=shape, activated=activated),
         "layer_gradients",
         x,
         cotangent,
         grid=(*_grid(shape), groups),
-        results=(((groups, *shape), wide), ((groups, shape[1]), wide)),
+        results=(((groups, *shape), stored), ((groups, shape[1]), wide)),
         flops=2 * math.prod(shape) * rows,
         num_stages=_STAGES,
         interpret=interpret,
     )
-    return parts.sum(0), sums.sum(0)
+    gradient = parts[0] if groups == 1 else parts.sum(0).astype(dtype)
+    return gradient, sums.sum(0)
 
 
 def _gradients_kernel(
@@ -269,9 +272,9 @@ def _gradients_kernel(
         given = _load(cotangent, row, at.column, inside, at.column_inside)
         product = dot((_gelu(left) if activated else left).T, given)
         by_kernel, by_bias = totals
-        return by_kernel + product, by_bias + given.astype(parts.dtype).sum(0)
+        return by_kernel + product, by_bias + given.astype(sums.dtype).sum(0)
 
-    zeros = tuple(jnp.zeros(s, parts.dtype) for s in ((_ROWS, _COLUMNS), _COLUMNS))
+    zeros = tuple(jnp.zeros(s, sums.dtype) for s in ((_ROWS, _COLUMNS), _COLUMNS))
     by_kernel, by_bias = lax.fori_loop(0, turns, turn, zeros)
     at.store(parts, by_kernel, group)
     # All programs of a column of tiles compute the same sum; one of them stores it.

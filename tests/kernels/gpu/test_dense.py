@@ -15,6 +15,7 @@ from credit_jax.ops.dense import dense as plain
 from tests.support.gradients import assert_same, draw, jax_values
 
 
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("dtype", [None, jnp.float32])
 def test_value_and_gradients_are_those_of_the_plain_definition(dtype: Any) -> None:
     x, kernel = draw((2, 2100, 24)), draw((24, 3, 4), 1)
@@ -24,16 +25,10 @@ def test_value_and_gradients_are_those_of_the_plain_definition(dtype: Any) -> No
     assert_same(ours, theirs, "dense", gradient=1e-6)
 
 
-def test_groups_are_added_in_float32() -> None:
+@pytest.mark.usefixtures("groups")
+def test_rows_are_added_in_float32() -> None:
     """A 16-bit sum of 8192 ones stops at 256."""
     ones = jnp.ones((8192, 4), jnp.bfloat16)
     gradient = jax.jit(dense.kernel_gradient)(ones, ones)
     assert gradient.dtype == jnp.float32
     assert np.all(gradient == 8192)
-
-
-@pytest.mark.parametrize("sizes", [(288000, 128, 384), (4500, 1024, 4096), (7, 8, 8)])
-def test_groups_divide_the_rows(sizes: tuple[int, int, int]) -> None:
-    groups = dense.num_groups(*sizes)
-    assert sizes[0] % groups == 0
-    assert groups == {288000: 45, 4500: 1, 7: 7}[sizes[0]]

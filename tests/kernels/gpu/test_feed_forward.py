@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradients_are_those_of_the_definition(name: str) -> None:
     kernel, plain, arrays = CASES[name]
@@ -63,6 +64,7 @@ def test_value_and_gradients_are_those_of_the_definition(name: str) -> None:
     assert_same(ours, theirs, name, value=1e-6, gradient=1e-6)
 
 
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_is_as_near_to_float32_as_the_definition(name: str) -> None:
     kernel, plain, arrays = CASES[name]

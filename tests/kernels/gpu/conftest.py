@@ -1,0 +1,22 @@
+"""Fixtures of the tests of GPU kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from credit_jax.kernels.gpu import dense, matmul
+
+
+@pytest.fixture(params=[1, 4])
+def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of groups of every kernel gradient, which divides the rows."""
+
+    def num_groups(*sizes: int, **settings: Any) -> int:
+        del sizes, settings
+        return request.param
+
+    for module in (dense, matmul):
+        monkeypatch.setattr(module, "num_groups", num_groups)
+    return request.param
