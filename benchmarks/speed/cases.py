@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +116,15 @@ def _small(name: str, model_type: str) -> dict[str, Any]:
     wider = WIDER.get(model_type, {}) if name == "demo" else {}
     section = {**SECTIONS, **SEVERAL}[model_type]
     block = {"type": model_type, **section, **wider}
-    return placed({"model": block}, Path(tempfile.mkdtemp()))["model"]
+    return placed({"model": block}, _scratch())["model"]
+
+
+@cache
+def _scratch() -> Path:
+    """A folder for files of models, which is removed when the process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,9 +148,15 @@ class CreditJax:
         Raises:
             ValueError: the package is refused, or forcing has no place.
         """
-        opened = open_package(_folder_of(package))
+        local = isinstance(package, str | Path)
+        folder = Path(package) if local else _fetched(package)
+        opened = open_package(folder)
         forecaster = load_forecaster(opened, data, overrides, parallelism=parallelism)
-        return cls(forecaster, lexicon)
+        model = cls(forecaster, lexicon)
+        if not local:
+            # Forcing is read from the files as long as the model is in use.
+            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+        return model
 
     def to(self, device: Any) -> CreditJax:
         """Where tensors are returned; the model stays on the devices of its mesh."""
@@ -291,10 +298,8 @@ def _as_tensor(
     return torch.from_dlpack(whole)
 
 
-def _folder_of(package: Any) -> Path:
-    """The folder of a package, whose files are fetched if it is elsewhere."""
-    if isinstance(package, str | Path):
-        return Path(package)
+def _fetched(package: Any) -> Path:
+    """A new folder with the files of a package that is elsewhere."""
     folder = Path(tempfile.mkdtemp(prefix="credit_jax_package_"))
     shutil.copyfile(package.resolve(MANIFEST), folder / MANIFEST)
     for name in read_manifest(folder).files:

@@ -1,5 +1,6 @@
 """The Earth2Studio adapter of docs/examples gives the forecaster's values."""
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -256,7 +257,12 @@ def test_packages_of_earth2studio_are_fetched(example, made, forcing, tmp_path):
             return str(cached)
 
     model = example.CreditJax.load_model(Package(), forcing)
-    assert model.forecaster.package.path != made
+    folder = model.forecaster.package.path
+    assert folder != made
+    assert folder.exists()
+    del model
+    gc.collect()
+    assert not folder.exists(), "the files are removed with the model"
 
 
 def test_the_default_package(example, made, monkeypatch):
