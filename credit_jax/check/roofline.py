@@ -72,11 +72,11 @@ DEVICES = {
         "configs/wxformer_025deg.yaml",
         18.5114e12,
         (
-            CompiledStep("none", 1, 1, 2506, 0.0352, 0),
-            CompiledStep("full", 1, 1, 2998, 0.04395, 0),
-            CompiledStep("selective", 1, 1, 2637, 0.03765, 0),
-            CompiledStep("none", 1, 8, 2546, 0.00624, 0.00203013),
-            CompiledStep("none", 2, 4, 2804, 0.00983, 0.00439917),
+            CompiledStep("none", 1, 1, 2502, 0.03514, 0),
+            CompiledStep("full", 1, 1, 2994, 0.04389, 0),
+            CompiledStep("selective", 1, 1, 2633, 0.03758, 0),
+            CompiledStep("none", 1, 8, 2546, 0.006023, 0.00184182),
+            CompiledStep("none", 2, 4, 2804, 0.009741, 0.00438712),
         ),
     )
 }
