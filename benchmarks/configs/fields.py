@@ -15,7 +15,7 @@ import xarray as xr
 from benchmarks.configs.small import HEIGHT, WIDTH
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources import SourceConfig
+from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.hrrr import VARIABLES as HRRR_VARIABLES
 from tests.data.sources.grib import message
 

@@ -13,7 +13,8 @@ from unittest import mock
 
 from credit_jax.config.base import ConfigError
 from credit_jax.config.load import build_config
-from credit_jax.config.sources import SOURCE_CONFIGS, DownloadedConfig
+from credit_jax.config.sources.downloads import DownloadedConfig
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.plan import plan_run
 from credit_torch_bridge import convert_config

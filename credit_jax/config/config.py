@@ -13,7 +13,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.config.sources import MAIN_INPUT
+from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 

@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from credit_jax.config.dates import Calendar, Dates, Timestep, date_label
 from credit_jax.config.fields import NEVER_READ
-from credit_jax.config.sources import MAIN_INPUT, SourceConfig, parse_source
+from credit_jax.config.sources.registry import parse_source
+from credit_jax.config.sources.source import MAIN_INPUT, SourceConfig
 
 DateRange = tuple[str, str]
 

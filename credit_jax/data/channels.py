@@ -15,7 +15,7 @@ import yaml
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
-from credit_jax.config.sources import MAIN_INPUT
+from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.io.atomic import new_file
 from credit_jax.transforms import Layout, Pipeline
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
-from credit_jax.config.sources import SourceConfig
+from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.calendars import (
     STANDARD,
     most_restrictive,

@@ -6,7 +6,7 @@ import pandas as pd
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
-from credit_jax.config.sources import SourceConfig
+from credit_jax.config.sources.source import SourceConfig
 
 # First and last time of a file, defaults for the dates and the year of a cyclic source.
 Coverage = tuple[pd.Timestamp, pd.Timestamp]

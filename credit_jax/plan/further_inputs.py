@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
-from credit_jax.config.sources import MAIN_INPUT
+from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data.channels import ChannelSchema, num_levels
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.models.common.array_specs import FieldSpec, VectorSpec

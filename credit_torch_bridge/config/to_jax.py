@@ -17,7 +17,7 @@ from credit_jax.config.base import (
 )
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.load import frames_of_data
-from credit_jax.config.sources import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.sources import NETCDF4, SourceConfig
+from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.levels import Levels, check_same_levels, level_indices

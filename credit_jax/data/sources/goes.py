@@ -12,7 +12,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources import Corners, Extent, GoesConfig
+from credit_jax.config.sources.downloads import GoesConfig
+from credit_jax.config.sources.extent import Corners, Extent
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.file_source import FileSource, Layout, open_files_source
 from credit_jax.data.sources.files import Files

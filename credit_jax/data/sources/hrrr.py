@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources import HrrrConfig
+from credit_jax.config.sources.buckets import HrrrConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.grib import Message, decode, read_inventory
 from credit_jax.data.sources.source import (

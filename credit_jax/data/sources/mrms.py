@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources import Extent, MrmsConfig
+from credit_jax.config.sources.downloads import MrmsConfig
+from credit_jax.config.sources.extent import Extent
 from credit_jax.data.sources.file_source import FileSource, Layout, open_files_source
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.data.sources.reader import OpenFile

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.sources import SourceConfig
+from credit_jax.config.sources.source import SourceConfig
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
 Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]

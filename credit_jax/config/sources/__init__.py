@@ -1,0 +1,1 @@
+"""The sections of `data.source`: a class for each `dataset_type`."""
