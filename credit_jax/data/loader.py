@@ -4,17 +4,16 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import grain
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from credit_jax.config import Config
+from credit_jax.data.batch import Batch, BatchArrays
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.checks import check_dataset
-from credit_jax.data.dataset import Dataset, collate, open_dataset
+from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.values import (
@@ -23,59 +22,19 @@ from credit_jax.data.values import (
     check_finite,
     scale_notes,
 )
-from credit_jax.io.buffers import BUFFERS
-from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
-    Destination,
     FieldTree,
-    Grid,
     Phase,
     Pipeline,
     Units,
-    build_pipeline,
     channel_units,
     fields_of_rollout,
     initial_entries,
     without_input,
 )
 
-Split = Literal["train", "valid"]
 # Errors of samples that cannot be used.
 BAD = (ValueError, OSError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """The part of a batch that this process provides for one training step.
-
-    Attributes:
-        x: (b, channel, time, lat, lon) model input of the first step, in CREDIT's
-            layout; b = batch size x local dp ranks, with the samples of one rank after
-            those of another.
-        y: (b, channel, step, lat, lon) target of each step.
-        input_times: (b,) datetime64[ns], the last input time of each sample.
-        target_times: (b, step) datetime64[ns].
-        fields: further named fields in physical units that the steps need,
-            {source: {key: (b, level, time, lat, lon)}} each: "x_physical", the input of
-            the first step; "ic_raw", its static fields before any preblock; and for
-            forecasts of several steps "forcing", the forcing of the later steps, and
-            "static", the input that does not change.
-        replaced: one line for each bad sample that was replaced.
-        further: inputs of the model other than x, by name, see `further_arrays`.
-    """
-
-    x: Float[np.ndarray, "b channel time lat lon"]
-    y: Float[np.ndarray, "b channel_out step lat lon"]
-    input_times: np.ndarray
-    target_times: np.ndarray
-    fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
-    replaced: tuple[str, ...] = ()
-    further: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The arrays that are placed on devices."""
-        return {"x": self.x, "y": self.y, **self.further, **self.fields}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +188,7 @@ class Loader:
         self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
     ) -> Batch:
         """Reads one batch; `thorough` always checks for fill values."""
-        out = _Arrays(len(indices), self.dataset.num_steps, self.schema)
+        out = BatchArrays(len(indices), self.dataset.num_steps, self.schema)
         samples = [
             self._sample(int(index), out, number, thorough=thorough)
             for number, index in enumerate(indices)
@@ -249,7 +208,7 @@ class Loader:
         return Batch(out.x, out.y, *times, fields, further=further)
 
     def _sample(
-        self, index: int, out: "_Arrays", number: int, *, thorough: bool
+        self, index: int, out: BatchArrays, number: int, *, thorough: bool
     ) -> dict[str, Any]:
         """Writes x and y of one sample to `out`; returns its times and other fields.
 
@@ -262,7 +221,7 @@ class Loader:
             raise error.in_file(self.dataset.path_of) from error
 
     def _filled(
-        self, index: int, out: "_Arrays", number: int, *, thorough: bool
+        self, index: int, out: BatchArrays, number: int, *, thorough: bool
     ) -> dict[str, Any]:
         steps = [
             collate([self.dataset.step(index, k, self.rows)])
@@ -340,61 +299,6 @@ class Loader:
         return dataclasses.replace(self, notes=tuple(notes), shapes=shapes)
 
 
-class _Arrays:
-    """The arrays x and y of a batch, written sample by sample and step by step.
-
-    Args:
-        num_samples: number of samples of the batch.
-        num_steps: number of steps of y.
-        schema: channels of x and y.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-
-    def __init__(self, num_samples: int, num_steps: int, schema: ChannelSchema) -> None:
-        self._num_samples, self._num_steps = num_samples, num_steps
-        self._channels = {
-            "input": schema.input_slices(),
-            "target": schema.target_slices(),
-        }
-
-    def fill(self, pipeline: Pipeline, tree: FieldTree, sample: int, step: int) -> None:
-        """Applies the preblocks of a step, which write to views of x and y."""
-        if not hasattr(self, "x"):
-            self.x, self.y = self._allocated(pipeline, tree)
-        places = {
-            "input": self.x[sample : sample + 1],
-            "target": self.y[sample : sample + 1, :, step : step + 1],
-        }
-        given = {
-            part: Destination(place, self._channels[part])
-            for part, place in places.items()
-        }
-        done = pipeline.before_step({**tree, "destination": given})
-        for name, part in (("x", "input"), ("y", "target")):
-            if name in done and done[name] is not places[part]:
-                places[part][...] = done[name]
-
-    def _allocated(
-        self, pipeline: Pipeline, tree: FieldTree
-    ) -> tuple[np.ndarray, np.ndarray]:
-        field = next(x for own in tree["input"].values() for x in own.values())
-        history, *space = field.shape[2:]
-        if pipeline.grid is not None:
-            space = pipeline.grid.shape
-        channels = [
-            max(place.stop for place in self._channels[part].values())
-            for part in ("input", "target")
-        ]
-        shapes = zip(channels, (history, self._num_steps), strict=True)
-        made = [
-            BUFFERS.empty((self._num_samples, *shape, *space), np.float32)
-            for shape in shapes
-        ]
-        return made[0], made[1]
-
-
 def _check_raw(steps: Sequence[FieldTree]) -> None:
     """Checks the fields of every step and sample, before any transform."""
     for step, part in itertools.product(steps, ("input", "target")):
@@ -404,71 +308,6 @@ def _check_raw(steps: Sequence[FieldTree]) -> None:
                 for source, fields in step[part].items()
             }
             check_fields(own, time)
-
-
-def splits(config: Config) -> tuple[Split, ...]:
-    """The splits of a run: without "valid" if `skip_validation` is set."""
-    return ("train",) if config.trainer.skip_validation else get_args(Split)
-
-
-def build_loader(
-    config: Config,
-    *,
-    split: Split,
-    local_dp_ranks: tuple[int, ...] = (0,),
-    dp_size: int = 1,
-    keep_partial: bool | None = None,
-    pipeline: Pipeline | None = None,
-    open_files: OpenFiles | None = None,
-    grid: tuple[int, int] | None = None,
-) -> Loader:
-    """Builds the loader of a split; checks its files, times, grids and some samples.
-
-    Args:
-        config: the whole config; its model section is not read.
-        split: "train" (shuffled) or "valid" (in order of time).
-        local_dp_ranks: dp ranks whose devices belong to this process, increasing. Peers
-            along tp and domain are one dp rank and get the same samples.
-        dp_size: number of dp ranks of the whole mesh.
-        keep_partial: whether an epoch ends with a smaller batch if samples are left
-            over; by default only in validation, so that training compiles one program.
-        pipeline: transforms of `build_pipeline`; None builds those of the config.
-        open_files: cache of open files, shared with other loaders.
-        grid: (latitudes, longitudes) of the model; None skips the comparison.
-
-    Raises:
-        FileNotFoundError: files are missing.
-        ValueError: the data or the transforms have problems, see `check_dataset`,
-            `Sampler`, `build_pipeline`.
-
-    Differs from CREDIT: training drops samples that do not fill a batch; CREDIT ends
-    the epoch with a smaller one.
-    """
-    train = split == "train"
-    dataset = open_dataset(config.data if train else config.validation_data, open_files)
-    if pipeline is None:
-        pipeline = build_pipeline(config.preblocks, config.postblocks)
-    lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
-    _check_new_grid(pipeline.grid, grid)
-    pipeline.check(dataset.schema.as_read())
-    if dataset.further is not None:
-        for schema in dataset.further.schemas.values():
-            pipeline.check(schema.as_read())
-    pipeline.check_units(dataset.units())
-    trainer = config.trainer
-    size = trainer.train_batch_size if train else trainer.valid_batch_size
-    workers = trainer.thread_workers if train else trainer.valid_thread_workers
-    sampler = Sampler(
-        num_samples=len(dataset),
-        batch_size=size,
-        local_dp_ranks=tuple(local_dp_ranks),
-        dp_size=dp_size,
-        seed=config.seed,
-        shuffle=train,
-        keep_partial=not train if keep_partial is None else keep_partial,
-    )
-    ahead = trainer.prefetch_factor
-    return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()
 
 
 def _shape_of(array: np.ndarray) -> jax.ShapeDtypeStruct:
@@ -482,14 +321,3 @@ def _known(coordinate: np.ndarray | None) -> np.ndarray:
             "rows and columns"
         )
     return coordinate
-
-
-def _check_new_grid(made: Grid | None, grid: tuple[int, int] | None) -> None:
-    """Checks that preblocks that regrid make the model's grid."""
-    if made is not None and grid is not None and made.shape != grid:
-        raise ValueError(
-            f"preblocks: regrid makes fields of {made.shape[0]} x {made.shape[1]} "
-            f"(latitude x longitude), the model has image_height {grid[0]} x "
-            f"image_width {grid[1]}; take other weights, or set them to "
-            f"{made.shape[0]} and {made.shape[1]}"
-        )

@@ -1,0 +1,89 @@
+"""Builds the loaders of a config, and checks their data."""
+
+from typing import Literal, get_args
+
+from credit_jax.config import Config
+from credit_jax.data.checks import check_dataset
+from credit_jax.data.dataset import open_dataset
+from credit_jax.data.loader import Loader
+from credit_jax.data.sampler import Sampler
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.transforms import Grid, Pipeline, build_pipeline
+
+Split = Literal["train", "valid"]
+
+
+def splits(config: Config) -> tuple[Split, ...]:
+    """The splits of a run: without "valid" if `skip_validation` is set."""
+    return ("train",) if config.trainer.skip_validation else get_args(Split)
+
+
+def build_loader(
+    config: Config,
+    *,
+    split: Split,
+    local_dp_ranks: tuple[int, ...] = (0,),
+    dp_size: int = 1,
+    keep_partial: bool | None = None,
+    pipeline: Pipeline | None = None,
+    open_files: OpenFiles | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Loader:
+    """Builds the loader of a split; checks its files, times, grids and some samples.
+
+    Args:
+        config: the whole config; its model section is not read.
+        split: "train" (shuffled) or "valid" (in order of time).
+        local_dp_ranks: dp ranks whose devices belong to this process, increasing. Peers
+            along tp and domain are one dp rank and get the same samples.
+        dp_size: number of dp ranks of the whole mesh.
+        keep_partial: whether an epoch ends with a smaller batch if samples are left
+            over; by default only in validation, so that training compiles one program.
+        pipeline: transforms of `build_pipeline`; None builds those of the config.
+        open_files: cache of open files, shared with other loaders.
+        grid: (latitudes, longitudes) of the model; None skips the comparison.
+
+    Raises:
+        FileNotFoundError: files are missing.
+        ValueError: the data or the transforms have problems, see `check_dataset`,
+            `Sampler`, `build_pipeline`.
+
+    Differs from CREDIT: training drops samples that do not fill a batch; CREDIT ends
+    the epoch with a smaller one.
+    """
+    train = split == "train"
+    dataset = open_dataset(config.data if train else config.validation_data, open_files)
+    if pipeline is None:
+        pipeline = build_pipeline(config.preblocks, config.postblocks)
+    lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
+    _check_new_grid(pipeline.grid, grid)
+    pipeline.check(dataset.schema.as_read())
+    if dataset.further is not None:
+        for schema in dataset.further.schemas.values():
+            pipeline.check(schema.as_read())
+    pipeline.check_units(dataset.units())
+    trainer = config.trainer
+    size = trainer.train_batch_size if train else trainer.valid_batch_size
+    workers = trainer.thread_workers if train else trainer.valid_thread_workers
+    sampler = Sampler(
+        num_samples=len(dataset),
+        batch_size=size,
+        local_dp_ranks=tuple(local_dp_ranks),
+        dp_size=dp_size,
+        seed=config.seed,
+        shuffle=train,
+        keep_partial=not train if keep_partial is None else keep_partial,
+    )
+    ahead = trainer.prefetch_factor
+    return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()
+
+
+def _check_new_grid(made: Grid | None, grid: tuple[int, int] | None) -> None:
+    """Checks that preblocks that regrid make the model's grid."""
+    if made is not None and grid is not None and made.shape != grid:
+        raise ValueError(
+            f"preblocks: regrid makes fields of {made.shape[0]} x {made.shape[1]} "
+            f"(latitude x longitude), the model has image_height {grid[0]} x "
+            f"image_width {grid[1]}; take other weights, or set them to "
+            f"{made.shape[0]} and {made.shape[1]}"
+        )
