@@ -8,7 +8,13 @@ from credit_jax.data.dataset import open_dataset
 from credit_jax.data.loader import Loader
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.transforms import Grid, Pipeline, build_pipeline
+from credit_jax.transforms import (
+    Grid,
+    Pipeline,
+    build_pipeline,
+    check_layout,
+    check_units,
+)
 
 Split = Literal["train", "valid"]
 
@@ -57,11 +63,11 @@ def build_loader(
         pipeline = build_pipeline(config.preblocks, config.postblocks)
     lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
     _check_new_grid(pipeline.grid, grid)
-    pipeline.check(dataset.schema.as_read())
+    check_layout(pipeline, dataset.schema.as_read())
     if dataset.further is not None:
         for schema in dataset.further.schemas.values():
-            pipeline.check(schema.as_read())
-    pipeline.check_units(dataset.units())
+            check_layout(pipeline, schema.as_read())
+    check_units(pipeline, dataset.units())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers

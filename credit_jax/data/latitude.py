@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.io.errors import errors_of
 from credit_jax.io.open_files import OpenFiles
 
 LATITUDE_NAMES = ("latitude", "lat")
@@ -37,10 +38,8 @@ def read_latitude(
             f"{key}: {place} does not exist; it must be a NetCDF or Zarr file with a "
             "`latitude` coordinate, such as the static fields"
         )
-    try:
+    with errors_of(key):
         dataset = open_files.dataset(place)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
     for name in LATITUDE_NAMES:
         if name in dataset.variables and dataset[name].ndim == 1:
             return np.asarray(dataset[name].values, np.float64)

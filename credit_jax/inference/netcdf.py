@@ -26,6 +26,7 @@ from credit_jax.inference.outputs import Outputs, as_dates
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Fields, WriteJob
 from credit_jax.io.atomic import new_file
+from credit_jax.io.errors import errors_of
 from credit_jax.io.netcdf import NetcdfSeries
 
 UNITS = "seconds since 1970-01-01"
@@ -68,10 +69,8 @@ class NetcdfStore:
             depth = 1 if variable.levels is None else len(variable.levels)
             step[variable.key] = np.zeros((depth, rows, columns), np.float32)
         first = [self.schedule.valid_time(0, self.schedule.written[0])]
-        try:
+        with errors_of("inference.output.encoding"):
             self._files.check(to_dataset(self.outputs, first, [step]))
-        except ValueError as error:
-            raise ValueError(f"inference.output.encoding: {error}") from error
 
     def writer(self, task: Task) -> NetcdfWriter:
         """Returns a writer of one forecast."""

@@ -28,7 +28,13 @@ from credit_jax.plan import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.channels import schema_of
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
-from credit_jax.transforms import Advance, Pipeline, Rollout, build_pipeline
+from credit_jax.transforms import (
+    Advance,
+    Pipeline,
+    Rollout,
+    build_pipeline,
+    check_layout,
+)
 
 _SECTIONS = ("data", "preblocks", "postblocks")
 
@@ -295,7 +301,7 @@ def _data_problems(
     found.problems += opened.problems(schedule.starts, schedule.num_steps)
     grid = model.grid if pipeline.grid is None else None
     found.attempt(lambda: check_grid(opened, grid))
-    found.attempt(lambda: pipeline.check(opened.schema.as_read()))
+    found.attempt(lambda: check_layout(pipeline, opened.schema.as_read()))
     return found.problems
 
 

@@ -12,6 +12,11 @@ from credit_jax.transforms.base import (
     Where,
 )
 from credit_jax.transforms.build import build_pipeline
+from credit_jax.transforms.data_checks import (
+    check_layout,
+    check_units,
+    notes_on_layout,
+)
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
@@ -49,10 +54,13 @@ __all__ = [
     "Where",
     "build_pipeline",
     "channel_units",
+    "check_layout",
+    "check_units",
     "constant_fields",
     "fields_of_rollout",
     "initial_entries",
     "newest",
+    "notes_on_layout",
     "transform_types",
     "without_input",
 ]

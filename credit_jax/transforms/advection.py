@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.io.file_errors import errors_of
+from credit_jax.io.errors import errors_of
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.files import Coefficients, read_arrays, read_coefficients
 from credit_jax.physics.rows import num_rows

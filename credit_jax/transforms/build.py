@@ -12,6 +12,7 @@ from credit_jax.config.transforms import (
     PreblocksConfig,
     TransformConfig,
 )
+from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import PREBLOCKS, Phase, Where
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
@@ -69,13 +70,8 @@ def parse_preblocks(
 
 def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:
     entry = TRANSFORMS[phase.section][config.type]
-    try:
+    with errors_of(path):
         transform = entry.build(args)
-    except OSError as error:
-        lost = isinstance(error, FileNotFoundError)
-        raise (FileNotFoundError if lost else OSError)(f"{path}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return Placed(path, config.type, phase, entry.where, transform)
 
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.fields import FieldContext
+from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import (
     PREBLOCKS,
     ChangesGrid,
     ChangesLayout,
-    ChecksLayout,
     FieldTree,
     Grid,
     Layout,
@@ -35,7 +35,6 @@ from credit_jax.transforms.base import (
     Selects,
     Transform,
     Where,
-    variable_of,
 )
 from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct
@@ -44,7 +43,6 @@ from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS
-from credit_jax.transforms.unit_names import EXPECTED, differ
 
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
@@ -280,85 +278,6 @@ class Pipeline:
                 f"{listed}"
             )
 
-    def check(self, layout: Layout) -> None:
-        """Checks that the files of transforms fit the variables of the data.
-
-        Args:
-            layout: variables of "input" and "target" of the data.
-
-        Raises:
-            ValueError: a file does not fit the variables.
-        """
-        for each, before in self._with_layouts(layout):
-            if isinstance(each.transform, ChecksLayout):
-                try:
-                    each.transform.check(before)
-                except ValueError as error:
-                    raise ValueError(f"{each.path}: {error}") from error
-
-    def check_units(self, units: Mapping[str, tuple[str, str]]) -> None:
-        """Checks the units of variables against statistics and formulas.
-
-        Args:
-            units: key -> unit and file, for the variables whose files have a unit.
-
-        Raises:
-            ValueError: a unit differs from that of the file of means, or from that of a
-                formula.
-        """
-        known = {key: (*own, variable_of(key)) for key, own in units.items()}
-        for each in self.transforms:
-            own = each.transform
-            if isinstance(own, Rename) and each.phase in PREBLOCKS:
-                known = {own.mapping.get(key, key): unit for key, unit in known.items()}
-            for key, expected, whose in _units_of(own, known):
-                unit, path, name = known[key]
-                if differ(unit, expected):
-                    raise ValueError(
-                        f"{path}: variable {name!r} has units {unit!r}, "
-                        f"but {each.path}{whose} {expected!r}; bring the file to that "
-                        "unit"
-                    )
-
-    def notes(self, layout: Layout) -> list[str]:
-        """Finds variables that the data lack, which are ignored, as in CREDIT.
-
-        Also finds predicted variables that no normalizer has in its files.
-
-        Args:
-            layout: variables of "input" and "target" of the data.
-
-        Returns:
-            One line for each finding.
-        """
-        found = []
-        for each, before in self._with_layouts(layout):
-            if isinstance(each.transform, Selects):
-                parts = before if each.phase in PREBLOCKS else {"": before["target"]}
-                keys = {group.var_key: 0 for own in parts.values() for group in own}
-                lines = each.transform.selection.unmatched(keys)
-                found += [f"{each.path}.args.variables: {line}" for line in lines]
-        return found + self._not_normalized(layout)
-
-    def _not_normalized(self, layout: Layout) -> list[str]:
-        """A note on predicted variables that no normalizer has in its files."""
-        preblocks = [own for own in self.transforms if own.phase in PREBLOCKS]
-        if any(isinstance(own.transform, ScalerTransform) for own in preblocks):
-            return []
-        missing, paths = {}, []
-        for each, before in self._with_layouts(layout):
-            if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
-                names = (variable_of(group.var_key) for group in before["target"])
-                own = [name for name in names if name not in each.transform.mean]
-                missing = dict.fromkeys(n for n in own if not paths or n in missing)
-                paths.append(f"{each.path}: {each.transform.paths}")
-        if not missing:
-            return []
-        return [
-            f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
-            "the model then predicts as read, not normalized, as in CREDIT"
-        ]
-
     def layout(self, layout: Layout) -> Layout:
         """Returns the variables of x and y, in channel order.
 
@@ -370,6 +289,13 @@ class Pipeline:
             if isinstance(each.transform, ChangesLayout):
                 layout = each.transform.layout(layout)
         return layout
+
+    def with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
+        """Yields every transform with the variables of its input."""
+        for each in self.transforms:
+            yield each, layout
+            if each.phase in PREBLOCKS and isinstance(each.transform, ChangesLayout):
+                layout = each.transform.layout(layout)
 
     @property
     def grid(self) -> Grid | None:
@@ -397,13 +323,6 @@ class Pipeline:
         """The transforms before the model, in execution order."""
         return tuple(each for each in self.transforms if each.phase in PREBLOCKS)
 
-    def _with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
-        """Yields every transform with the variables of its input."""
-        for each in self.transforms:
-            yield each, layout
-            if each.phase in PREBLOCKS and isinstance(each.transform, ChangesLayout):
-                layout = each.transform.layout(layout)
-
     def _of(self, phase: Phase) -> list[Placed]:
         return [each for each in self.transforms if each.phase is phase]
 
@@ -413,27 +332,9 @@ class Pipeline:
         self.require(phase, Where.HOST if context is None else Where.TRACED)
         new = dict(tree)
         for each in self._of(phase):
-            try:
+            with errors_of(each.path):
                 new = each.transform(new, context)
-            except ValueError as error:
-                raise ValueError(f"{each.path}: {error}") from error
         return new
-
-
-def _units_of(
-    transform: Any, known: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
-    """Key, expected unit and origin of that unit, for variables with known units."""
-    if isinstance(transform, Normalizer):
-        for key in known:
-            unit = transform.units.get(variable_of(key))
-            if unit is not None:
-                yield key, unit, f" has a mean ({transform.paths}) in"
-    args = getattr(transform, "args", None)
-    for name, unit in EXPECTED.items():
-        key = getattr(args, name, None)
-        if isinstance(key, str) and key in known:
-            yield key, unit, f".args.{name} takes"
 
 
 def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from credit_jax.fields.bridgescaler import (
     Scaler,
     read_scalers,
 )
-from credit_jax.io.file_errors import errors_of
+from credit_jax.io.errors import errors_of
 from credit_jax.transforms import quantile
 from credit_jax.transforms.base import FieldTree, Group, change_entry, place_of
 from credit_jax.transforms.pointwise import is_numpy, standardize

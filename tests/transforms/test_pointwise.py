@@ -1,6 +1,5 @@
 """log, sqrt, exp, square and fill_values against CREDIT's blocks."""
 
-import re
 import warnings
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from credit_jax.config.base import ConfigError
 from tests.support import assert_close
-from tests.transforms.cases import CONCAT, SP, TP, T, group, postblocks, preblocks
+from tests.transforms.cases import CONCAT, T, postblocks, preblocks
 from tests.transforms.credit_blocks import built, compare, fields, host_results
 
 pytestmark = pytest.mark.reference
@@ -112,18 +111,3 @@ def test_a_key_without_fields():
     text = "key 'y_processed' names no fields of variables; there are: input"
     with pytest.raises(ValueError, match=text):
         chain.after_step({"input": {}, "y_pred": np.zeros((1, 1, 1, 2, 2))})
-
-
-def test_what_selects_nothing_is_a_note():
-    """CREDIT silently ignores it."""
-    logs = {"type": "log_transform", "args": {"variables": [T, "S/prognostic/2d/Sp"]}}
-    text = {"type": "sqrt_transform", "args": {"variables": SP}}
-    chain = preblocks(a=logs, b=text, concat=CONCAT)
-    groups = [group(T, 4), group(SP, 1)]
-    notes = chain.notes({"input": groups, "target": [*groups, group(TP, 1)]})
-    assert len(notes) == 2
-    assert re.search(
-        r"a\.args\.variables: 'S/prognostic/2d/Sp' is no variable", notes[0]
-    )
-    assert f"the nearest is {SP!r}" in notes[0]
-    assert f"got the string {SP!r}, expected a list" in notes[1]

@@ -13,7 +13,7 @@ import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.io.file_errors import errors_of
+from credit_jax.io.errors import errors_of
 from credit_jax.physics.files import Coefficients, read_coefficients
 from credit_jax.physics.geopotential import geopotential
 from credit_jax.physics.interpolation import rises

@@ -12,7 +12,7 @@ import numpy as np
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler
-from credit_jax.io.file_errors import errors_of
+from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import FieldTree, change_entry
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.post.scaler import target_scalers

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.transforms import check_layout
 from credit_jax.transforms.pre.concat import join
 from credit_jax.transforms.units import channel_units
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
@@ -83,10 +84,9 @@ def test_denormalize_is_the_inverse(files, batch):
 )
 def test_statistics_errors(files, changes, kind, text):
     norm = {"type": "era5_normalizer", "args": {**files, **changes}}
+    layout = {"input": [], "target": [group(T, LEVELS)]}
     with pytest.raises(kind, match=re.escape(text)):
-        preblocks(norm=norm, concat=CONCAT).check(
-            {"input": [], "target": [group(T, LEVELS)]}
-        )
+        check_layout(preblocks(norm=norm, concat=CONCAT), layout)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,3 @@ def test_bad_statistics(files, tmp_path, value, text):
     norm = {"type": "era5_normalizer", "args": {**files, "std_path": path}}
     with pytest.raises(ValueError, match=text):
         preblocks(norm=norm, concat=CONCAT)
-
-
-def test_predicted_variables_that_the_files_lack_are_a_note(files):
-    """CREDIT silently passes them on; forcing is often not normalized."""
-    norm = {"type": "era5_normalizer", "args": files}
-    target = [group(T, LEVELS), group("S/diagnostic/2d/rain", 1)]
-    layout = {"input": [group("S/dynamic_forcing/2d/tsi", 1)], "target": target}
-    (note,) = preblocks(norm=norm, concat=CONCAT).notes(layout)
-    assert "preblocks.per_step.norm: " in note
-    assert "do not both have rain, which" in note
-    assert (
-        preblocks(norm=norm, concat=CONCAT).notes(layout | {"target": target[:1]}) == []
-    )

@@ -1,0 +1,120 @@
+"""Compares the transforms of a config with the variables and units of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from credit_jax.io.errors import errors_of
+from credit_jax.transforms.base import (
+    PREBLOCKS,
+    ChecksLayout,
+    Layout,
+    Selects,
+    variable_of,
+)
+from credit_jax.transforms.pipeline import Pipeline
+from credit_jax.transforms.pre.normalize import Normalizer
+from credit_jax.transforms.pre.rename import Rename
+from credit_jax.transforms.pre.scaler import ScalerTransform
+from credit_jax.transforms.unit_names import EXPECTED, differ
+
+
+def check_layout(pipeline: Pipeline, layout: Layout) -> None:
+    """Checks that the files of transforms fit the variables of the data.
+
+    Args:
+        pipeline: the transforms.
+        layout: variables of "input" and "target" of the data.
+
+    Raises:
+        ValueError: a file does not fit the variables.
+    """
+    for each, before in pipeline.with_layouts(layout):
+        if isinstance(each.transform, ChecksLayout):
+            with errors_of(each.path):
+                each.transform.check(before)
+
+
+def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> None:
+    """Checks the units of variables against statistics and formulas.
+
+    Args:
+        pipeline: the transforms.
+        units: key -> unit and file, for the variables whose files have a unit.
+
+    Raises:
+        ValueError: a unit differs from that of the file of means, or from that of a
+            formula.
+    """
+    known = {key: (*own, variable_of(key)) for key, own in units.items()}
+    for each in pipeline.transforms:
+        own = each.transform
+        if isinstance(own, Rename) and each.phase in PREBLOCKS:
+            known = {own.mapping.get(key, key): unit for key, unit in known.items()}
+        for key, expected, whose in _units_of(own, known):
+            unit, path, name = known[key]
+            if differ(unit, expected):
+                raise ValueError(
+                    f"{path}: variable {name!r} has units {unit!r}, "
+                    f"but {each.path}{whose} {expected!r}; bring the file to that "
+                    "unit"
+                )
+
+
+def notes_on_layout(pipeline: Pipeline, layout: Layout) -> list[str]:
+    """Finds variables that the data lack, which are ignored, as in CREDIT.
+
+    Also finds predicted variables that no normalizer has in its files.
+
+    Args:
+        pipeline: the transforms.
+        layout: variables of "input" and "target" of the data.
+
+    Returns:
+        One line for each finding.
+    """
+    found = []
+    for each, before in pipeline.with_layouts(layout):
+        if isinstance(each.transform, Selects):
+            parts = before if each.phase in PREBLOCKS else {"": before["target"]}
+            keys = {group.var_key: 0 for own in parts.values() for group in own}
+            lines = each.transform.selection.unmatched(keys)
+            found += [f"{each.path}.args.variables: {line}" for line in lines]
+    return found + _not_normalized(pipeline, layout)
+
+
+def _not_normalized(pipeline: Pipeline, layout: Layout) -> list[str]:
+    """A note on predicted variables that no normalizer has in its files."""
+    preblocks = [own for own in pipeline.transforms if own.phase in PREBLOCKS]
+    if any(isinstance(own.transform, ScalerTransform) for own in preblocks):
+        return []
+    missing, paths = {}, []
+    for each, before in pipeline.with_layouts(layout):
+        if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
+            names = (variable_of(group.var_key) for group in before["target"])
+            own = [name for name in names if name not in each.transform.mean]
+            missing = dict.fromkeys(n for n in own if not paths or n in missing)
+            paths.append(f"{each.path}: {each.transform.paths}")
+    if not missing:
+        return []
+    return [
+        f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
+        "the model then predicts as read, not normalized, as in CREDIT"
+    ]
+
+
+def _units_of(
+    transform: Any, known: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Key, expected unit and origin of that unit, for variables with known units."""
+    if isinstance(transform, Normalizer):
+        for key in known:
+            unit = transform.units.get(variable_of(key))
+            if unit is not None:
+                yield key, unit, f" has a mean ({transform.paths}) in"
+    args = getattr(transform, "args", None)
+    for name, unit in EXPECTED.items():
+        key = getattr(args, name, None)
+        if isinstance(key, str) and key in known:
+            yield key, unit, f".args.{name} takes"
