@@ -7,8 +7,9 @@ differences between data sets.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,10 @@ from jaxtyping import Float
 
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import most_restrictive
+from credit_jax.data.sources.file_dims import FileDims, Layout
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.levels import Levels, check_same_levels, level_indices
-from credit_jax.data.sources.reader import OpenFile, Reader, crop
+from credit_jax.data.sources.levels import check_same_levels
+from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.data.sources.source import (
     BadSampleError,
     Fields,
@@ -33,29 +35,6 @@ from credit_jax.io.open_files import OpenFiles
 MANY_FILES = 200
 # Attributes that say what a variable is (CF conventions, section 3).
 DESCRIPTIVE = ("standard_name", "long_name", "units")
-# Kinds of dtypes of fields: booleans, integers, floats.
-_NUMBERS = "biuf"
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The layout of the files of a data set.
-
-    Attributes:
-        levels: meaning of `levels` in the config: the "nearest" values of the level
-            coordinate, "exact" values, or a "position", counted from 1.
-        static_time: the time to read of a static variable that has a time dim: the
-            "first" of the file, or the "same" as for other variables.
-        one_time: whether each file has a single time, which is in its name.
-        transposed: whether fields may be (longitude, latitude).
-        extent: returns the rows and columns of a file to read; None reads all.
-    """
-
-    levels: Levels = "nearest"
-    static_time: Literal["first", "same"] = "first"
-    one_time: bool = False
-    transposed: bool = False
-    extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +55,14 @@ class FileSource:
     config: SourceConfig
     files: Mapping[tuple[str, str], Files]
     reader: Reader
-    layout: Layout = Layout()
+    layout: Layout
     calendar: str = "standard"
     num_levels: int = 0
+
+    @cached_property
+    def dims(self) -> FileDims:
+        """The dims of the variables of its files."""
+        return FileDims(self.name, self.config, self.layout)
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
@@ -100,7 +84,7 @@ class FileSource:
         for kind in self.config.variables.given:
             _, name = next(variables_of(self.config, kind))
             opened = self._first_file(kind, name)
-            shape, space = self._space(opened, name)
+            shape, space = self.dims.space_of(opened, name)
             coordinates = [opened.latitude, opened.longitude]
             if self.layout.extent and len(shape) == 2:
                 coordinates = [None, None]
@@ -179,16 +163,16 @@ class FileSource:
                 opened = self.reader.open(path)
             except ValueError as error:
                 raise BadSampleError(str(error)) from error
-            self.check_variables(field_type, opened, named)
+            self.dims.check(field_type, opened, named)
             _check_units(opened, named, units)
             for name in (name for dims, name in named if dims == "3d"):
                 array = opened.variable(name)
                 dim, indices = (
-                    self._level_dim(array),
-                    self._level_indices(opened, array),
+                    self.dims.level_dim(array),
+                    self.dims.level_indices(opened, array),
                 )
                 check_same_levels(opened, dim, indices, name, levels)
-            if self._timeless(field_type, opened, named):
+            if self.dims.timeless(field_type, opened, named):
                 continue
             if opened.times is None:
                 raise ValueError(
@@ -201,32 +185,6 @@ class FileSource:
             raise BadSampleError(
                 self._missing_times(field_type, files, missing, len(times))
             )
-
-    def check_variables(
-        self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
-    ) -> dict[str, int]:
-        """Checks that a file has some variables of a field type, with dims in order.
-
-        Returns:
-            Number of levels to read, for each 3-D variable.
-
-        Raises:
-            ValueError: a variable or a level is missing, or has other dims.
-        """
-        levels = {}
-        for dims, name in named:
-            array = opened.variable(name)
-            if array.dtype.kind not in _NUMBERS:
-                raise ValueError(
-                    f"{opened.path}: variable {name!r} is of dtype {array.dtype}, "
-                    "expected numbers; convert it, or name another variable"
-                )
-            self._check_dims(field_type, dims, name, opened)
-            if dims == "3d":
-                indices = self._level_indices(opened, array)
-                count = array.shape[array.dims.index(self._level_dim(array))]
-                levels[name] = count if indices is None else len(indices)
-        return levels
 
     def _at(
         self,
@@ -266,12 +224,12 @@ class FileSource:
     ) -> dict[tuple, Float[np.ndarray, "level *space"]]:
         """Reads the field of a key, and the other times of its chunk, for the cache."""
         array = opened.variable(name)
-        _, space = self._space(opened, name)
-        chosen: dict[Any, Any] = self._crop(opened, space, rows)
+        _, space = self.dims.space_of(opened, name)
+        chosen: dict[Any, Any] = self.dims.cropped(opened, space, rows)
         if dims == "3d":
-            indices = self._level_indices(opened, array)
+            indices = self.dims.level_indices(opened, array)
             if indices is not None:
-                chosen[self._level_dim(array)] = indices
+                chosen[self.dims.level_dim(array)] = indices
         timed = opened.time_coord in array.dims
         steps = range(index, index + 1)
         if timed:
@@ -287,102 +245,6 @@ class FileSource:
         fields = [values[0]] if len(steps) == 1 else [field.copy() for field in values]
         keys = [(*key, step) for step in steps]
         return dict(zip(keys, fields, strict=True))
-
-    def _crop(
-        self, opened: OpenFile, space: tuple[str, ...], rows: slice | None
-    ) -> dict[Any, Any]:
-        """Rows and columns to read, for dims that are not read whole."""
-        whole = [slice(None)] * len(space)
-        if self.layout.extent is not None:
-            whole = [*self.layout.extent(opened)]
-        if rows is not None:
-            if len(space) != 2:
-                raise ValueError(f"{opened.path}: an unstructured grid has no rows")
-            whole[0] = crop(whole[0], opened.dataset.sizes[space[0]], rows)
-        return {
-            dim: part
-            for dim, part in zip(space, whole, strict=True)
-            if part != slice(None)
-        }
-
-    def _space(
-        self, opened: OpenFile, name: str
-    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Sizes and names of the dims of rows and columns, or of points."""
-        array = opened.variable(name)
-        count = 1 if self._unstructured(opened) else 2
-        space = tuple(str(dim) for dim in array.dims[-count:])
-        latitude = opened.latitude
-        if self.layout.transposed and count == 2 and latitude is not None:
-            space = space if space[0] in latitude.dims else space[::-1]
-        sizes = {str(d): n for d, n in zip(array.dims, array.shape, strict=True)}
-        shape = [sizes[dim] for dim in space]
-        if self.layout.extent is not None:
-            parts = self.layout.extent(opened)
-            shape = [len(range(n)[p]) for n, p in zip(shape, parts, strict=True)]
-        return tuple(shape), space
-
-    def _unstructured(self, opened: OpenFile) -> bool:
-        """Whether the grid has one dim of points instead of rows and columns."""
-        if self.config.grid_type is not None:
-            return self.config.grid_type == "unstructured"
-        lat, lon = opened.latitude, opened.longitude
-        return lat is not None and lon is not None and lat.dims == lon.dims
-
-    def _level_dim(self, array: Any) -> str:
-        """The level dim of a 3-D variable."""
-        if self.config.level_coord is not None:
-            return self.config.level_coord
-        return str(array.dims[1 if self.config.time_coord in array.dims else 0])
-
-    def _level_indices(self, opened: OpenFile, array: Any) -> list[int] | None:
-        """Indices of the levels to read; None reads all."""
-        wanted = self.config.level_values
-        if wanted is None:
-            return None
-        where = f"data.source.{self.name}"
-        return level_indices(
-            opened, self._level_dim(array), wanted, self.layout.levels, where
-        )
-
-    def _timeless(
-        self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
-    ) -> bool:
-        """Whether a file has no time dim in which to find a time."""
-        if self.layout.one_time:
-            return True
-        if field_type == "static" and self.layout.static_time == "first":
-            return True
-        timed = [opened.time_coord in opened.variable(n).dims for _, n in named]
-        return not any(timed)
-
-    def _check_dims(
-        self, field_type: str, dims: str, name: str, opened: OpenFile
-    ) -> None:
-        """Checks that the dims are time (optional), level, rows, columns."""
-        there = [str(dim) for dim in opened.variable(name).dims]
-        time = opened.time_coord
-        lat, lon = opened.latitude, opened.longitude
-        space = [str(c.dims[0]) if c is not None else None for c in (lat, lon)]
-        space = space[:1] if self._unstructured(opened) else space
-        level = self.config.level_coord
-        names = [level] if dims == "3d" else []
-        names += space
-        timed = len(there) > len(names) or (field_type != "static" and time in there)
-        names = [time, *names] if timed else names
-        wrong = _differ(there, names)
-        if wrong and self.layout.transposed and len(space) == 2:
-            wrong = _differ(there, [*names[:-2], names[-1], names[-2]])
-        if wrong:
-            shown = [*names[: len(names) - len(space)]]
-            shown += [n or d for n, d in zip(space, _SPACE, strict=False)]
-            raise ValueError(
-                f"{opened.path}: variable {name!r} has dims ({', '.join(there)}), "
-                f"expected ({', '.join(n or 'level' for n in shown)}) for a "
-                f"{'3-D' if dims == '3d' else '2-D'} {field_type} variable; transpose "
-                f"the file, or set time_coord and level_coord of "
-                f"data.source.{self.name}"
-            )
 
     def _first_file(self, field_type: str, name: str) -> OpenFile:
         return self.reader.open(self.files[field_type, name].first_path)
@@ -413,9 +275,6 @@ class FileSource:
         return f" They cover {covers} ({files.count} file{plural})"
 
 
-_SPACE = ("latitude", "longitude")
-
-
 def open_files_source(
     name: str,
     config: SourceConfig,
@@ -444,7 +303,7 @@ def open_files_source(
     for (kind, variable), own in files.items():
         opened = reader.open(own.first_path)
         dims = "3d" if variable in config.variables.given[kind].vars_3D else "2d"
-        levels |= source.check_variables(kind, opened, [(dims, variable)])
+        levels |= source.dims.check(kind, opened, [(dims, variable)])
         if kind != "static" and opened.times is not None:
             calendars.append(opened.calendar)
     counts = sorted(set(levels.values()))
@@ -456,13 +315,6 @@ def open_files_source(
     calendar = config.calendar or most_restrictive(calendars)
     return dataclasses.replace(
         source, calendar=calendar, num_levels=counts[0] if counts else 0
-    )
-
-
-def _differ(there: list[str], expected: list[str | None]) -> bool:
-    """Whether dims differ from the expected ones, where None matches any dim."""
-    return len(there) != len(expected) or any(
-        name not in (None, dim) for dim, name in zip(there, expected, strict=True)
     )
 
 

@@ -15,7 +15,8 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.downloads import GoesConfig
 from credit_jax.config.sources.extent import Corners, Extent
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.file_source import FileSource, Layout, open_files_source
+from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.io.open_files import OpenFiles

@@ -8,7 +8,8 @@ import pandas as pd
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.downloads import MrmsConfig
 from credit_jax.config.sources.extent import Extent
-from credit_jax.data.sources.file_source import FileSource, Layout, open_files_source
+from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.io.open_files import OpenFiles

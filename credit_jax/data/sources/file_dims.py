@@ -1,0 +1,179 @@
+"""The dims of variables of NetCDF or Zarr files: time, levels, rows and columns."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources.levels import Levels
+from credit_jax.data.sources.levels import level_indices as indices_of
+from credit_jax.data.sources.reader import OpenFile, crop
+
+# Kinds of dtypes of fields: booleans, integers, floats.
+_NUMBERS = "biuf"
+_SPACE = ("latitude", "longitude")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The layout of the files of a data set.
+
+    Attributes:
+        levels: meaning of `levels` in the config: the "nearest" values of the level
+            coordinate, "exact" values, or a "position", counted from 1.
+        static_time: the time to read of a static variable that has a time dim: the
+            "first" of the file, or the "same" as for other variables.
+        one_time: whether each file has a single time, which is in its name.
+        transposed: whether fields may be (longitude, latitude).
+        extent: returns the rows and columns of a file to read; None reads all.
+    """
+
+    levels: Levels = "nearest"
+    static_time: Literal["first", "same"] = "first"
+    one_time: bool = False
+    transposed: bool = False
+    extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FileDims:
+    """The dims of the variables of a source's files.
+
+    Attributes:
+        name: name of the source.
+        config: section of the source.
+        layout: layout of the files.
+    """
+
+    name: str
+    config: SourceConfig
+    layout: Layout
+
+    def space_of(
+        self, opened: OpenFile, name: str
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Sizes and names of the dims of rows and columns, or of points."""
+        array = opened.variable(name)
+        count = 1 if self.is_unstructured(opened) else 2
+        space = tuple(str(dim) for dim in array.dims[-count:])
+        latitude = opened.latitude
+        if self.layout.transposed and count == 2 and latitude is not None:
+            space = space if space[0] in latitude.dims else space[::-1]
+        sizes = {str(d): n for d, n in zip(array.dims, array.shape, strict=True)}
+        shape = [sizes[dim] for dim in space]
+        if self.layout.extent is not None:
+            parts = self.layout.extent(opened)
+            shape = [len(range(n)[p]) for n, p in zip(shape, parts, strict=True)]
+        return tuple(shape), space
+
+    def cropped(
+        self, opened: OpenFile, space: tuple[str, ...], rows: slice | None
+    ) -> dict[Any, Any]:
+        """Rows and columns to read, for dims that are not read whole."""
+        whole = [slice(None)] * len(space)
+        if self.layout.extent is not None:
+            whole = [*self.layout.extent(opened)]
+        if rows is not None:
+            if len(space) != 2:
+                raise ValueError(f"{opened.path}: an unstructured grid has no rows")
+            whole[0] = crop(whole[0], opened.dataset.sizes[space[0]], rows)
+        return {
+            dim: part
+            for dim, part in zip(space, whole, strict=True)
+            if part != slice(None)
+        }
+
+    def is_unstructured(self, opened: OpenFile) -> bool:
+        """Whether the grid has one dim of points instead of rows and columns."""
+        if self.config.grid_type is not None:
+            return self.config.grid_type == "unstructured"
+        lat, lon = opened.latitude, opened.longitude
+        return lat is not None and lon is not None and lat.dims == lon.dims
+
+    def level_dim(self, array: Any) -> str:
+        """The level dim of a 3-D variable."""
+        if self.config.level_coord is not None:
+            return self.config.level_coord
+        return str(array.dims[1 if self.config.time_coord in array.dims else 0])
+
+    def level_indices(self, opened: OpenFile, array: Any) -> list[int] | None:
+        """Indices of the levels to read; None reads all."""
+        wanted = self.config.level_values
+        if wanted is None:
+            return None
+        where = f"data.source.{self.name}"
+        return indices_of(
+            opened, self.level_dim(array), wanted, self.layout.levels, where
+        )
+
+    def timeless(
+        self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
+    ) -> bool:
+        """Whether a file has no time dim in which to find a time."""
+        if self.layout.one_time:
+            return True
+        if field_type == "static" and self.layout.static_time == "first":
+            return True
+        timed = [opened.time_coord in opened.variable(n).dims for _, n in named]
+        return not any(timed)
+
+    def check(
+        self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
+    ) -> dict[str, int]:
+        """Checks that a file has some variables of a field type, with dims in order.
+
+        Returns:
+            Number of levels to read, for each 3-D variable.
+
+        Raises:
+            ValueError: a variable or a level is missing, or has other dims.
+        """
+        levels = {}
+        for dims, name in named:
+            array = opened.variable(name)
+            if array.dtype.kind not in _NUMBERS:
+                raise ValueError(
+                    f"{opened.path}: variable {name!r} is of dtype {array.dtype}, "
+                    "expected numbers; convert it, or name another variable"
+                )
+            self._check_dims(field_type, dims, name, opened)
+            if dims == "3d":
+                indices = self.level_indices(opened, array)
+                count = array.shape[array.dims.index(self.level_dim(array))]
+                levels[name] = count if indices is None else len(indices)
+        return levels
+
+    def _check_dims(
+        self, field_type: str, dims: str, name: str, opened: OpenFile
+    ) -> None:
+        """Checks that the dims are time (optional), level, rows, columns."""
+        there = [str(dim) for dim in opened.variable(name).dims]
+        time = opened.time_coord
+        lat, lon = opened.latitude, opened.longitude
+        space = [str(c.dims[0]) if c is not None else None for c in (lat, lon)]
+        space = space[:1] if self.is_unstructured(opened) else space
+        level = self.config.level_coord
+        names = [level] if dims == "3d" else []
+        names += space
+        timed = len(there) > len(names) or (field_type != "static" and time in there)
+        names = [time, *names] if timed else names
+        wrong = _differ(there, names)
+        if wrong and self.layout.transposed and len(space) == 2:
+            wrong = _differ(there, [*names[:-2], names[-1], names[-2]])
+        if wrong:
+            shown = [*names[: len(names) - len(space)]]
+            shown += [n or d for n, d in zip(space, _SPACE, strict=False)]
+            raise ValueError(
+                f"{opened.path}: variable {name!r} has dims ({', '.join(there)}), "
+                f"expected ({', '.join(n or 'level' for n in shown)}) for a "
+                f"{'3-D' if dims == '3d' else '2-D'} {field_type} variable; transpose "
+                f"the file, or set time_coord and level_coord of "
+                f"data.source.{self.name}"
+            )
+
+
+def _differ(there: list[str], expected: list[str | None]) -> bool:
+    """Whether dims differ from the expected ones, where None matches any dim."""
+    return len(there) != len(expected) or any(
+        name not in (None, dim) for dim, name in zip(there, expected, strict=True)
+    )
