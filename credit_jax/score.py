@@ -25,15 +25,18 @@ from credit_jax.commands import (
 )
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
 from credit_jax.evaluation.offline import grid_of, layout_of, score_files
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.opening import ScoreOptions, in_order, open_comparison
+from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.inference.archive import Record, read_record
+from credit_jax.inference.plan import forecast_truth
 from credit_jax.io.write_errors import WriteError, check_writable, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.visualization.page import PAGE_NAME, write_page
@@ -140,21 +143,18 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
     Raises:
         ValueError: there is no truth.
     """
-    truth: Any = args.truth
+    truth: str | NamedData | None = args.truth
+    training = None
+    if config is not None:
+        training = NamedData.before(config.preblocks, config.data)
+        inference = config.inference or InferenceConfig()
+        truth = truth or forecast_truth(config, inference)
     if truth is None:
-        if config is None:
-            raise ValueError(
-                "--truth is needed: the forecasts do not say with which config they "
-                "were made"
-            )
-        inference = config.inference
-        truth = (inference.data if inference else None) or config.data
-    return ScoreOptions(
-        truth,
-        args.climatology,
-        None if config is None else config.data,
-        in_order(args.variables),
-    )
+        raise ValueError(
+            "--truth is needed: the forecasts do not say with which config they were "
+            "made"
+        )
+    return ScoreOptions(truth, args.climatology, training, in_order(args.variables))
 
 
 def report(scores: Any, folder: str | Path) -> None:

@@ -161,16 +161,19 @@ class Loader:
         batch = self._read([good for _, good in pairs])
         return dataclasses.replace(batch, replaced=tuple(lines))
 
+    def fault(self, index: int) -> str | None:
+        """Why a sample cannot be used; None if it can. It is read to find out."""
+        if index not in self.bad:
+            try:
+                self._read([index])
+            except BAD as error:
+                self.bad[index] = str(error)
+        return self.bad.get(index)
+
     def _good(self, index: int) -> int:
         """The index of the sample itself, or of the next good one in time."""
         for other in np.roll(np.arange(len(self.dataset)), -index).tolist():
-            if other in self.bad:
-                continue
-            try:
-                self._read([other])
-            except BAD as error:
-                self.bad[other] = str(error)
-            else:
+            if self.fault(other) is None:
                 return other
         raise ValueError(
             f"none of the {len(self.dataset)} samples can be used; the first: "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +16,12 @@ from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.climatology import part_of_year
 from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
-from credit_jax.evaluation.references import Reference, open_data, open_dataset
+from credit_jax.evaluation.references import (
+    NamedData,
+    Reference,
+    open_data,
+    open_dataset,
+)
 from credit_jax.io.open_files import OpenFiles
 
 HOUR, DAY, MONTH = "hour", "dayofyear", "month"
@@ -107,6 +111,7 @@ class TrainingClimatology:
         by_hour: whether hours of the day are averaged separately.
         wanted: the variables of the means.
         means: (season, hour) -> (channel, lat, lon); (-1, -1) is the mean of all times.
+        left_out: number of times that could not be read.
     """
 
     reference: Reference
@@ -114,14 +119,16 @@ class TrainingClimatology:
     by_hour: bool
     wanted: Wanted
     means: Mapping[tuple[int, int], np.ndarray]
+    left_out: int = 0
 
     @property
     def where(self) -> str:
         parts = "season and hour" if self.by_hour else "season"
         first, last = (str(self.times[i])[:16] for i in (0, -1))
+        lost = f", without {self.left_out} that cannot be read" if self.left_out else ""
         return (
             f"means by {parts} of {len(self.times)} times of the training period, "
-            f"{first} to {last}"
+            f"{first} to {last}{lost}"
         )
 
     @property
@@ -155,7 +162,7 @@ def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClim
 
 
 def training_climatology(
-    data: DataConfig,
+    data: NamedData,
     choose: Callable[[Reference], Wanted],
     max_times: int = MAX_TIMES,
     open_files: OpenFiles | None = None,
@@ -163,37 +170,76 @@ def training_climatology(
     """Averages the training period of a data section; only the sums are kept in memory.
 
     Args:
-        data: the section; its dates are the period.
+        data: its dates are the period.
         choose: the variables and levels to average.
         max_times: of more times, as many evenly spaced ones are taken.
         open_files: files that are open already.
 
     Raises:
-        FileNotFoundError, ValueError: a field is missing.
+        FileNotFoundError, ValueError: a field is missing; of data that skip bad
+            samples, all are.
     """
     files = open_files or OpenFiles()
-    ends = [date_label(date) for dates in data.ranges for date in dates]
+    ends = [date_label(date) for dates in data.data.ranges for date in dates]
     period = np.array(ends, "datetime64[ns]")
     reference = open_data(data, "the training data", period, files)
-    times = _training_times(data, max_times, reference.calendar)
+    times = _training_times(data.data, max_times, reference.calendar)
     wanted = choose(reference)
-    problems = reference.problems(times, [*wanted])
+    skips = data.data.on_bad_sample == "skip"
+    problems = [] if skips else reference.problems(times, [*wanted])
     if problems:
         raise ValueError("; ".join(problems) + "; give --climatology FILE or none")
-    shape = reference.read(times[0], wanted).shape
     hours = len({_hour(time) for time in times})
-    by_hour = hours > 1 and 4 * hours * 8 * math.prod(shape) < MAX_BYTES
-    sums: dict[tuple[int, int], np.ndarray] = {}
-    counts: Counter = Counter()
-    for time in times:
+    by_hour, used = hours > 1, []
+    # Sums and counts, of one number or of one a point.
+    sums: defaultdict[tuple[int, int], Any] = defaultdict(float)
+    counts: defaultdict[tuple[int, int], Any] = defaultdict(int)
+    for time, fields in _fields(reference, times, wanted, skips=skips):
+        by_hour = by_hour and 4 * hours * 8 * fields.size < MAX_BYTES
         part = _part(time, by_hour)
-        sums.setdefault(part, np.zeros(shape))
-        sums[part] += reference.read(time, wanted)
-        counts[part] += 1
-    means = {k: (own / counts[k]).astype(np.float32) for k, own in sums.items()}
-    total = np.sum([*sums.values()], axis=0) / len(times)
-    means[_ALL] = total.astype(np.float32)
-    return TrainingClimatology(reference, times, by_hour, wanted, means)
+        used.append(time)
+        # Of data that skip bad samples, values that are not finite do not count.
+        there = np.isfinite(fields) if skips else np.True_
+        sums[part] = sums[part] + np.where(there, fields, 0).astype(float)
+        counts[part] = counts[part] + there.astype(int)
+    means = {k: _mean(own, counts[k]) for k, own in sums.items()}
+    means[_ALL] = _mean(sum(sums.values()), sum(counts.values()))
+    left_out = len(times) - len(used)
+    return TrainingClimatology(
+        reference, np.array(used), by_hour, wanted, means, left_out
+    )
+
+
+def _fields(
+    reference: Reference, times: np.ndarray, wanted: Wanted, *, skips: bool
+) -> Iterator[tuple[np.datetime64, np.ndarray]]:
+    """Yields times and their fields; optionally skips those that cannot be read.
+
+    Raises:
+        ValueError, OSError: a time cannot be read; if such are skipped, none can.
+    """
+    found, fault = 0, None
+    for time in times:
+        try:
+            fields = reference.read(time, wanted)
+        except (ValueError, OSError) as error:
+            if not skips:
+                raise
+            fault = fault or error
+            continue
+        found += 1
+        yield time, fields
+    if not found:
+        raise ValueError(
+            f"{reference.where}: none of {len(times)} times can be read; the first: "
+            f"{fault}"
+        )
+
+
+def _mean(total: Any, count: Any) -> np.ndarray:
+    """A mean over times, float32; NaN where there are no values."""
+    with np.errstate(invalid="ignore"):
+        return np.divide(total, count).astype(np.float32)
 
 
 def _training_times(data: DataConfig, max_times: int, calendar: str) -> np.ndarray:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from credit_jax.config.data import DataConfig
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import Comparison, compare, levels_in
 from credit_jax.evaluation.grid_file import Variable, align
-from credit_jax.evaluation.references import open_truth
+from credit_jax.evaluation.references import NamedData, open_truth
 from credit_jax.io.open_files import OpenFiles
 
 NO_CLIMATOLOGY = "none"
@@ -22,17 +21,17 @@ class ScoreOptions:
     """The references that forecasts are compared with.
 
     Attributes:
-        truth: a data section, or a path: see `open_truth`.
+        truth: data, or a path: see `open_truth`.
         climatology: path of mean fields; "none" omits climatology; None takes means of
             the training period.
-        training: the data section of that period; None if unknown.
+        training: the data of that period; None if unknown.
         variables: names of those that are compared; all by default.
         open_files: files that are open already.
     """
 
-    truth: str | DataConfig
+    truth: str | NamedData
     climatology: str | None = None
-    training: DataConfig | None = None
+    training: NamedData | None = None
     variables: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
 

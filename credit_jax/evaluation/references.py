@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,15 +17,41 @@ from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
+from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import most_restrictive, to_labels
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import Source
+from credit_jax.data.sources.source import Source, field_key, variables_of
 from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.transforms.base import variable_of
+from credit_jax.transforms.pre.rename import predicted_names
 
 TIMES = ("time", "valid_time")
+
+
+@dataclass(frozen=True)
+class NamedData:
+    """A data section, and the names of its variables in forecasts.
+
+    Attributes:
+        data: the section.
+        names: key of a variable -> its key in forecasts, where a preblock `rename`
+            gives it another one.
+    """
+
+    data: DataConfig
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def before(cls, preblocks: PreblocksConfig, data: DataConfig) -> NamedData:
+        """The data that some preblocks make the model's input from.
+
+        Raises:
+            ValueError, OSError: a `rename` is invalid, or its file cannot be read.
+        """
+        return cls(data, predicted_names(preblocks))
 
 
 @runtime_checkable
@@ -114,11 +140,13 @@ class DataReference:
         where: description of the section, for errors.
         sources: name -> opened source.
         clocks: name -> maps a time of the forecast to times of that source.
+        names: see `NamedData`.
     """
 
     where: str
     sources: Mapping[str, Source]
     clocks: Mapping[str, SourceClock]
+    names: Mapping[str, str]
 
     @property
     def calendar(self) -> str:
@@ -180,13 +208,13 @@ class DataReference:
             units = source.units()
             given = source.config.level_values
             levels = np.array(given or range(source.num_levels), dtype=float)
-            for kind, field in source.config.variables.given.items():
-                for dims, names in (("3d", field.vars_3D), ("2d", field.vars_2D)):
-                    for name in names:
-                        key = f"{source.name}/{kind}/{dims}/{name}"
-                        unit = units.get(key, ("", ""))[0]
-                        own = Variable(levels if dims == "3d" else None, unit)
-                        found.setdefault(name, (key, own))
+            for kind in source.config.variables.given:
+                for dims, variable in variables_of(source.config, kind):
+                    key = field_key(source.name, kind, dims, variable)
+                    unit = units.get(key, ("", ""))[0]
+                    own = Variable(levels if dims == "3d" else None, unit)
+                    name = variable_of(self.names.get(key, key))
+                    found.setdefault(name, (key, own))
         return found
 
     def _only(self, names: Sequence[str]) -> dict[str, Source]:
@@ -195,16 +223,16 @@ class DataReference:
         found = {}
         for name, source in self.sources.items():
             fields: dict[str, Any] = {}
-            for kind, field in source.config.variables.given.items():
+            for kind, given in source.config.variables.given.items():
                 own = {
                     f"vars_{dims.upper()}": tuple(
                         v
-                        for v in getattr(field, f"vars_{dims.upper()}")
+                        for v in getattr(given, f"vars_{dims.upper()}")
                         if f"{name}/{kind}/{dims}/{v}" in keys
                     )
                     for dims in ("3d", "2d")
                 }
-                kept = field.model_copy(update=own)
+                kept = given.model_copy(update=own)
                 fields[kind] = kept if any(own.values()) else None
             variables = source.config.variables.model_copy(update=fields)
             if variables.given:
@@ -214,13 +242,13 @@ class DataReference:
 
 
 def open_truth(
-    given: str | DataConfig, times: np.ndarray, open_files: OpenFiles | None = None
+    given: str | NamedData, times: np.ndarray, open_files: OpenFiles | None = None
 ) -> Reference:
     """Opens the truth without reading fields.
 
     Args:
-        given: a data section; or the path of a YAML file with one, of a NetCDF file or
-            of a Zarr store.
+        given: a data section; or the path of a YAML file with one, whose preblocks may
+            rename its variables, of a NetCDF file or of a Zarr store.
         times: that are read, datetime64[ns].
         open_files: files that are open already.
 
@@ -228,7 +256,7 @@ def open_truth(
         FileNotFoundError, ValueError: it cannot be opened, or has no time dim.
     """
     files = open_files or OpenFiles()
-    if isinstance(given, DataConfig):
+    if isinstance(given, NamedData):
         return open_data(given, "the data section", times, files)
     path = os.path.expandvars(given)
     if Path(path).suffix in (".yml", ".yaml"):
@@ -236,7 +264,10 @@ def open_truth(
         if not isinstance(raw.get("data"), Mapping):
             raise ValueError(f"--truth: {path} has no data section")
         data = parse(InferenceDataConfig, raw["data"], "data", source=path)
-        return open_data(data, path, times, files)
+        preblocks = parse(
+            PreblocksConfig, raw.get("preblocks") or {}, "preblocks", source=path
+        )
+        return open_data(NamedData.before(preblocks, data), path, times, files)
     dataset = open_dataset(path, "--truth", files)
     found = [name for name in TIMES if name in dataset.dims]
     if not found:
@@ -255,13 +286,14 @@ def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
 
 
 def open_data(
-    data: DataConfig, where: str, times: np.ndarray, open_files: OpenFiles
+    given: NamedData, where: str, times: np.ndarray, open_files: OpenFiles
 ) -> DataReference:
     """Opens the predicted variables of a data section.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
     """
+    data = given.data
     first, last = (pd.Timestamp(own) for own in (times.min(), times.max()))
     step = pd.Timedelta(data.timestep)
     dates = {
@@ -290,4 +322,4 @@ def open_data(
         )
         for name, own in opened.items()
     }
-    return DataReference(where, opened, clocks)
+    return DataReference(where, opened, clocks, given.names)

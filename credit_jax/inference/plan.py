@@ -15,6 +15,7 @@ from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data.channels import ChannelSchema, channel_problems
 from credit_jax.data.checks import check_grid
+from credit_jax.evaluation.references import NamedData
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
 from credit_jax.inference.outputs import Outputs, choose_outputs, read_attributes
@@ -233,6 +234,16 @@ def forecast_pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
         inference.preblocks or config.preblocks,
         inference.postblocks or config.postblocks,
     ).for_forecast()
+
+
+def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:
+    """The data that forecasts are made from, which are also their truth.
+
+    Raises:
+        OSError, ValueError: a `rename` is invalid.
+    """
+    preblocks = inference.preblocks or config.preblocks
+    return NamedData.before(preblocks, inference.data or config.data)
 
 
 def forecast_schema(

@@ -10,12 +10,13 @@ import xarray as xr
 
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
+from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import REGIONS, Region
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.identity import identity_of
 from credit_jax.inference.online_scores import online_scores
-from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.plan import ForecastPlan, forecast_truth
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
@@ -66,7 +67,11 @@ def score_campaign(
     """
     schedule, outputs = plan.schedule, plan.outputs(model)
     size = batch * model.axes.num_data
-    options = options or ScoreOptions(plan.data, training=plan.config.data)
+    if options is None:
+        training = NamedData.before(plan.config.preblocks, plan.config.data)
+        options = ScoreOptions(
+            forecast_truth(plan.config, plan.inference), training=training
+        )
     scores = online_scores(options, regions, schedule, model, outputs, size, folder)
     known = {**identity_of(plan, model), **(identity or {})}
     provenance = software()

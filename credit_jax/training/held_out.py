@@ -20,14 +20,16 @@ from credit_jax.config import Config
 from credit_jax.config.dates import duration
 from credit_jax.config.load import dump_config
 from credit_jax.config.transforms import PostblocksConfig, TransformConfig
+from credit_jax.data import Loader
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
 from credit_jax.evaluation.opening import ScoreOptions
+from credit_jax.evaluation.references import NamedData
 from credit_jax.inference import Forecaster
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.identity import identity_of
 from credit_jax.inference.outputs import Outputs
-from credit_jax.inference.plan import ForecastPlan, plan_forecast
+from credit_jax.inference.plan import ForecastPlan, forecast_truth, plan_forecast
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.score_campaign import score_campaign
 from credit_jax.inference.stores import NoWriter, TaskWriter
@@ -63,11 +65,46 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
     return starts[places.round().astype(int)], steps
 
 
-def plan_held_out(setup: Setup) -> ForecastPlan:
+def _usable(
+    loader: Loader, starts: np.ndarray, num_steps: int
+) -> tuple[np.ndarray, str]:
+    """The start dates whose data can be used, and a note on the others.
+
+    A forecast of several steps reads the samples of all its steps.
+
+    Raises:
+        ValueError: there is none.
+    """
+    dataset = loader.dataset
+    if not dataset.skips_bad:
+        return starts, ""
+    index = {start: i for i, start in enumerate(dataset.starts.tolist())}
+    steps = [
+        shift_all(starts, k * dataset.timestep, dataset.calendar).tolist()
+        for k in range(num_steps)
+    ]
+    reasons = [
+        next(filter(None, (loader.fault(index[time]) for time in own)), None)
+        for own in zip(*steps, strict=True)
+    ]
+    faults = [reason for reason in reasons if reason is not None]
+    if not faults:
+        return starts, ""
+    note = (
+        f"{len(faults)} of {len(starts)} start dates are left out of the scores, as "
+        f"their data cannot be used; the first: {faults[0]}"
+    )
+    if len(faults) == len(starts):
+        raise ValueError(note)
+    return starts[[reason is None for reason in reasons]], note
+
+
+def plan_held_out(setup: Setup) -> HeldOut:
     """Plans the forecasts from held-out start dates.
 
     Raises:
         ConfigError: the transforms of the training cannot forecast.
+        ValueError: no start date can be used.
     """
     config, loader = setup.config, setup.valid_loader
     assert loader is not None, "asked for by the caller"
@@ -75,8 +112,9 @@ def plan_held_out(setup: Setup) -> ForecastPlan:
     if config.demo is not None:
         steps = max(1, int(duration(DEMO_LENGTH) / duration(config.data.timestep)))
     starts, steps = held_out_starts(loader.dataset, steps)
+    starts, left_out = _usable(loader, starts, steps)
     overrides = {"data": config.validation_data, "postblocks": _postblocks(config)}
-    return plan_forecast(
+    plan = plan_forecast(
         config.model_copy(update={"inference": None}),
         config.trainer.parallelism,
         num_devices=setup.mesh.size,
@@ -85,6 +123,7 @@ def plan_held_out(setup: Setup) -> ForecastPlan:
         overrides=overrides,
         run=setup.plan,
     )
+    return HeldOut(setup, plan, left_out)
 
 
 def _postblocks(config: Config) -> PostblocksConfig:
@@ -129,15 +168,22 @@ class HeldOut:
     Attributes:
         setup: of the run.
         plan: of the forecasts.
+        left_out: a note on start dates whose data cannot be used; "" if there are none.
     """
 
     setup: Setup
     plan: ForecastPlan
+    left_out: str = ""
 
     @cached_property
     def outputs(self) -> Outputs:
         """The fields of a step: all that are predicted."""
         return self.plan.outputs(self.setup.valid_model)
+
+    @cached_property
+    def truth(self) -> NamedData:
+        """The held-out data."""
+        return forecast_truth(self.plan.config, self.plan.inference)
 
     def score(self, state: TrainState, folder: Path) -> xr.Dataset:
         """Makes and scores the forecasts; writes that of the last start date.
@@ -170,8 +216,8 @@ class HeldOut:
                 forecaster.weights,
                 sums,
                 options=ScoreOptions(
-                    config.validation_data,
-                    training=config.data,
+                    self.truth,
+                    training=NamedData.before(config.preblocks, config.data),
                     open_files=self.setup.plan.open_files,
                 ),
                 batch=config.trainer.valid_batch_size,
@@ -180,6 +226,7 @@ class HeldOut:
                     "title": "forecasts from held-out start dates",
                     "forecast": config.save_loc,
                     "truth": "the held-out period of the data section",
+                    **({"left_out": self.left_out} if self.left_out else {}),
                 },
                 fill_nan=True,
             )

@@ -51,7 +51,7 @@ def report_scores(
         display: where it is printed.
     """
     try:
-        held_out = HeldOut(setup, plan_held_out(setup))
+        held_out = plan_held_out(setup)
         state = _best(setup, folder, outcome.state)
         scores = held_out.score(state, folder / FORECAST_FOLDER)
     except (ConfigError, ValueError, OSError) as error:
@@ -60,6 +60,8 @@ def report_scores(
     if jax.process_index() > 0:
         return
     write_scores(scores, folder / SCORES_FOLDER)
+    if held_out.left_out:
+        display.message(f"note: {held_out.left_out}")
     names = [own.name for own in held_out.outputs.variables]
     maps = _maps(held_out, folder, scored(names, scores))
     log = folder / LOG_NAME
@@ -100,7 +102,7 @@ def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
 def scored(names: Sequence[str], scores: xr.Dataset) -> list[str]:
     """The variables of a forecast that have scores, in the order of the forecast.
 
-    Those that the data do not have, such as renamed ones, have none.
+    Those that the data do not have, such as ones that postblocks compute, have none.
     """
     there = set(scores["variable"].values.tolist())
     return [name for name in names if name in there]
@@ -118,7 +120,7 @@ def _maps(
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle)
-        scene = Scene(choice, truth_of(choice, held_out.plan.data, [last], known))
+        scene = Scene(choice, truth_of(choice, held_out.truth, [last], known))
         made.append((choice.title(last), png_of(scene.figure(last).figure)))
     with new_file(folder / FIGURE_NAME) as partial:
         partial.write_bytes(made[0][1])

@@ -158,9 +158,12 @@ class Pipeline:
         after = [each.transform for each in self._of(Phase.AFTER_STEP)]
         if any(isinstance(own, Denormalizer) for own in after):
             return
+        origins: dict[str, str] = {}
         for each in reversed(self._of(Phase.BEFORE_STEP)):
+            if isinstance(each.transform, Rename):
+                origins = each.transform.origins(origins)
             if isinstance(each.transform, Normalizer):
-                undo = Denormalizer(each.transform)
+                undo = Denormalizer(each.transform, origins=origins)
                 yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:

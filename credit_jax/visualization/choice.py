@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label, duration
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
-from credit_jax.evaluation.references import open_truth
+from credit_jax.evaluation.references import NamedData, open_truth
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.visualization.labels import lead_text
 
@@ -218,7 +217,7 @@ class Truth:
 
 def truth_of(
     choice: Choice,
-    truth: str | DataConfig,
+    truth: str | NamedData,
     leads: Sequence[int],
     open_files: OpenFiles | None = None,
 ) -> Truth:
@@ -226,7 +225,7 @@ def truth_of(
 
     Args:
         choice: the field.
-        truth: a data section, or a path: see `open_truth`.
+        truth: data, or a path: see `open_truth`.
         leads: numbers of the lead times.
         open_files: files that are open already.
 

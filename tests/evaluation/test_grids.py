@@ -125,7 +125,7 @@ def test_climatology_of_training_data_in_another_calendar(tmp_path):
         "forecast_len": 1,
     }
     data = parse(DataConfig, raw, "data")
-    found = training_climatology(data, lambda reference: {"SP": None})
+    found = training_climatology(NamedData(data), lambda reference: {"SP": None})
     assert [str(t)[5:10] for t in found.times] == ["02-27", "02-28", "03-01", "03-02"]
     means = found.read(np.datetime64("2000-04-15", "ns"), {"SP": None})
     assert np.all(means == 3.5), "of 1 and 2 March"

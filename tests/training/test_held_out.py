@@ -1,5 +1,7 @@
 """The forecasts at the end of a run: their scores and files."""
 
+import shutil
+
 import jax
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ from credit_jax.fields import latitude_weights
 from credit_jax.inference import Forecaster
 from credit_jax.plan import plan_run
 from credit_jax.training import held_out
-from credit_jax.training.held_out import HeldOut, held_out_starts, plan_held_out
+from credit_jax.training.held_out import held_out_starts, plan_held_out
 from credit_jax.training.setup import prepare
 from tests.support import assert_close
 from tests.training.tiny import tiny_config
@@ -31,7 +33,7 @@ def setup_of(world, folder, num_devices=1, demo=False, **changes):
 
 def scored(setup, folder):
     """Scores with fresh weights, and the stored forecast."""
-    scores = HeldOut(setup, plan_held_out(setup)).score(setup.fresh_state(), folder)
+    scores = plan_held_out(setup).score(setup.fresh_state(), folder)
     with xr.open_zarr(folder / "forecast.zarr") as kept:
         return scores, kept.load()
 
@@ -114,6 +116,78 @@ def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypat
     assert len(starts) == 5
     assert starts[0] == dataset.starts[0]
     assert starts[-1] == dataset.starts[-1]
+
+
+def change(folder, year, how):
+    """Changes a file of a data set."""
+    path = folder / f"w_{year}.nc"
+    with xr.open_dataset(path) as fields:
+        fields = how(fields.load())
+    fields.to_netcdf(path)
+
+
+def test_what_cannot_be_used_is_left_out_and_counted(world, tmp_path, monkeypatch):
+    """A held-out field has NaN, a held-out time and two of the training are missing."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(world, folder)
+    lost = np.array(["2000-01-02", "2000-01-03T06", "2000-01-08T12"], "datetime64[ns]")
+
+    def damage(fields):
+        fields["SP"].loc["2000-01-07"][0, 2] = np.nan
+        return fields.sel(time=~np.isin(fields["time"], lost))
+
+    change(folder, 2000, damage)
+    setup = setup_of(folder, tmp_path, data__on_bad_sample="skip")
+    made = plan_held_out(setup)
+    # One-step forecasts from each time and to it.
+    text = "4 of 16 start dates are left out of the scores, as their data cannot be"
+    assert made.left_out.startswith(text)
+    assert "w_2000.nc: SP" in made.left_out
+    starts = made.plan.schedule.starts
+    scores = made.score(setup.fresh_state(), tmp_path / "f")
+    assert scores.attrs["num_start_dates"] == len(starts) == 12
+    assert scores.attrs["left_out"] == made.left_out
+    assert "times of the training period" in scores.attrs["climatology"]
+    assert scores.attrs["climatology"].endswith("without 2 that cannot be read")
+    monkeypatch.setattr(held_out, "held_out_starts", lambda *_: (starts, 1))
+    whole, _ = scored(setup_of(world, tmp_path), tmp_path / "f")
+    systems = ["forecast", "persistence"]
+    ours, theirs = (own["rmse"].sel(system=systems) for own in (scores, whole))
+    assert np.array_equal(ours, theirs, equal_nan=True)
+    systems = [*systems, "climatology"]
+    assert np.isfinite(scores["rmse"].sel(region="global", system=systems)).all()
+
+
+def test_no_start_date_can_be_used(world, tmp_path):
+    shutil.copytree(world, tmp_path / "damaged")
+    setup = setup_of(tmp_path / "damaged", tmp_path, data__on_bad_sample="skip")
+    setup.valid_loader.bad.update(dict.fromkeys(range(20), "SP has NaN"))
+    with pytest.raises(ValueError, match=r"16 of 16 start dates .*first: SP has NaN"):
+        plan_held_out(setup)
+
+
+def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
+    plain, _ = scored(setup_of(world, tmp_path), tmp_path / "f")
+    names = {
+        "ERA5/prognostic/3d/T": "ERA5/prognostic/3d/temperature",
+        "ERA5/diagnostic/2d/TP": "ERA5/diagnostic/2d/rain",
+    }
+    steps = tiny_config(world, tmp_path)["preblocks"]["per_step"]
+    rename = {"type": "rename", "args": {"mapping": names}}
+    blocks = {"norm": steps["norm"], "names": rename, "concat": steps["concat"]}
+    setup = setup_of(world, tmp_path, preblocks__per_step=blocks)
+    scores, kept = scored(setup, tmp_path / "f")
+    assert {*kept.data_vars} == {"temperature", "U", "SP", "rain"}
+    labels = ["temperature1", "temperature4.6", "rain", "SP"]
+    old = ["T1", "T4.6", "TP", "SP"]
+    ours, theirs = scores.sel(channel=labels), plain.sel(channel=old)
+    systems = ["persistence", "climatology"]
+    for name in ("rmse", "acc"):
+        own, other = (x[name].sel(system=systems).values for x in (ours, theirs))
+        assert np.array_equal(own, other, equal_nan=True), name
+    # Fresh weights depend on the channels alone, whose order is the same.
+    own, other = (x["rmse"].sel(system="forecast").values for x in (ours, theirs))
+    assert np.array_equal(own, other, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ to configs with this block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from credit_jax.fields import FieldContext
@@ -36,17 +37,22 @@ class Denormalizer:
     Attributes:
         normalizer: the preblock.
         key: entry to change.
+        origins: key of a variable of that entry -> its key in the preblock, if it has
+            another one there.
     """
 
     normalizer: Normalizer
     key: str = "y_processed"
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Converts the fields of the entry `key` to physical units."""
-        undo = self.normalizer.denormalize
-        return change_entry(tree, undo, self.key, "era5_normalizer")
+        return change_entry(tree, self._undo, self.key, "era5_normalizer")
+
+    def _undo(self, key: str, array: Any) -> Any:
+        return self.normalizer.denormalize(self.origins.get(key, key), array)
 
 
 def build_denormalizer(args: DenormalizerArgs) -> Denormalizer:

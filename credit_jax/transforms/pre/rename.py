@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import StrictModel, parse
+from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.fields import FieldContext
 from credit_jax.transforms.base import FieldTree, Layout
 from credit_jax.transforms.selection import DataType
@@ -70,6 +71,21 @@ class Rename:
         """Restores the old keys."""
         return self._renamed(tree, {new: old for old, new in self.mapping.items()})
 
+    def origins(self, names: Mapping[str, str]) -> dict[str, str]:
+        """The keys that predicted variables have before the block.
+
+        Args:
+            names: key at the end of the preblocks -> key after this block, if another.
+
+        Returns:
+            Key at the end of the preblocks -> key before this block, if another.
+        """
+        if "target" not in self.data_types:
+            return dict(names)
+        old = {new: old for old, new in self.mapping.items()}
+        known = {new: new for new in old} | dict(names)
+        return {key: old.get(name, name) for key, name in known.items()}
+
     def layout(self, layout: Layout) -> Layout:
         """Returns the variables with their new keys, grouped by source."""
         found = dict(layout)
@@ -108,6 +124,31 @@ def build_rename(args: RenameArgs) -> Rename:
         ):
             raise ValueError(f"rename: {path} must hold lines 'old key: new key'")
     return Rename(mapping, args.data_types)
+
+
+def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
+    """The keys that predicted variables have in the model's output, if other ones.
+
+    Args:
+        preblocks: the section.
+
+    Returns:
+        Key in the data -> key after all blocks of type rename.
+
+    Raises:
+        ValueError, OSError: see `build_rename`.
+    """
+    found: dict[str, str] = {}
+    for phase in ("ic_only", "per_step"):
+        for name, block in getattr(preblocks, phase).items():
+            if block.type != "rename":
+                continue
+            args = parse(RenameArgs, block.args, f"preblocks.{phase}.{name}.args")
+            rename = build_rename(args)
+            if "target" in rename.data_types:
+                known = {old: old for old in rename.mapping} | found
+                found = {k: rename.mapping.get(v, v) for k, v in known.items()}
+    return found
 
 
 def _by_source(
