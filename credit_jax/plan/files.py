@@ -49,13 +49,20 @@ def find_missing(
 
 
 def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
-    """Dotted key and path pattern of the files of every field type of every source."""
+    """Dotted key and path pattern of the files of every field type of every source.
+
+    Paths of validation that are those of training are left out.
+    """
+    known: set[tuple[str, str, str]] = set()
     sections = {"data": config.data}
     if config.validation_overrides.source and not config.trainer.skip_validation:
         sections["validation_data"] = config.validation_data
     for section, data in sections.items():
         for name, source in data.source.items():
             for kind, template in source.file_templates.items():
+                if (name, kind, template) in known:
+                    continue
+                known.add((name, kind, template))
                 yield f"{section}.source.{name}.variables.{kind}.path", template
 
 

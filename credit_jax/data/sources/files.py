@@ -248,15 +248,19 @@ def time_format(template: str) -> str:
 
 
 def _nothing_found(template: str, pattern: str, where: str) -> str:
-    """Error message with the pattern, its deepest existing folder, and its files."""
-    text = f"{where}: no file matches {template!r} (searched {pattern!r}"
-    text += f" in {os.getcwd()})" if not os.path.isabs(template) else ")"
-    folder = os.path.dirname(template)
+    """Error message with the pattern, and the folder that is missing or its files."""
+    text, here = f"{where}: no file matches {template!r}", os.getcwd()
+    inside = "" if os.path.isabs(template) else f" in {here}"
+    if inside or pattern != template:
+        text += f" (searched {pattern!r}{inside})"
+    missing = folder = os.path.dirname(template)
     while folder and ("%" in folder or "*" in folder or not os.path.isdir(folder)):
-        folder = os.path.dirname(folder) if folder != os.path.dirname(folder) else ""
-    there = sorted(os.listdir(folder or "."))
-    shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+        missing, folder = folder, os.path.dirname(folder)
     wanted = os.path.dirname(template) or "."
     if "%" not in wanted and "*" not in wanted and not os.path.isdir(wanted):
         text += f"; the folder {wanted!r} does not exist"
+        if os.path.dirname(folder) == folder != "":
+            return f"{text}, nor does {missing!r}" if missing != wanted else text
+    there = sorted(os.listdir(folder or "."))
+    shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
     return text + f"; {folder or '.'!r} holds: {shown or 'nothing'}"

@@ -69,3 +69,25 @@ def test_missing_folder(folder):
     raw = raw_config(folder)
     set_key(raw, f"{VARIABLES}__static__path", f"{folder}/deep/er/mask.nc")
     refused(folder, "does not exist", "holds:", error=FileNotFoundError, raw=raw)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("/nowhere/a/e_%Y.nc", "the folder '/nowhere/a' does not exist, nor does '/no"),
+        (
+            "/nowhere/e.nc",
+            "x: no file matches '/nowhere/e.nc'; the folder '/nowhere' d",
+        ),
+        ("{tmp}/a/e.nc", "the folder '{tmp}/a' does not exist; '{tmp}' holds: f.nc"),
+        ("{tmp}/e_%Y.nc", "(searched '{tmp}/e_*.nc'); '{tmp}' holds: f.nc"),
+    ],
+)
+def test_what_is_said_of_a_missing_file(tmp_path, template, text):
+    """The root of the file system is no help; a folder on the way is."""
+    (tmp_path / "f.nc").touch()
+    own = template.format(tmp=tmp_path)
+    with pytest.raises(FileNotFoundError) as raised:
+        discover(own, "x")
+    assert text.format(tmp=tmp_path) in str(raised.value)
+    assert "bin" not in str(raised.value)
