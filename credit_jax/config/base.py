@@ -5,7 +5,6 @@ class, nested sections included, and reports all problems at once: unknown keys 
 nearest known one, missing keys, and invalid values.
 """
 
-import difflib
 import os
 import typing
 import warnings
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from credit_jax.config.messages import describe, got
+from credit_jax.config.messages import describe, got, hint, nearest
 
 Section = TypeVar("Section", bound="StrictModel")
 
@@ -143,7 +142,7 @@ class StrictModel(BaseModel):
         fields = [field.alias or name for name, field in cls.model_fields.items()]
         known = [*fields, *cls.ignored, *cls.unavailable]
         unread = cls.passes_over and isinstance(key, str) and key not in known
-        return unread and not _nearest(str(key), known)
+        return unread and nearest(str(key), known) is None
 
     def without_effect(self) -> dict[str, str]:
         """Keys of this section whose values have no effect, each with the reason."""
@@ -201,8 +200,7 @@ def not_available(what: str, value: object, available: Iterable[object]) -> Valu
     """
     names = [str(name) for name in available]
     text = f"{what} {got(value)} is not available; there are: {', '.join(names)}"
-    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
-    return ValueError(text + (f" (nearest: {close[0]!r})" if close else ""))
+    return ValueError(text + hint(value, names))
 
 
 def nearest_key(key: object, known: Iterable[str]) -> str:
@@ -212,14 +210,10 @@ def nearest_key(key: object, known: Iterable[str]) -> str:
     "the nearest known key is 'epochs'"
     """
     names = sorted(known)
-    close = _nearest(str(key), names)
-    if close:
-        return f"the nearest known key is {close[0]!r}"
+    close = nearest(str(key), names)
+    if close is not None:
+        return f"the nearest known key is {close!r}"
     return "known keys here: " + ", ".join(names)
-
-
-def _nearest(key: str, names: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
 
 
 def join(path: str, key: object) -> str:
@@ -259,6 +253,8 @@ def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
         if detail["type"] == "default_factory_not_called":
             continue
         where = _dotted(detail["loc"], mapping, path, detail["type"])
+        if detail["type"].startswith("union_tag"):
+            where = join(where, detail.get("ctx", {})["discriminator"].strip("'"))
         text = describe(detail["type"], detail["input"], detail)
         if text not in lines.setdefault(where, []):
             lines[where].append(text)

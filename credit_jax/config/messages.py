@@ -1,7 +1,9 @@
 """Texts of config errors: the expected and the actual value."""
 
+import difflib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _EXPECTED = {
@@ -21,7 +23,7 @@ _EXPECTED = {
     "tuple_type": "must be a list",
     "list_type": "must be a list",
     "literal_error": "must be one of {expected}",
-    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
+    "union_tag_invalid": "must be one of {expected_tags}",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
@@ -29,7 +31,7 @@ _EXPECTED = {
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
     "missing": "missing",
-    "union_tag_not_found": "{discriminator} is missing",
+    "union_tag_not_found": "missing",
 }
 
 
@@ -52,13 +54,30 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
     if kind not in _EXPECTED:
         return f"{(detail or {}).get('msg', kind)}, got {got(value)}"
     expected = _EXPECTED[kind].format(**context)
-    if kind == "missing":
-        return "missing; this key is required"
-    if kind == "union_tag_not_found":
-        return f"{expected}; it is required"
+    if kind in ("missing", "union_tag_not_found"):
+        return f"{expected}; this key is required"
     if kind == "union_tag_invalid":
-        return f"{expected}, got {got(context['tag'])}"
-    return f"{expected}, got {got(value)}"
+        value = context["tag"]
+    known = re.findall("'([^']*)'", expected)
+    return f"{expected}, got {got(value)}{hint(value, known)}"
+
+
+def hint(value: Any, known: Iterable[str]) -> str:
+    """The end of an error: the known value that a value begins, or is like, if any.
+
+    >>> hint("cosine", ["lambda", "cosine-annealing"]), hint("xyz", ["lambda"])
+    (" (nearest: 'cosine-annealing')", '')
+    """
+    names = sorted(known)
+    begun = [name for name in names if value and name.startswith(str(value))]
+    found = begun[0] if begun else nearest(str(value), names)
+    return "" if found is None else f" (nearest: {found!r})"
+
+
+def nearest(value: str, known: Iterable[str]) -> str | None:
+    """The known value that is most like a value; None if none is like it."""
+    close = difflib.get_close_matches(value, sorted(known), n=1, cutoff=0.6)
+    return close[0] if close else None
 
 
 def got(value: Any) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from credit_jax.config.base import StrictModel, nearest_key, parse
+from credit_jax.config.messages import hint
 from credit_jax.config.metrics import COMBINED, MetricArgs, MetricsConfig
 from credit_jax.metrics.base import AnomalyParameters, MetricEntry
 from credit_jax.metrics.registry import METRICS
@@ -143,6 +144,6 @@ def _check_names(names: Collection[str]) -> None:
     strangers = [name for name in names if name not in METRICS]
     if strangers:
         raise ValueError(
-            f"metrics: {', '.join(map(repr, strangers))} not implemented; there are "
-            f"{', '.join(METRICS)}"
+            f"metrics.args.metrics: {', '.join(map(repr, strangers))} not implemented; "
+            f"there are {', '.join(METRICS)}{hint(strangers[0], METRICS)}"
         )

@@ -62,7 +62,8 @@ def fit_problems(
         valid = schemas.get("valid") or schema_of(
             config.validation_data, model, pipeline
         )
-        found += channel_problems(valid, model, "validation_data.source")
+        if (valid.input, valid.target) != (train.input, train.target):
+            found += channel_problems(valid, model, "validation_data.source")
         found += further_problems(
             config.validation_data, model, opened.get("valid"), "validation_data"
         )

@@ -10,6 +10,7 @@ from credit_jax.config.base import (
     not_available,
     parse,
 )
+from credit_jax.config.trainer import TrainerConfig
 
 
 class Inner(StrictModel):
@@ -141,3 +142,13 @@ def test_not_available_names_what_there_is():
     assert str(not_available("loss", "mze", ["mse", "mae"])).endswith(
         "(nearest: 'mse')"
     )
+
+
+def test_the_nearest_value_is_named():
+    for given, end in (("cos", "'cosine-annealing'"), ("platoe", "'plateau'")):
+        scheduler = {"scheduler_type": given}
+        with pytest.raises(ConfigError) as raised:
+            parse(TrainerConfig, {"scheduler": scheduler}, "trainer")
+        (line,) = [own for own in raised.value.problems if "scheduler_type" in own]
+        assert line.startswith("trainer.scheduler.scheduler_type: must be one of ")
+        assert line.endswith(f", got {given!r} (nearest: {end})")

@@ -101,7 +101,7 @@ def test_validation_inherits_what_it_does_not_give():
         ),
         (
             {"trainer__scheduler": {"scheduler_type": "plato"}},
-            "trainer.scheduler: 'scheduler_type' must be one of 'linear-warmup-cosine'",
+            "trainer.scheduler.scheduler_type: must be one of 'linear-warmup-cosine'",
         ),
         (
             {
