@@ -190,12 +190,13 @@ def _not_finite(
     bad = ~np.isfinite(array)
     sample, channel, time = map(int, np.argwhere(bad.any(axis=(3, 4)))[0])
     field = bad[sample, channel]
+    count = int(bad.any(axis=(3, 4)).sum())
     return BadValuesError(
         f"{schema.describe(channel, which)} of the {which} of the sample "
         f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
-        f"values that are NaN or infinite ({int(bad.any(axis=(3, 4)).sum())} "
-        "fields of this batch are affected); repair the data, fill them with a "
-        "preblock of type fill_values, or leave the variable or the dates out",
+        f"values that are NaN or infinite (fields of this batch with such values: "
+        f"{count}); repair the data, fill them with a preblock of type fill_values, or "
+        "leave the variable or the dates out",
         schema.key_of(channel, which),
         times[sample],
         time + 1 if which == "target" else 0,

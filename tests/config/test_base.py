@@ -145,7 +145,7 @@ def test_not_available_names_what_there_is():
 
 
 def test_the_nearest_value_is_named():
-    for given, end in (("cos", "'cosine-annealing'"), ("platoe", "'plateau'")):
+    for given, end in (("cos", "'cosine-annealing'"), ("platau", "'plateau'")):
         scheduler = {"scheduler_type": given}
         with pytest.raises(ConfigError) as raised:
             parse(TrainerConfig, {"scheduler": scheduler}, "trainer")
