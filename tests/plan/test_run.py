@@ -96,6 +96,15 @@ def test_all_problems_at_once(plan):
     assert list(plan_tables(found)), "and can be printed"
 
 
+def test_what_validation_shares_with_training_is_said_once(plan, world, tmp_path):
+    source = tiny_config(world, tmp_path)["data"]["source"]
+    source["ERA5"]["variables"]["static"]["path"] = "mask.nc"
+    changes = {f"{own}__source": source for own in ("data", "validation_data")}
+    found = plan(model__surface_channels=2, **changes)
+    assert len(found.problems) == 3, found.problems
+    assert not any("validation_data" in line for line in found.problems)
+
+
 def test_channels_of_another_validation_source(plan, world, tmp_path):
     config = tiny_config(world, tmp_path)
     source = {"ERA5": {**config["data"]["source"]["ERA5"], "levels": [1.0]}}

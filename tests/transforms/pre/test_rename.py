@@ -7,7 +7,9 @@ import pytest
 import yaml
 
 from credit_jax.config.base import ConfigError
+from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.transforms.pre.rename import RenameArgs, build_rename, predicted_names
 from credit_jax.transforms.units import channel_units
 from tests.transforms.cases import CONCAT, LSM, SP, TP, TSI, T, preblocks
 from tests.transforms.credit_blocks import built
@@ -116,3 +118,28 @@ def test_units_of_a_chain(files):
     tree["input"] = tree["target"]
     made = chain.before_step(tree)["y"][:, :, 0]
     np.testing.assert_allclose(made[:, 1:], y[:, 1:], rtol=1e-4, atol=1e-4)
+
+
+def test_names_of_predicted_variables_through_a_chain():
+    """T is renamed twice, SP in the input alone; the inverse finds the names again."""
+    first, second = "S/prognostic/3d/T1", "S/prognostic/3d/T2"
+    section = PreblocksConfig.model_validate(
+        {
+            "ic_only": {"a": {"type": "rename", "args": {"mapping": {T: first}}}},
+            "per_step": {
+                "log": {"type": "log_transform", "args": {"variables": [TP]}},
+                "b": {"type": "rename", "args": {"mapping": {first: second, TP: T}}},
+                "c": {
+                    "type": "rename",
+                    "args": {"mapping": {SP: "S/x/2d/P"}, "data_types": ["input"]},
+                },
+            },
+        }
+    )
+    names = predicted_names(section)
+    assert (names[T], names[TP], names.get(SP, SP)) == (second, T, SP)
+    origins = {}
+    for block in ("c", "b"):
+        args = RenameArgs(**section.per_step[block].args)
+        origins = build_rename(args).origins(origins)
+    assert origins == {second: first, T: TP}
