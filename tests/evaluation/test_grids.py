@@ -10,6 +10,7 @@ from credit_jax.evaluation.climatologies import open_climatology, training_clima
 from credit_jax.evaluation.grid_file import GridFile, align
 from credit_jax.evaluation.mesh_sums import Grid
 from credit_jax.evaluation.offline import grid_of
+from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import REGIONS
 from tests.evaluation.fields import random_fields, sums_of
 
