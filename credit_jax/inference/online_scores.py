@@ -181,7 +181,7 @@ def online_scores(
     """
     variables = {}
     for variable in outputs.variables:
-        attributes = outputs.attributes.get(variable.name, {})
+        attributes = outputs.attributes_of(variable)
         texts = [str(attributes.get(key, "")) for key in ("units", "long_name")]
         levels = variable.levels
         values = None if levels is None else np.asarray(levels, float)

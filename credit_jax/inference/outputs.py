@@ -55,7 +55,7 @@ class Outputs:
         calendar: of the valid times.
         attributes: CF attributes by variable, and those of "time", which the config
             names; CREDIT's files have no others.
-        described: CF attributes by key, of the data files.
+        described: CF attributes by key, of the data files and of derived fields.
     """
 
     variables: tuple[OutputVariable, ...]
@@ -79,6 +79,13 @@ class Outputs:
     def wanted(self) -> dict[str, tuple[int, ...] | None]:
         """Key -> positions of levels, for `ForecastStep`."""
         return {variable.key: variable.chosen for variable in self.variables}
+
+    def attributes_of(self, variable: OutputVariable) -> dict[str, Any]:
+        """CF attributes of a variable: those of the config come first."""
+        return {
+            **self.described.get(variable.key, {}),
+            **self.attributes.get(variable.name, {}),
+        }
 
     def levels(self) -> dict[str, np.ndarray]:
         """Values of each level coordinate, ordered as in the deepest variable."""

@@ -106,7 +106,7 @@ class ForecastPlan:
             longitude,
             self.schedule.calendar,
             read_attributes(config.metadata),
-            data.attributes(),
+            pipeline.described(data.attributes()),
         )
 
     def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:

@@ -215,10 +215,7 @@ class ZarrStore:
         if 4 * math.prod(together) <= MANY_LEVELS:
             chunks = together
         sharded = self.zarr_format == 3 and together != chunks
-        attributes = {
-            **self.outputs.described.get(variable.key, {}),
-            **self.outputs.attributes.get(variable.name, {}),
-        }
+        attributes = self.outputs.attributes_of(variable)
         attributes.pop("_FillValue", None)
         if self.outputs.curvilinear:
             attributes["coordinates"] = COORDINATES

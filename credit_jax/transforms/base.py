@@ -42,6 +42,9 @@ from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.transforms.selection import Selection
 
+# Key -> its CF attributes: standard_name, long_name, units, those that are known.
+Descriptions: TypeAlias = Mapping[str, Mapping[str, str]]
+
 # (tree, context) -> a new tree; the context is None on the host.
 Transform: TypeAlias = Callable[[FieldTree, FieldContext | None], dict[str, Any]]
 
@@ -166,6 +169,19 @@ class ChangesGrid(Protocol):
     @property
     def grid(self) -> Grid:
         """The grid after the preblock."""
+        ...
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """A transform that makes fields, or gives them another name."""
+
+    def describe(self, known: Descriptions) -> Descriptions:
+        """Returns the attributes of the fields that it makes.
+
+        Args:
+            known: attributes of the fields before it.
+        """
         ...
 
 

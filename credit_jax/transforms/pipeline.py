@@ -27,6 +27,8 @@ from credit_jax.transforms.base import (
     PREBLOCKS,
     ChangesGrid,
     ChangesLayout,
+    Describes,
+    Descriptions,
     FieldTree,
     Grid,
     Layout,
@@ -114,6 +116,19 @@ class Pipeline:
     ) -> dict[str, Any]:
         """Runs `postblocks.post_rollout` after the last step; see `initial`."""
         return self._run(Phase.AFTER_ROLLOUT, tree, context)
+
+    def described(self, known: Descriptions) -> Descriptions:
+        """Attributes of all fields, those that transforms make or rename included.
+
+        Args:
+            known: attributes of the fields of the data files.
+        """
+        found = dict(known)
+        for phase in Phase:
+            for each in self._of(phase):
+                if isinstance(each.transform, Describes):
+                    found |= each.transform.describe(found)
+        return found
 
     def with_gradients(self) -> Pipeline:
         """Returns a copy in which `reconstruct` does not stop gradients."""

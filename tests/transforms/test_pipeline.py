@@ -311,3 +311,40 @@ def test_errors_of_files_name_the_block():
             parse(PreblocksConfig, {"per_step": concat}),
             parse(PostblocksConfig, {"per_step": blocks}),
         )
+
+
+def test_derived_fields_are_described():
+    """As the variables that they are made of, also where these have other names."""
+    keys = [f"A/prognostic/3d/{name}" for name in ("T", "Q")]
+    rename = {"mapping": {"B/prognostic/3d/Q": keys[1]}}
+    levels = {
+        "interp_variables": [keys[1]],
+        "temperature_var": keys[0],
+        "geopotential_var": "A/derived_diagnostic/3d/Z",
+    }
+    blocks = {
+        "z": ("geopotential_diagnostic", {"output_name": levels["geopotential_var"]}),
+        "msl": ("mslp_diagnostic", {"output_name": "A/derived_diagnostic/2d/MSL"}),
+        "p": ("pressure_interp_diagnostic", levels),
+    }
+    pipeline = pipeline_of(
+        {"per_step": {"names": {"type": "rename", "args": rename}, "concat": CONCAT}},
+        {"per_step": {k: {"type": t, "args": args} for k, (t, args) in blocks.items()}},
+    )
+    humidity = {"long_name": "Humidity", "units": "kg kg**-1"}
+    found = pipeline.described({"B/prognostic/3d/Q": humidity, keys[0]: {"units": "C"}})
+    made = {key.split("/")[3]: own for key, own in found.items() if key[0] == "A"}
+    long_names = {name: own.get("long_name") for name, own in made.items()}
+    assert long_names == {
+        "T": None,
+        "Q": "Humidity",
+        "Z": "Geopotential",
+        "MSL": "Mean sea level pressure",
+        "T_PRES": "Temperature on pressure levels",
+        "Q_PRES": "Humidity on pressure levels",
+        "Z_PRES": "Geopotential on pressure levels",
+    }
+    units = {name: own["units"] for name, own in made.items()}
+    assert units["Z"] == units["Z_PRES"] == "m**2 s**-2"
+    assert units["T_PRES"] == "C", "as the data files say"
+    assert made["MSL"]["standard_name"] == "air_pressure_at_mean_sea_level"

@@ -20,11 +20,27 @@ from credit_jax.physics.interpolation import rises
 from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
 from credit_jax.physics.rows import fill_padding
 from credit_jax.physics.sea_level import mean_sea_level_pressure
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import Descriptions, FieldTree
 from credit_jax.transforms.named import get_field, with_fields
 
 # Values for padding rows, for which all formulas are finite.
 _KELVIN, _PASCAL = 280.0, 1e5
+# CF attributes, with CREDIT's names (`inference/metadata/era5.yaml`).
+_GEOPOTENTIAL = {
+    "standard_name": "geopotential",
+    "long_name": "Geopotential",
+    "units": "m**2 s**-2",
+}
+_TEMPERATURE = {
+    "standard_name": "air_temperature",
+    "long_name": "Temperature",
+    "units": "K",
+}
+_SEA_LEVEL_PRESSURE = {
+    "standard_name": "air_pressure_at_mean_sea_level",
+    "long_name": "Mean sea level pressure",
+    "units": "Pa",
+}
 
 
 class SeaLevelArgs(StrictModel):
@@ -151,6 +167,10 @@ class SeaLevelPressure:
         )
         return with_fields(tree, args.key, {args.output_name: pressure})
 
+    def describe(self, known: Descriptions) -> Descriptions:
+        """Returns the attributes of the result."""
+        return {self.args.output_name: _SEA_LEVEL_PRESSURE}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Geopotential:
@@ -182,6 +202,10 @@ class Geopotential:
             )
         return with_fields(tree, args.key, {args.output_name: heights})
 
+    def describe(self, known: Descriptions) -> Descriptions:
+        """Returns the attributes of the result."""
+        return {self.args.output_name: _GEOPOTENTIAL}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PressureInterp:
@@ -205,7 +229,6 @@ class PressureInterp:
         def column(key: str, fill: float) -> Any:
             return _read(tree, args.key, key, context, fill)[:, down]
 
-        keys = (*args.interp_variables, args.temperature_var, args.geopotential_var)
         state = ColumnState(
             column(args.temperature_var, _KELVIN),
             column(args.geopotential_var, 0.0),
@@ -221,8 +244,27 @@ class PressureInterp:
                 np.asarray(args.pressure_levels) * 100.0,
                 temp_height=args.temp_height,
             )
-        names = [derived_key(key, args.output_suffix) for key in keys]
-        return with_fields(tree, args.key, dict(zip(names, out, strict=True)))
+        return with_fields(tree, args.key, dict(zip(self._names.values(), out, strict=True)))
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """Key of each variable -> key of it on pressure levels."""
+        args = self.args
+        keys = (*args.interp_variables, args.temperature_var, args.geopotential_var)
+        return {key: derived_key(key, args.output_suffix) for key in keys}
+
+    def describe(self, known: Descriptions) -> Descriptions:
+        """Returns the attributes of each variable, its long name with an addition."""
+        args = self.args
+        given = {args.temperature_var: _TEMPERATURE}
+        given |= {args.geopotential_var: _GEOPOTENTIAL}
+        found = {}
+        for key, name in self._names.items():
+            own = {**given.get(key, {}), **known.get(key, {})}
+            if "long_name" in own:
+                own["long_name"] += " on pressure levels"
+            found[name] = own
+        return found
 
 
 def derived_key(var_key: str, suffix: str) -> str:

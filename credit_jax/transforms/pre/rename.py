@@ -15,7 +15,7 @@ from pydantic import model_validator
 from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.fields import FieldContext
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.base import Descriptions, FieldTree, Layout
 from credit_jax.transforms.selection import DataType
 
 
@@ -97,6 +97,11 @@ class Rename:
                 for new, old in ordered
             ]
         return found
+
+    def describe(self, known: Descriptions) -> Descriptions:
+        """Returns the attributes of the old keys, by their new keys."""
+        pairs = self.mapping.items()
+        return {new: known[old] for old, new in pairs if old in known}
 
     def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
         found = dict(tree)
