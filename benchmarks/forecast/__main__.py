@@ -4,9 +4,9 @@
         [--out FOLDER]
 
 CREDIT trains a WXFormer on traveling waves, at two sizes, and `rollout_gen2.py` rolls
-it out with one thread, and again with two. `credit-jax forecast` runs with the same
-weights on several meshes; its memory is measured for several lengths and numbers of
-members.
+it out with one thread, and again with two and with other roundings of its own.
+`credit-jax forecast` runs with the same weights on several meshes; its memory is
+measured for several lengths and numbers of members.
 """
 
 from __future__ import annotations
@@ -42,6 +42,15 @@ MESHES = {
     "credit_jax, tp 2 x domain 2": "data=none,tensor=2,domain=2",
 }
 OWN, SERIAL = "CREDIT, two threads", "CREDIT, one thread"
+# Settings of `tests.reference.rollout_driver`: threads, then arithmetic.
+CREDIT: Mapping[str, tuple[Any, ...]] = {
+    SERIAL: (1,),
+    OWN: (2,),
+    "CREDIT, convolutions without oneDNN": (1, "native"),
+    "CREDIT, sigma in float64": (1, "sigma"),
+    "CREDIT, each operation in float64": (1, "operations"),
+    "CREDIT, both in float64": (1, "sigma", "operations"),
+}
 START, VARIABLES = "2000-01-02", ("T", "U", "SP", "TP")
 # Changes of the model of the tests, by size of the case; (rows, columns) of its grid.
 SIZES: Mapping[str, tuple[tuple[int, int], dict[str, Any]]] = {
@@ -91,9 +100,12 @@ def _measured(
         folder = Path(scratch)
         config = _prepare(folder, options, size)
         truth = _credit(config, "double", 1, "float64")
-        runs = {SERIAL: _credit(config, "serial", 1), OWN: _credit(config, "own", 2)}
+        runs = {
+            name: _credit(config, _file_name(name), *settings)
+            for name, settings in CREDIT.items()
+        }
         for name, mesh in MESHES.items():
-            out = folder / re.sub(r"\W+", "_", name)
+            out = folder / _file_name(name)
             _forecast(config, out, "--parallelism", mesh)
             runs[name] = _read(out)
         lengths = LENGTHS if size == "small" else ()
@@ -143,12 +155,16 @@ def _prepare(folder: Path, options: argparse.Namespace, size: str) -> Path:
     return config
 
 
-def _credit(config: Path, name: str, threads: int, dtype: str = "float32") -> Fields:
+def _file_name(run: str) -> str:
+    return re.sub(r"\W+", "_", run)
+
+
+def _credit(config: Path, name: str, threads: int, *arithmetic: str) -> Fields:
     raw = yaml.safe_load(config.read_text())
     raw["inference"]["save_forecast"] = f"./{name}"
     own = config.with_name(f"{name}.yml")
     own.write_text(yaml.safe_dump(raw, sort_keys=False))
-    credit_rollout(own, threads, dtype)
+    credit_rollout(own, threads, *arithmetic)
     return _read(config.parent / name)
 
 
@@ -202,7 +218,8 @@ def _cost(config: Path, folder: Path, steps: int, members: int) -> dict[str, Any
     printed, memory = _forecast(config, out, *options)
     found = re.search(
         r"unroll (?P<unroll>[\d.]+) s, read (?P<read>[\d.]+) s, write (?P<write>[\d.]+)"
-        r" s of (?P<total>[\d.]+) s; devices idle (?P<idle>[\d.]+)",
+        r" s beside each other; devices idle (?P<idle>[\d.]+) % of the "
+        r"(?P<total>[\d.]+) s since",
         printed,
     )
     assert found is not None, printed
@@ -213,8 +230,11 @@ def _cost(config: Path, folder: Path, steps: int, members: int) -> dict[str, Any
 _INTRO = (
     "Distance from the forecast of CREDIT's `rollout_gen2.py` on one process with one "
     "thread in float32, relative to the deviations of the field from its global mean, "
-    "of the variable that is furthest away. The first row is CREDIT's own distance, "
-    "with two threads."
+    "of the variable that is furthest away. The first rows are CREDIT's distances from "
+    "itself: with two threads; with another implementation of convolutions; with sigma "
+    "of spectral norm, and the weights divided by it, rounded from double precision; "
+    "with every operation of the model computed in double precision and rounded, so "
+    "that its sums have no order; and with both."
 )
 _EXACT = (
     "Two threads change the order of few of torch's sums, so that the two runs of "
@@ -249,7 +269,8 @@ def _verdict(base: str, errors: Mapping[str, Sequence[float]]) -> str:
 
 
 def _costs(costs: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["forecast", "memory, MiB", "unroll, s", "read, s", "write, s", "total, s"]
+    header = ["forecast", "memory, MiB", "unroll, s", "read, s", "write, s"]
+    header += ["since the first step, s"]
     rows = [
         [
             f"{own['steps']} steps, {own['members']} member(s)",

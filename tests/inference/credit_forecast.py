@@ -84,18 +84,18 @@ def write_checkpoints(
     store.close()
 
 
-def credit_rollout(config: Path, threads: int = 1, dtype: str = "float32") -> None:
+def credit_rollout(config: Path, threads: int = 1, *arithmetic: str) -> None:
     """Runs CREDIT's `rollout_gen2.py` in a subprocess, in the folder of a YAML.
 
     Args:
         config: the YAML.
         threads: number of torch's threads.
-        dtype: of the model.
+        arithmetic: how the model computes, if not in float32 (`rollout_driver`).
 
     Raises:
         RuntimeError: if CREDIT fails; contains the end of its output.
     """
-    arguments = [str(config), str(threads), dtype]
+    arguments = [str(config), str(threads), *arithmetic]
     run_credit(
         "tests.reference.rollout_driver", arguments, config.parent, threads=threads
     )
