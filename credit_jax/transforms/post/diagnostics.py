@@ -244,7 +244,8 @@ class PressureInterp:
                 np.asarray(args.pressure_levels) * 100.0,
                 temp_height=args.temp_height,
             )
-        return with_fields(tree, args.key, dict(zip(self._names.values(), out, strict=True)))
+        made = dict(zip(self._names.values(), out, strict=True))
+        return with_fields(tree, args.key, made)
 
     @property
     def _names(self) -> dict[str, str]:
