@@ -130,6 +130,7 @@ def test_an_animation(store, tmp_path):
     [
         ((), "--variable NAME is needed"),
         (("--variable", "t"), "no 't' in the forecasts; there are: SP, T"),
+        (("--variable", "T500"), "; did you mean --variable T --level 500?"),
         (("--variable", "T"), "--level: T needs one of 500, 850"),
         (("--variable", "T", "--level", "700"), "no level 700; there are: 500, 850; "),
         (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),

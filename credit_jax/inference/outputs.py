@@ -87,6 +87,20 @@ class Outputs:
             **self.attributes.get(variable.name, {}),
         }
 
+    def attributes_of_levels(self, dim: str) -> dict[str, Any]:
+        """CF attributes of a level coordinate, as in the data files; empty if unknown.
+
+        Args:
+            dim: its name, a key of `levels`.
+        """
+        if dim != LEVEL:
+            return {}
+        keys = (
+            v.key for v in self.variables if v.level_dim == dim and v.levels is not None
+        )
+        source = next(keys).split("/")[0]
+        return dict(self.described.get(f"{source}/{LEVEL}", {}))
+
     def levels(self) -> dict[str, np.ndarray]:
         """Values of each level coordinate, ordered as in the deepest variable."""
         found: dict[str, np.ndarray] = {}

@@ -174,7 +174,8 @@ class ZarrStore:
             members = np.arange(self.schedule.num_members)
             found[MEMBER] = (members, _COORDINATES[MEMBER])
         for name, levels in self.outputs.levels().items():
-            found[name] = (levels, _COORDINATES.get(name, _COORDINATES["level"]))
+            own = _COORDINATES.get(name, _COORDINATES["level"])
+            found[name] = (levels, own | self.outputs.attributes_of_levels(name))
         for name in ("latitude", "longitude"):
             found[name] = (getattr(self.outputs, name), _COORDINATES[name])
         return found

@@ -157,6 +157,7 @@ class MapFigure:
         self, own: Map, place: int, count: int, units: str, projection: Projection
     ) -> Any:
         from matplotlib.collections import LineCollection
+        from matplotlib.patheffects import withStroke
 
         window = self._window
         middle = (window.west + window.east) / 2, (window.south + window.north) / 2
@@ -175,6 +176,10 @@ class MapFigure:
         )
         coast = coastline(window.west)
         lines = LineCollection(coast, colors=INK, linewidths=0.6, **transform)
+        # Dark lines are seen on dark colors, too.
+        lines.set_path_effects(
+            [withStroke(linewidth=1.4, foreground="white", alpha=0.5)]
+        )
         axis.add_collection(lines, autolim=False)
         projection.frame(axis, window)
         bar = self.figure.colorbar(

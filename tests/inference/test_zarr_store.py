@@ -50,6 +50,7 @@ def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_mode
         "T": {"long_name": "temperature", "standard_name": "air_temperature"},
         "SP": {"units": "Pa", "comment": "of the model's orography"},
         "TP": {"units": "m", "long_name": "precipitation"},
+        "level": {"units": "hPa"},
     }
     described = shutil.copytree(world, tmp_path / "described")
     for path in described.glob("w_*.nc"):
@@ -62,7 +63,9 @@ def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_mode
     config = make_run(described, tmp_path, inference__output=output)
     same = ("--init-time", "2000-01-01", "--steps", "1")
     assert forecast(config, tmp_path / "out", *same) == 0
-    found = {name: array.attrs for name, array in read(tmp_path / "out").items()}
+    store = read(tmp_path / "out")
+    assert store["level"].attrs == {"long_name": "level", "axis": "Z", "units": "hPa"}
+    found = {name: array.attrs for name, array in store.items()}
     assert found == {
         "T": {**given["T"], "units": "K", "long_name": "Temperature"},
         "U": {},

@@ -103,15 +103,28 @@ class FileSource:
 
     def attributes(self) -> dict[str, dict[str, str]]:
         """See `Source.attributes`."""
-        return {key: own for key, (own, _) in self._described()}
+        found = {key: own for key, (own, _) in self._described()}
+        return found | self._level_attributes()
+
+    def _level_attributes(self) -> dict[str, dict[str, str]]:
+        """Attributes of the level coordinate, if the config has values of it."""
+        if self.config.level_values is None or self.layout.levels == "position":
+            return {}
+        for kind in self.config.variables.given:
+            for dims, name in variables_of(self.config, kind):
+                if dims == "3d":
+                    opened = self._first_file(kind, name)
+                    dim = self._level_dim(opened.variable(name))
+                    given = opened.dataset.coords[dim].attrs
+                    return {f"{self.name}/level": _descriptive(given)}
+        return {}
 
     def _described(self) -> Iterator[tuple[str, tuple[dict[str, str], str]]]:
         """The key of each variable, its descriptive attributes, and their file."""
         for kind in self.config.variables.given:
             for dims, name in variables_of(self.config, kind):
                 opened = self._first_file(kind, name)
-                given = opened.variable(name).attrs
-                own = {k: str(given[k]) for k in DESCRIPTIVE if given.get(k)}
+                own = _descriptive(opened.variable(name).attrs)
                 yield field_key(self.name, kind, dims, name), (own, opened.path)
 
     def path_of(
@@ -334,3 +347,8 @@ def _check_units(
                 f"{opened.path}: variable {name!r} has units {own!r}, but in {path} "
                 f"{first!r}; bring all files to one unit"
             )
+
+
+def _descriptive(given: Mapping[Any, Any]) -> dict[str, str]:
+    """Those attributes that say what a variable is."""
+    return {k: str(given[k]) for k in DESCRIPTIVE if given.get(k)}

@@ -88,7 +88,10 @@ class Source(Protocol):
         ...
 
     def attributes(self) -> dict[str, dict[str, str]]:
-        """Key -> standard_name, long_name and units, those that the files have."""
+        """Key -> standard_name, long_name and units, those that the files have.
+
+        The key of the level coordinate is "SOURCE/level".
+        """
         ...
 
     def path_of(
