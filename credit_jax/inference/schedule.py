@@ -116,12 +116,18 @@ def make_schedule(
 
     Raises:
         ValueError: there are no start dates, a date is invalid, the length is below one
-            step, or no step would be written.
+            step, `length` is no whole number of steps, or no step would be written.
+            (The length of the section is rounded down, as in CREDIT.)
     """
     step = duration(timestep)
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
         num_steps = _num_steps(length or _length(inference), timestep)
+        if length is not None and num_steps * step != duration(length):
+            raise ValueError(
+                f"--length: {length} is no whole number of steps of {timestep}; take "
+                f"--steps {num_steps} or {num_steps + 1}"
+            )
     if num_steps < 1:
         raise ValueError(f"--steps must be at least 1, got {num_steps}")
     text = inference.output.output_interval

@@ -42,6 +42,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
         ("--init-time: '0500-01-01'", "from 1678 to 2261"),
     ),
     "a length that is none": ({}, ("--length", "nat"), ("--length: 'nat' is no",)),
+    "a length between two steps": (
+        {},
+        ("--length", "10h"),
+        ("--length: 10h is no whole number of steps of 6h", "--steps 1 or 2"),
+    ),
     "no variable at all": (
         {"inference__output__variables": []},
         (),
