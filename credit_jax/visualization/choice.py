@@ -99,9 +99,9 @@ def choose(
         near = get_close_matches(variable, names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         for name in names:
-            level = variable.removeprefix(name)
-            if level.isdecimal() and files.grid.variables[name].levels is not None:
-                hint = f"; did you mean --variable {name} --level {level}?"
+            rest = variable.removeprefix(name)
+            if rest.isdecimal() and files.grid.variables[name].levels is not None:
+                hint = f"; did you mean --variable {name} --level {rest}?"
         raise ValueError(
             f"--variable: no {variable!r} in the forecasts; there are: "
             f"{', '.join(names)}{hint}"
