@@ -34,7 +34,7 @@ def write_channels(
     path: Path,
     groups: Mapping[str, Sequence[ChannelGroup]],
     levels: Mapping[str, Sequence[float] | None],
-    units: Mapping[str, str],
+    described: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Writes the channels, in order.
 
@@ -42,10 +42,10 @@ def write_channels(
         path: of the file.
         groups: of `channel_groups`.
         levels: source -> values of its level coordinate, None if unknown.
-        units: key of a variable -> its unit.
+        described: key of a variable -> its unit and names, those that are known.
     """
     content = {
-        name: [entry for group in own for entry in _entries(group, levels, units)]
+        name: [entry for group in own for entry in _entries(group, levels, described)]
         for name, own in groups.items()
     }
     path.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
@@ -54,7 +54,7 @@ def write_channels(
 def _entries(
     group: ChannelGroup,
     levels: Mapping[str, Sequence[float] | None],
-    units: Mapping[str, str],
+    described: Mapping[str, Mapping[str, str]],
 ) -> list[dict[str, Any]]:
     """One entry for each level of a variable; "level" is null without levels."""
     values: Sequence[float | None] = [None]
@@ -62,13 +62,13 @@ def _entries(
         known = levels.get(group.source) or ()
         fits = len(known) == group.n_levels
         values = list(known) if fits else list(range(group.n_levels))
-    unit = units.get(group.var_key)
+    own = {"units": None, **described.get(group.var_key, {})}
     return [
         {
             "key": group.var_key,
             "variable": group.variable,
             "level": level,
-            "units": unit,
+            **own,
         }
         for level in values
     ]

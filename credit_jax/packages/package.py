@@ -16,6 +16,7 @@ from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.channels import ChannelGroup
+from credit_jax.data.sources.file_source import DESCRIPTIVE
 from credit_jax.inference.outputs import Outputs
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -85,13 +86,12 @@ class Package:
         return self.manifest.files[layout.WEIGHTS].sha256
 
     def described(self, outputs: Outputs) -> Outputs:
-        """Returns the outputs with units for variables whose data files give none."""
-        units = {
-            own["key"]: {"units": own["units"]}
+        """Returns the outputs with attributes of variables whose files give none."""
+        known = {
+            own["key"]: {k: own[k] for k in DESCRIPTIVE if own.get(k)}
             for own in self.channels["output"]
-            if own.get("units")
         }
-        merged = {**units, **{k: v for k, v in outputs.described.items() if v}}
+        merged = {**known, **{k: v for k, v in outputs.described.items() if v}}
         return replace(outputs, described=merged)
 
     def config(

@@ -19,6 +19,7 @@ from credit_jax.config import Config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.data.sources.file_source import DESCRIPTIVE
 from credit_jax.inference.archive import software
 from credit_jax.inference.forecast_data import (
     DIAGNOSTIC,
@@ -138,8 +139,8 @@ def write_package(
         write_weights(folder / layout.WEIGHTS, contents.model_def, *arrays)
         write_grid(folder / layout.GRID, contents.latitude, contents.longitude)
         groups = channel_groups(contents.schema, contents.data.further)
-        levels, units = _levels(config), _units(contents, groups)
-        write_channels(folder / layout.CHANNELS, groups, levels, units)
+        levels, described = _levels(config), _described(contents, groups)
+        write_channels(folder / layout.CHANNELS, groups, levels, described)
         if scores is not None:
             shutil.copyfile(scores, folder / layout.SCORES)
         facts = _facts(contents, weights, name or target.name, license, places)
@@ -211,22 +212,23 @@ def _levels(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: own.get("levels") for name, own in data["source"].items()}
 
 
-def _units(
+def _described(
     contents: Contents, groups: Mapping[str, Sequence[ChannelGroup]]
-) -> dict[str, str]:
-    """Key -> unit, from the data files or else from the CF attributes of the output."""
+) -> dict[str, dict[str, str]]:
+    """Key -> unit and names, of the data files or else of the output's metadata."""
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
+    known = {key: dict(own) for key, own in contents.data.attributes().items()}
     further = contents.data.further
-    described = contents.data.attributes()
-    units = {k: own["units"] for k, own in described.items() if "units" in own}
     if further is not None:
-        units |= {key: unit for key, (unit, _) in further.units().items()}
+        for key, (unit, _) in further.units().items():
+            known.setdefault(key, {})["units"] = unit
+    found = {}
     for group in chain.from_iterable(groups.values()):
-        named = attributes.get(group.variable, {}).get("units")
-        if named is not None and group.var_key not in units:
-            units[group.var_key] = str(named)
-    return units
+        named = attributes.get(group.variable, {})
+        given = {k: str(named[k]) for k in DESCRIPTIVE if k in named}
+        found[group.var_key] = given | known.get(group.var_key, {})
+    return found
 
 
 def _provenance(config: Config) -> dict[str, Any]:

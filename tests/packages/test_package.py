@@ -68,10 +68,10 @@ def test_units_of_the_package_describe_what_data_files_do_not(
 ):
     """Such as those of diagnostic variables, whose files a forecast does not need."""
     opened = open_package(made)
-    known = {"T": "K", "TP": "m"}
+    rain = {"units": "m", "long_name": "Precipitation"}
+    known = {"T": {"units": "K"}, "TP": rain}
     output = [
-        {**own, "units": known.get(own["variable"])}
-        for own in opened.channels["output"]
+        {**own, **known.get(own["variable"], {})} for own in opened.channels["output"]
     ]
     opened = replace(opened, channels={**opened.channels, "output": output})
     monkeypatch.setattr(forecast, "open_package", lambda folder: opened)
@@ -79,7 +79,7 @@ def test_units_of_the_package_describe_what_data_files_do_not(
     assert run_forecast(tmp_path, *given) == OK
     with xr.open_dataset(tmp_path / "forecast.zarr") as store:
         assert store["T"].attrs == {"units": "K"}
-        assert store["TP"].attrs == {"units": "m"}
+        assert store["TP"].attrs == rain
         assert store["SP"].attrs == {}
 
 
