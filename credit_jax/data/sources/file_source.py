@@ -114,7 +114,7 @@ class FileSource:
             for dims, name in variables_of(self.config, kind):
                 if dims == "3d":
                     opened = self._first_file(kind, name)
-                    dim = self._level_dim(opened.variable(name))
+                    dim = self.dims.level_dim(opened.variable(name))
                     given = opened.dataset.coords[dim].attrs
                     return {f"{self.name}/level": _descriptive(given)}
         return {}
