@@ -139,7 +139,7 @@ def test_a_latitude_file_that_cannot_be_read_is_one_problem(plan, tmp_path, text
     [
         (["rmse"], "metrics.args.metrics: got ['rmse'], expected"),
         (3, "metrics.args.metrics: got 3, expected"),
-        ({"rmze": {}}, "metrics: 'rmze' not implemented"),
+        ({"rmze": {}}, "metrics.args.metrics: 'rmze' not implemented"),
     ],
 )
 def test_metrics_that_are_no_mapping_of_metrics(plan, section, line):
