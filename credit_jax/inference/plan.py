@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -65,6 +66,11 @@ class ForecastPlan:
     rollout: Rollout
     schema: ChannelSchema
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def truth(self) -> NamedData:
+        """See `forecast_truth`."""
+        return forecast_truth(self.config, self.inference)
 
     def outputs(self, model: ParallelModel) -> Outputs:
         """The variables that are written; nothing is compiled.

@@ -16,7 +16,7 @@ from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.identity import identity_of
 from credit_jax.inference.online_scores import online_scores
-from credit_jax.inference.plan import ForecastPlan, forecast_truth
+from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
@@ -69,9 +69,7 @@ def score_campaign(
     size = batch * model.axes.num_data
     if options is None:
         training = NamedData.before(plan.config.preblocks, plan.config.data)
-        options = ScoreOptions(
-            forecast_truth(plan.config, plan.inference), training=training
-        )
+        options = ScoreOptions(plan.truth, training=training)
     scores = online_scores(options, regions, schedule, model, outputs, size, folder)
     known = {**identity_of(plan, model), **(identity or {})}
     provenance = software()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from credit_jax.inference import Forecaster
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.identity import identity_of
 from credit_jax.inference.outputs import Outputs
-from credit_jax.inference.plan import ForecastPlan, forecast_truth, plan_forecast
+from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.score_campaign import score_campaign
 from credit_jax.inference.stores import NoWriter, TaskWriter
@@ -79,13 +79,14 @@ def _usable(
     if not dataset.skips_bad:
         return starts, ""
     index = {start: i for i, start in enumerate(dataset.starts.tolist())}
+    # Forecasts share samples, which are read to find out.
+    fault = cache(lambda time: loader.fault(index[time]))
     steps = [
         shift_all(starts, k * dataset.timestep, dataset.calendar).tolist()
         for k in range(num_steps)
     ]
     reasons = [
-        next(filter(None, (loader.fault(index[time]) for time in own)), None)
-        for own in zip(*steps, strict=True)
+        next(filter(None, map(fault, own)), None) for own in zip(*steps, strict=True)
     ]
     faults = [reason for reason in reasons if reason is not None]
     if not faults:
@@ -180,11 +181,6 @@ class HeldOut:
         """The fields of a step: all that are predicted."""
         return self.plan.outputs(self.setup.valid_model)
 
-    @cached_property
-    def truth(self) -> NamedData:
-        """The held-out data."""
-        return forecast_truth(self.plan.config, self.plan.inference)
-
     def score(self, state: TrainState, folder: Path) -> xr.Dataset:
         """Makes and scores the forecasts; writes that of the last start date.
 
@@ -216,7 +212,7 @@ class HeldOut:
                 forecaster.weights,
                 sums,
                 options=ScoreOptions(
-                    self.truth,
+                    self.plan.truth,
                     training=NamedData.before(config.preblocks, config.data),
                     open_files=self.setup.plan.open_files,
                 ),

@@ -120,7 +120,7 @@ def _maps(
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle)
-        scene = Scene(choice, truth_of(choice, held_out.truth, [last], known))
+        scene = Scene(choice, truth_of(choice, held_out.plan.truth, [last], known))
         made.append((choice.title(last), png_of(scene.figure(last).figure)))
     with new_file(folder / FIGURE_NAME) as partial:
         partial.write_bytes(made[0][1])
