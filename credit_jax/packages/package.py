@@ -16,7 +16,7 @@ from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.channels import ChannelGroup
-from credit_jax.data.sources.file_source import DESCRIPTIVE
+from credit_jax.data.sources.file_source import descriptive
 from credit_jax.inference.outputs import Outputs
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -87,10 +87,7 @@ class Package:
 
     def described(self, outputs: Outputs) -> Outputs:
         """Returns the outputs with attributes of variables whose files give none."""
-        known = {
-            own["key"]: {k: own[k] for k in DESCRIPTIVE if own.get(k)}
-            for own in self.channels["output"]
-        }
+        known = {own["key"]: descriptive(own) for own in self.channels["output"]}
         merged = {**known, **{k: v for k, v in outputs.described.items() if v}}
         return replace(outputs, described=merged)
 

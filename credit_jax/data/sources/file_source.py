@@ -116,7 +116,7 @@ class FileSource:
                     opened = self._first_file(kind, name)
                     dim = self.dims.level_dim(opened.variable(name))
                     given = opened.dataset.coords[dim].attrs
-                    return {f"{self.name}/level": _descriptive(given)}
+                    return {f"{self.name}/level": descriptive(given)}
         return {}
 
     def _described(self) -> Iterator[tuple[str, tuple[dict[str, str], str]]]:
@@ -124,7 +124,7 @@ class FileSource:
         for kind in self.config.variables.given:
             for dims, name in variables_of(self.config, kind):
                 opened = self._first_file(kind, name)
-                own = _descriptive(opened.variable(name).attrs)
+                own = descriptive(opened.variable(name).attrs)
                 yield field_key(self.name, kind, dims, name), (own, opened.path)
 
     def path_of(
@@ -349,6 +349,6 @@ def _check_units(
             )
 
 
-def _descriptive(given: Mapping[Any, Any]) -> dict[str, str]:
-    """Those attributes that say what a variable is."""
+def descriptive(given: Mapping[Any, Any]) -> dict[str, str]:
+    """Returns the attributes `DESCRIPTIVE`, those that are there, as text."""
     return {k: str(given[k]) for k in DESCRIPTIVE if given.get(k)}

@@ -82,9 +82,7 @@ class Rename:
         """
         if "target" not in self.data_types:
             return dict(names)
-        old = {new: old for old, new in self.mapping.items()}
-        known = {new: new for new in old} | dict(names)
-        return {key: old.get(name, name) for key, name in known.items()}
+        return _followed(names, {new: old for old, new in self.mapping.items()})
 
     def layout(self, layout: Layout) -> Layout:
         """Returns the variables with their new keys, grouped by source."""
@@ -151,9 +149,14 @@ def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
             args = parse(RenameArgs, block.args, f"preblocks.{phase}.{name}.args")
             rename = build_rename(args)
             if "target" in rename.data_types:
-                known = {old: old for old in rename.mapping} | found
-                found = {k: rename.mapping.get(v, v) for k, v in known.items()}
+                found = _followed(found, rename.mapping)
     return found
+
+
+def _followed(names: Mapping[str, str], step: Mapping[str, str]) -> dict[str, str]:
+    """Composes two changes of keys; keys that neither has are unchanged."""
+    known = {key: key for key in step} | dict(names)
+    return {key: step.get(name, name) for key, name in known.items()}
 
 
 def _by_source(
