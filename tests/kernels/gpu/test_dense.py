@@ -32,3 +32,10 @@ def test_rows_are_added_in_float32() -> None:
     gradient = jax.jit(dense.kernel_gradient)(ones, ones)
     assert gradient.dtype == jnp.float32
     assert np.all(gradient == 8192)
+
+
+@pytest.mark.parametrize("rows", [288_000, 9000, 4099])
+def test_groups_divide_the_rows(rows: int) -> None:
+    x, cotangent = (jax.ShapeDtypeStruct((rows, n), jnp.bfloat16) for n in (128, 384))
+    gradient = jax.eval_shape(dense.kernel_gradient, x, cotangent)
+    assert (gradient.shape, gradient.dtype) == ((128, 384), jnp.float32)
