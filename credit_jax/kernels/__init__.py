@@ -13,8 +13,12 @@ from credit_jax.kernels.dispatch import fuses_layers as fuses_layers
 from credit_jax.kernels.dispatch import implementation as implementation
 from credit_jax.kernels.dispatch import layer_norm as layer_norm
 from credit_jax.kernels.dispatch import layer_norm_and_skip as layer_norm_and_skip
+from credit_jax.kernels.dispatch import packed_dots as packed_dots
+from credit_jax.kernels.dispatch import packed_products as packed_products
+from credit_jax.kernels.dispatch import packed_scale as packed_scale
 from credit_jax.kernels.dispatch import platform as platform
 from credit_jax.kernels.dispatch import project as project
+from credit_jax.kernels.dispatch import unstack as unstack
 from credit_jax.kernels.dispatch import use_implementation as use_implementation
 from credit_jax.kernels.dispatch import use_platform as use_platform
 from credit_jax.kernels.dispatch import window_attention as window_attention

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import jax
 from jaxtyping import Array, Float
@@ -37,9 +37,11 @@ from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
 from credit_jax.kernels.gpu import dense as gpu_dense
 from credit_jax.kernels.gpu import feed_forward as gpu_feed_forward
+from credit_jax.kernels.gpu import many as gpu_many
 from credit_jax.kernels.gpu import norm as gpu_norm
 from credit_jax.kernels.gpu import window_attention as gpu_window_attention
 from credit_jax.ops import dense as xla_dense
+from credit_jax.ops import packed as xla_packed
 from credit_jax.ops.window_grid import WindowGrid
 
 Implementation = Literal["xla", "cpu", "gpu"]
@@ -143,10 +145,12 @@ def window_attention(
 
 
 def _either(
-    xla: Callable[P, R], cpu: Callable[P, R], gpu: Callable[P, R] | None = None
+    xla: Callable[P, R],
+    cpu: Callable[P, R] | None = None,
+    gpu: Callable[..., R] | None = None,
 ) -> Callable[P, R]:
     """Returns a function that selects one of the implementations at each call."""
-    functions = {"xla": xla, "cpu": cpu, "gpu": gpu or xla}
+    functions = {"xla": xla, "cpu": cpu or xla, "gpu": gpu or xla}
 
     @wraps(xla)
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -178,6 +182,16 @@ def _gpu_layer_norm(
     return gpu_norm.layer_norm(x, scale, bias, epsilon=epsilon, interpret=_interprets())
 
 
+def _interpreted(function: Callable[..., R]) -> Callable[..., R]:
+    """Returns a function of "gpu" with its argument `interpret` for these devices."""
+
+    @wraps(function)
+    def chosen(*args: Any) -> R:
+        return function(*args, interpret=_interprets())
+
+    return chosen
+
+
 def _interprets() -> bool:
     return _mesh_platform() != "gpu"
 
@@ -190,3 +204,7 @@ dense = _either(xla_dense.dense, cpu_dense.dense, gpu_dense.dense)
 layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm, _gpu_layer_norm)
 attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_logits)
 attend = _either(ops.attend, cpu_window_attention.attend)
+packed_products = _either(xla_packed.products, gpu=_interpreted(gpu_many.products))
+packed_dots = _either(xla_packed.dots, gpu=_interpreted(gpu_many.dots))
+packed_scale = _either(xla_packed.scale, gpu=_interpreted(gpu_many.scale))
+unstack = _either(xla_packed.unstack, gpu=_interpreted(gpu_many.unstack))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -84,11 +84,64 @@ class MatrixGroup:
             yield path, piece if param_spec.is_stacked else piece[0]
 
 
+@dataclass(frozen=True)
+class MatrixFamily:
+    """Groups whose matrices are sharded over the same mesh axes, their vectors packed.
+
+    Attributes:
+        groups: at least one; they have the same axes.
+    """
+
+    groups: tuple[MatrixGroup, ...]
+
+    def axes(self, side: str) -> tuple[str, ...]:
+        """Returns the mesh axes that shard the vectors u or v."""
+        return self.groups[0].axes(side)
+
+    def matrices(
+        self, weights: Mapping[str, Array]
+    ) -> tuple[Float[Array, "_ _ _"], ...]:
+        """Returns the stacked matrices of each group."""
+        return tuple(group.matrix(weights) for group in self.groups)
+
+    def rows(self, state: Collection, side: str) -> list[Float[Array, "_ _"]]:
+        """Returns the stacked vectors u or v of each group."""
+        return [group.stack(state, side) for group in self.groups]
+
+    def with_rows(
+        self, rows: Sequence[Array], side: str, like: Collection, into: Collection
+    ) -> Collection:
+        """Returns `into` plus the rows, in the shapes of `like`: inverts `rows`."""
+        for group, own in zip(self.groups, rows, strict=True):
+            into = group.unstack(own, side, like, into)
+        return into
+
+    def paths(self) -> Iterator[tuple[str, ParamSpec]]:
+        """Yields (path, spec) of every parameter, in the order of the rows."""
+        for group in self.groups:
+            yield from zip(group.paths, group.param_specs, strict=True)
+
+
+def matrix_families(groups: Iterable[MatrixGroup]) -> list[MatrixFamily]:
+    """Returns families of groups that are sharded over the same mesh axes."""
+    found: dict[tuple, list[MatrixGroup]] = {}
+    for group in groups:
+        found.setdefault((group.axes_in, group.axes_out), []).append(group)
+    return [MatrixFamily(tuple(alike)) for alike in found.values()]
+
+
 def group_matrices(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
+    large: int = LARGE,
 ) -> list[MatrixGroup]:
-    """Groups matrices by shape and sharding; large ones stay alone, to avoid copies."""
+    """Groups matrices by shape and sharding.
+
+    Args:
+        param_specs: specs of the parameters, by path.
+        specs: PartitionSpec of each parameter; None on one device.
+        large: matrices with more elements stay alone.
+    """
     found: dict[tuple, list[str]] = {}
     for path, param_spec in param_specs.items():
         spec = specs[path] if specs else None
@@ -97,7 +150,7 @@ def group_matrices(
         shape = param_spec.shape
         rows = math.prod(shape[d] for d in inputs)
         columns = math.prod(shape[d] for d in outputs)
-        alone = path if rows * columns > LARGE else ""
+        alone = path if rows * columns > large else ""
         axes = _axes(spec, inputs), _axes(spec, outputs)
         key = (*axes, rows, columns, _count(param_spec), alone)
         found.setdefault(key, []).append(path)

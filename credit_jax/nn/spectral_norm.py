@@ -19,14 +19,28 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.nn.matrix_groups import MatrixGroup, group_matrices
+from credit_jax.kernels import (
+    fuses_layers,
+    packed_dots,
+    packed_products,
+    packed_scale,
+    unstack,
+)
+from credit_jax.nn.matrix_groups import (
+    LARGE,
+    MatrixFamily,
+    group_matrices,
+    matrix_families,
+)
 from credit_jax.nn.model_state import Collection
+from credit_jax.ops import packed
 from credit_jax.ops.compensated import (
     compensated_sum,
     parts_to_sum,
     quotient,
     two_sum,
 )
+from credit_jax.ops.packed import Rows, Side
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.collectives import psum_each, pvary_each
 from credit_jax.parallel.compiler import loops_hold_collectives
@@ -84,11 +98,12 @@ def init_spectral_norm(
         for path in param_specs
     }
     state: Collection = {path: {} for path in param_specs}
-    groups = group_matrices(param_specs, specs)
+    families = _families(param_specs, specs)
     for side in ("u", "v"):
-        rows = _unit(groups, [group.stack(raw, side) for group in groups], side)
-        for group, row in zip(groups, rows, strict=True):
-            state = group.unstack(row, side, raw, state)
+        rows = [family.rows(raw, side) for family in families]
+        shapes = [tuple(row.shape for row in own) for own in rows]
+        unit = _unit(families, [packed.pack(own) for own in rows], shapes, side)
+        state = _with_vectors(families, unit, shapes, side, raw, state)
     return state
 
 
@@ -159,7 +174,10 @@ def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Coll
         }
         for path, spec in _per_call(state, param_specs).items()
     }
-    return {**state, **last}
+    leaves, tree = jax.tree.flatten({**state, **last})
+    # Hundreds of parts of packed vectors, by one kernel on GPUs.
+    (parts,) = unstack([leaf[None] for leaf in leaves]) if leaves else ([],)
+    return jax.tree.unflatten(tree, parts)
 
 
 def normalize(
@@ -186,7 +204,7 @@ def normalize(
     called = _with_calls(state, param_specs, 0)
     once = {path: called[path] for path in called if path not in several}
     divided = _divided_exactly if compensated else _divided
-    out = {**weights, **divided(weights, state, group_matrices(once, specs))}
+    out = {**weights, **divided(weights, state, _families(once, specs))}
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
         out |= _divided_for_calls(divided, weights, state, alike, specs)
@@ -201,10 +219,10 @@ def _divided_for_calls(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """These matrices, called equally often, divided for each call in a dim of calls."""
-    groups = group_matrices(matrices, specs)
+    families = _families(matrices, specs)
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
-        lambda own: divided(weights, own, groups),
+        lambda own: divided(weights, own, families),
         in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
         out_axes=dims,
     )
@@ -242,42 +260,55 @@ def _iterated(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
-    groups = group_matrices(matrices, specs)
+    families = _families(matrices, specs)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
-    stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
-    u = [group.stack(state, "u") for group in groups]
-    v = _unit(groups, _products(groups, stacked, u, "u"), "v")
-    u = _unit(groups, _products(groups, stacked, v, "v"), "u")
-    for group, rows_u, rows_v in zip(groups, u, v, strict=True):
-        new = group.unstack(rows_u, "u", state, new)
-        new = group.unstack(rows_v, "v", state, new)
+    stacked = [jax.lax.stop_gradient(family.matrices(weights)) for family in families]
+    vectors = [packed.pack(family.rows(state, "u")) for family in families]
+    sides: tuple[tuple[Side, Side], ...] = (("u", "v"), ("v", "u"))
+    for given, side in sides:
+        mapped = _products(families, stacked, vectors, given)
+        shapes = [packed.rows_of(own, side) for own in stacked]
+        vectors = _unit(families, mapped, shapes, side)
+        new = _with_vectors(families, vectors, shapes, side, state, new)
     return new
 
 
 def _divided(
-    weights: Weights, state: Collection, groups: Sequence[MatrixGroup]
+    weights: Weights, state: Collection, families: Sequence[MatrixFamily]
 ) -> Weights:
     """Returns the matrices, each divided by u' W v."""
-    u, v = ([group.stack(state, side) for group in groups] for side in ("u", "v"))
-    mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
+    stacked = [family.matrices(weights) for family in families]
+    u, v = (
+        [packed.pack(family.rows(state, side)) for family in families]
+        for side in ("u", "v")
+    )
+    mapped = _products(families, stacked, v, "v")
     sigmas = psum_each(
-        [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
-        [group.axes("u") for group in groups],
+        [
+            packed_dots(a, b, packed.rows_of(own, "u"))
+            for a, b, own in zip(u, mapped, stacked, strict=True)
+        ],
+        [family.axes("u") for family in families],
     )
     # One sum of the gradients of all sigmas over the shards, which need not be equal.
-    axes = [sorted(varying_axes(weights[group.paths[0]])) for group in groups]
+    axes = [sorted(varying_axes(own[0])) for own in stacked]
     inverses = pvary_each([1.0 / sigma for sigma in sigmas], axes)
     out = {}
-    for group, inverse in zip(groups, inverses, strict=True):
-        for path, part in group.parts(inverse):
-            out[path] = weights[path] * _beside(weights[path], part)
+    for family, inverse in zip(families, inverses, strict=True):
+        specs = dict(family.paths())
+        arrays = [
+            weights[p] if specs[p].is_stacked else weights[p][None] for p in specs
+        ]
+        for path, scaled in zip(specs, packed_scale(arrays, inverse), strict=True):
+            out[path] = scaled if specs[path].is_stacked else scaled[0]
     return out
 
 
 def _divided_exactly(
-    weights: Weights, state: Collection, groups: Sequence[MatrixGroup]
+    weights: Weights, state: Collection, families: Sequence[MatrixFamily]
 ) -> Weights:
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
+    groups = [group for family in families for group in family.groups]
     sums = [group.elements(weights, state) for group in groups]
     parts = [parts_to_sum(*compensated_sum(own)) for own in sums]
     axes = [(*group.axes("u"), *group.axes("v")) for group in groups]
@@ -298,33 +329,57 @@ def _beside(weight: Array, numbers: Array) -> Array:
     return numbers.reshape(numbers.shape + (1,) * (weight.ndim - numbers.ndim))
 
 
+def _families(
+    matrices: Mapping[str, ParamSpec], specs: Mapping[str, PartitionSpec] | None
+) -> list[MatrixFamily]:
+    """Returns the families of matrices; one kernel takes them without stacking."""
+    large = 0 if fuses_layers() else LARGE
+    return matrix_families(group_matrices(matrices, specs, large))
+
+
 def _products(
-    groups: Sequence[MatrixGroup],
-    matrices: Sequence[Array],
+    families: Sequence[MatrixFamily],
+    matrices: Sequence[Sequence[Array]],
     vectors: Sequence[Array],
-    side: str,
+    side: Side,
 ) -> list[Array]:
-    """Returns W v (side "v") or W' u (side "u") of each group, summed over shards."""
-    equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
+    """Returns W v (side "v") or W' u (side "u") of families, summed over shards."""
     return psum_each(
-        [_einsum(equation, *pair) for pair in zip(matrices, vectors, strict=True)],
-        [group.axes(side) for group in groups],
+        [
+            packed_products(own, given, side)
+            for own, given in zip(matrices, vectors, strict=True)
+        ],
+        [family.axes(side) for family in families],
     )
 
 
 def _unit(
-    groups: Sequence[MatrixGroup], rows: Sequence[Array], side: str
+    families: Sequence[MatrixFamily],
+    vectors: Sequence[Array],
+    shapes: Sequence[Rows],
+    side: Side,
 ) -> list[Array]:
-    """Returns unit vectors x / max(|x|, epsilon) for each row of each group."""
+    """Returns unit vectors x / max(|x|, epsilon) for each row of packed vectors."""
     squares = psum_each(
-        [jnp.sum(row * row, -1, keepdims=True) for row in rows],
-        [group.axes(side) for group in groups],
+        [packed_dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
+        [family.axes(side) for family in families],
     )
+    norms = [jnp.maximum(jnp.sqrt(square), EPSILON) for square in squares]
     return [
-        row / jnp.maximum(jnp.sqrt(square), EPSILON)
-        for row, square in zip(rows, squares, strict=True)
+        x / packed.spread(norm, rows)
+        for x, norm, rows in zip(vectors, norms, shapes, strict=True)
     ]
 
 
-def _einsum(equation: str, *arrays: Array) -> Array:
-    return jnp.einsum(equation, *arrays, precision="highest")
+def _with_vectors(
+    families: Sequence[MatrixFamily],
+    vectors: Sequence[Array],
+    shapes: Sequence[Rows],
+    side: Side,
+    like: Collection,
+    into: Collection,
+) -> Collection:
+    """Returns `into` plus packed vectors, in the shapes of `like`."""
+    for family, own, rows in zip(families, vectors, shapes, strict=True):
+        into = family.with_rows(packed.unpack(own, rows), side, like, into)
+    return into

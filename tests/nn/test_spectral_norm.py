@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from credit_jax.kernels import use_implementation
 from credit_jax.nn.spectral_norm import (
     after_calls,
     init_spectral_norm,
@@ -93,8 +94,10 @@ def test_one_training_forward_is_that_of_torch(path):
     assert_close(to_torch(param_spec, gradient), expected, 1e-5, f"{path}, gradient")
 
 
-@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2}])
-def test_each_of_several_calls_is_that_of_torch(degrees):
+@pytest.mark.parametrize(
+    ("degrees", "kernels"), [({}, "xla"), ({"dp": 2, "tp": 2}, "xla"), ({}, "gpu")]
+)
+def test_each_of_several_calls_is_that_of_torch(degrees, kernels):
     """Kernels, gradients and the final vectors, also of stacked blocks."""
     torch = pytest.importorskip("torch")
     declarations = {"one": replace(LINEAR, calls=3), "twice": replace(LINEAR, calls=2)}
@@ -123,7 +126,8 @@ def test_each_of_several_calls_is_that_of_torch(degrees):
         in_specs=(specs, vector_specs, by_call),
         out_specs=(by_call, specs, vector_specs),
     )
-    normal, gradient, after = jax.jit(run)(params, vectors, weight)
+    with use_implementation(kernels):
+        normal, gradient, after = jax.jit(run)(params, vectors, weight)
 
     def check(what, matrix, pair, weight, normal, gradient, after):
         layer = torch.nn.Linear(*matrix.shape, bias=False)
@@ -220,13 +224,22 @@ def on_one_device():
     "degrees", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}, {"dp": 4}]
 )
 def test_split_matrices_are_normalized_as_whole_ones(degrees):
-    actual, expected = run_on(make_mesh(**degrees)), on_one_device()
+    assert_as_on_one_device(run_on(make_mesh(**degrees)), degrees)
+
+
+def test_kernels_of_gpus_normalize_alike():
+    with use_implementation("gpu"):
+        assert_as_on_one_device(run_on(make_mesh()), "kernels of GPUs")
+
+
+def assert_as_on_one_device(actual, mesh):
+    expected = on_one_device()
     names = ("start", "vectors", "weights", "gradients")
     bounds = (1e-6, 1e-6, 1e-6, 1e-5)
     for name, bound, a, e in zip(names, bounds, actual, expected, strict=True):
         for path, leaf in jax.tree_util.tree_leaves_with_path(e):
             value = dict(jax.tree_util.tree_leaves_with_path(a))[path]
-            what = f"{degrees}, {name} {jax.tree_util.keystr(path)}"
+            what = f"{mesh}, {name} {jax.tree_util.keystr(path)}"
             assert_close(value, leaf, bound, what)
 
 
