@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from credit_jax.kernels import implementation
+from credit_jax.kernels import implementation, unstack
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.parameters import Parameter, param_spec_of
 from credit_jax.parallel.compiler import loops_hold_collectives
@@ -207,10 +207,10 @@ class Context:
     ) -> Any:
         """Runs `num` stacked blocks in sequence: carry = block(carry, context).
 
-        Uses `lax.scan`. It is unrolled if a loop cannot contain collectives
-        (`parallel.compiler.loops_hold_collectives`), and on GPUs if there are at most
-        `unroll_blocks` blocks. Updates the running statistics of the batch norms below
-        the blocks.
+        Uses `lax.scan`, unless a loop cannot contain collectives
+        (`parallel.compiler.loops_hold_collectives`), or there are at most
+        `unroll_blocks` blocks on GPUs. Updates the running statistics of the batch
+        norms below the blocks.
 
         A block class may define `ready_of`, names of submodules, and a method `ready()`
         that depends only on their parameters. `ready()` is computed for all blocks at
@@ -229,10 +229,9 @@ class Context:
         """
         early = _parameters_of(getattr(blocks, "ready_of", ()))
         graph, apart, params, stats = nnx.split(blocks, early, Parameter, nnx.BatchStat)
-        if implementation() == "gpu" and self.axes.num_shard == 1:
-            # Casts all blocks at once, as there is nothing to gather for each block.
+        if implementation() == "gpu":
             with jax.named_scope(PARAMETERS):
-                params = jax.tree.map(self.precision.cast, params)
+                params = self._cast(params)
 
         def make_ready(apart: Any) -> dict[str, Any]:
             block: Any = nnx.merge(graph, self._gathered(apart), params, stats)
@@ -251,30 +250,24 @@ class Context:
             carry = block(carry, self._of_block(index), **static, **ready)
             return carry, nnx.state(block, nnx.BatchStat)
 
-        loops = self._are_a_loop(num)
+        in_loop = self._are_a_loop(num)
         gathered_again = num - self._num_kept_gathered(num)
         updates = []
-        for first, stop, keep in (
-            (0, gathered_again, False),
-            (gathered_again, num, True),
+        for part in (
+            *_parts(0, gathered_again, len(variants), keep=False),
+            *_parts(gathered_again, num, len(variants), keep=True),
         ):
-            for part in _parts(first, stop, len(variants)):
-                turns = part.turns
-                in_loop = loops and turns > 1
-                runs = [
-                    self.remat.block(
-                        partial(body, variants[i % len(variants)]),
-                        keep=keep,
-                        in_loop=in_loop,
-                    )
-                    for i in range(part.first, part.first + part.group)
-                ]
-                mine = [part.of(leaf, num) for leaf in leaves]
-                inputs = (part.of(jnp.arange(num), num), mine)
-                unroll = 1 if loops else turns
-                turn = partial(_in_turn, runs)
-                carry, updated = jax.lax.scan(turn, carry, inputs, unroll=unroll)
-                updates.append(jax.tree.map(part.flat, updated))
+            runs = [
+                self.remat.block(
+                    partial(body, variants[i % len(variants)]),
+                    keep=part.keep,
+                    in_loop=in_loop and part.turns > 1,
+                )
+                for i in range(part.first, part.first + part.group)
+            ]
+            run = part.loop if in_loop else part.unrolled
+            carry, updated = run(runs, carry, leaves)
+            updates.append(updated)
         nnx.update(blocks, _joined(updates))
         return self._captured(carry)
 
@@ -298,6 +291,16 @@ class Context:
             return num
         return self.remat.kept_of(first, num, self.blocks.total if self.blocks else 0)
 
+    def _cast(self, params: Any) -> Any:
+        """Casts stacked parameters for which no block gathers anything, all at once."""
+
+        def cast(variable: nnx.Variable) -> nnx.Variable:
+            if self.axes.num_shard > 1 and not param_spec_of(variable).is_small:
+                return variable
+            return variable.replace(self.precision.cast(variable[...]))
+
+        return jax.tree.map(cast, params, is_leaf=_is_variable)
+
     @jax.named_scope(PARAMETERS)
     def _gathered(self, params: Any) -> Any:
         """Gathers the parameters of one block over dp_shard, in the compute dtype."""
@@ -311,9 +314,11 @@ class Context:
                 gather(weight, param_spec, self.rules, self.axes, self.precision)
             )
 
-        return jax.tree.map(
-            gathered, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-        )
+        return jax.tree.map(gathered, params, is_leaf=_is_variable)
+
+
+def _is_variable(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
 
 
 def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
@@ -325,59 +330,94 @@ def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
     return below
 
 
+# A block as a function of the carry and (its index, its slices of stacked arrays);
+# returns the carry and its statistics.
+_Run = Callable[[Any, tuple[Array, list[Array]]], tuple[Any, Any]]
+
+
 @dataclass(frozen=True)
 class _Part:
-    """Consecutive blocks that one scan runs, `group` blocks in each iteration.
-
-    Stacked arrays have a group dim after the iteration dim only if `group` is above 1.
+    """Consecutive blocks, `group` of which are different functions.
 
     Attributes:
         first: index of the first block.
-        turns: number of iterations of the scan.
-        group: number of blocks of an iteration.
+        turns: number of groups.
+        group: number of blocks of a group.
+        keep: whether the blocks save their gathered parameters.
     """
 
     first: int
     turns: int
     group: int
+    keep: bool
 
-    def of(self, stacked: Array, num: int) -> Array:
-        """Selects these blocks from an array of `num` stacked blocks, by iteration."""
-        count = self.turns * self.group
-        if count < num:
-            stacked = stacked[self.first : self.first + count]
+    def loop(
+        self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
+    ) -> tuple[Any, Any]:
+        """Runs the blocks by `lax.scan`, a group in each iteration.
+
+        Args:
+            runs: the blocks of a group.
+            carry: input of the first block.
+            stacked: arrays with a leading dim of blocks, also those of other parts.
+
+        Returns:
+            The output of the last block, and the stacked statistics.
+        """
+
+        def turn(carry: Any, inputs: tuple[Array, list[Array]]) -> tuple[Any, Any]:
+            if self.group == 1:
+                return runs[0](carry, inputs)
+            stats = []
+            for i, run in enumerate(runs):
+                carry, updated = run(carry, jax.tree.map(lambda x, i=i: x[i], inputs))
+                stats.append(updated)
+            return carry, _stacked(stats)
+
+        inputs = jax.tree.map(self._grouped, self._inputs(stacked))
+        carry, stats = jax.lax.scan(turn, carry, inputs)
+        if self.group == 1:
+            return carry, stats
+        return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
+
+    def unrolled(
+        self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
+    ) -> tuple[Any, Any]:
+        """`loop` without a loop in the compiled program."""
+        traced_once = [jax.jit(run) for run in runs]
+        stats = []
+        indices, own = self._inputs(stacked)
+        for i, (index, *leaves) in enumerate(unstack([indices, *own])):
+            carry, updated = traced_once[i % self.group](carry, (index, leaves))
+            stats.append(updated)
+        return carry, _stacked(stats)
+
+    def _inputs(self, stacked: Sequence[Array]) -> tuple[Array, list[Array]]:
+        """Returns the indices of these blocks, and their slices of stacked arrays."""
+        stop = self.first + self.turns * self.group
+        own = [leaf[self.first : stop] for leaf in stacked]
+        return jnp.arange(self.first, stop), own
+
+    def _grouped(self, stacked: Array) -> Array:
+        """Splits the dim of blocks into (turns, group) if there are groups."""
         if self.group == 1:
             return stacked
         return stacked.reshape(self.turns, self.group, *stacked.shape[1:])
 
-    def flat(self, array: Array) -> Array:
-        """Merges iteration and group dim of a stacked array into one."""
-        if self.group == 1:
-            return array
-        return array.reshape(self.turns * self.group, *array.shape[2:])
 
-
-def _parts(first: int, stop: int, group: int) -> Iterator[_Part]:
+def _parts(first: int, stop: int, group: int, *, keep: bool) -> Iterator[_Part]:
     """Yields the full groups of blocks from `first` to `stop`, then the remainder."""
     turns = (stop - first) // group
     if turns:
-        yield _Part(first, turns, group)
+        yield _Part(first, turns, group, keep)
     rest = first + turns * group
     if rest < stop:
-        yield _Part(rest, 1, stop - rest)
+        yield _Part(rest, 1, stop - rest, keep)
 
 
-def _in_turn(
-    runs: Sequence[Callable[..., tuple[Any, Any]]], carry: Any, inputs: Any
-) -> tuple[Any, Any]:
-    """Runs the blocks of one iteration; returns carry and their stacked statistics."""
-    if len(runs) == 1:
-        return runs[0](carry, inputs)
-    stats = []
-    for i, run in enumerate(runs):
-        carry, updated = run(carry, jax.tree.map(lambda leaf, i=i: leaf[i], inputs))
-        stats.append(updated)
-    return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *stats)
+def _stacked(trees: Sequence[Any]) -> Any:
+    """Stacks trees of arrays along a new leading dim."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
