@@ -16,7 +16,7 @@ from tests.data.world import (
 
 def test_variable_missing_in_a_later_file(folder):
     rewrite(folder / "w_2000.nc", lambda d: d.drop_vars("SP"))
-    refused(folder, "w_2000.nc: no variable 'SP'")
+    refused(folder, "w_2000.nc: variable 'SP' is not available")
 
 
 def test_missing_times(folder):

@@ -90,21 +90,20 @@ class FileDims:
         lat, lon = opened.latitude, opened.longitude
         return lat is not None and lon is not None and lat.dims == lon.dims
 
-    def level_dim(self, array: Any) -> str:
+    def level_dim(self, opened: OpenFile, name: str) -> str:
         """The level dim of a 3-D variable."""
         if self.config.level_coord is not None:
             return self.config.level_coord
-        return str(array.dims[1 if self.config.time_coord in array.dims else 0])
+        dims = opened.variable(name).dims
+        return str(dims[1 if self.config.time_coord in dims else 0])
 
-    def level_indices(self, opened: OpenFile, array: Any) -> list[int] | None:
-        """Indices of the levels to read; None reads all."""
-        wanted = self.config.level_values
+    def level_indices(self, opened: OpenFile, name: str) -> list[int] | None:
+        """Indices of the levels of a 3-D variable to read; None reads all."""
+        wanted, how = self.config.level_values, self.layout.levels
         if wanted is None:
             return None
-        where = f"data.source.{self.name}"
-        return indices_of(
-            opened, self.level_dim(array), wanted, self.layout.levels, where
-        )
+        dim, where = self.level_dim(opened, name), f"data.source.{self.name}"
+        return indices_of(opened, name, dim, wanted, how, where)
 
     def timeless(
         self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
@@ -138,8 +137,8 @@ class FileDims:
                 )
             self._check_dims(field_type, dims, name, opened)
             if dims == "3d":
-                indices = self.level_indices(opened, array)
-                count = array.shape[array.dims.index(self.level_dim(array))]
+                indices = self.level_indices(opened, name)
+                count = array.shape[array.dims.index(self.level_dim(opened, name))]
                 levels[name] = count if indices is None else len(indices)
         return levels
 

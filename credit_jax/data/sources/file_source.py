@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from credit_jax.config.messages import counted
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.file_dims import FileDims, Layout
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.levels import check_same_levels
+from credit_jax.data.sources.levels import check_same_levels, common_count
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.data.sources.source import (
     BadSampleError,
@@ -34,7 +35,7 @@ from credit_jax.io.open_files import OpenFiles
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
 # Attributes that say what a variable is (CF conventions, section 3).
-DESCRIPTIVE = ("standard_name", "long_name", "units")
+_DESCRIPTIVE = ("standard_name", "long_name", "units")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ class FileSource:
             for dims, name in variables_of(self.config, kind):
                 if dims == "3d":
                     opened = self._first_file(kind, name)
-                    dim = self.dims.level_dim(opened.variable(name))
+                    dim = self.dims.level_dim(opened, name)
                     given = opened.dataset.coords[dim].attrs
                     return {f"{self.name}/level": descriptive(given)}
         return {}
@@ -179,11 +180,8 @@ class FileSource:
             self.dims.check(field_type, opened, named)
             _check_units(opened, named, units)
             for name in (name for dims, name in named if dims == "3d"):
-                array = opened.variable(name)
-                dim, indices = (
-                    self.dims.level_dim(array),
-                    self.dims.level_indices(opened, array),
-                )
+                dim = self.dims.level_dim(opened, name)
+                indices = self.dims.level_indices(opened, name)
                 check_same_levels(opened, dim, indices, name, levels)
             if self.dims.timeless(field_type, opened, named):
                 continue
@@ -240,9 +238,9 @@ class FileSource:
         _, space = self.dims.space_of(opened, name)
         chosen: dict[Any, Any] = self.dims.cropped(opened, space, rows)
         if dims == "3d":
-            indices = self.dims.level_indices(opened, array)
+            indices = self.dims.level_indices(opened, name)
             if indices is not None:
-                chosen[self.dims.level_dim(array)] = indices
+                chosen[self.dims.level_dim(opened, name)] = indices
         timed = opened.time_coord in array.dims
         steps = range(index, index + 1)
         if timed:
@@ -284,8 +282,7 @@ class FileSource:
             for times, i in zip(ends, (0, -1), strict=True)
             if times is not None and len(times)
         )
-        plural = "s" if files.count > 1 else ""
-        return f" They cover {covers} ({files.count} file{plural})"
+        return f" They cover {covers} ({counted(files.count, 'file')})"
 
 
 def open_files_source(
@@ -319,16 +316,9 @@ def open_files_source(
         levels |= source.dims.check(kind, opened, [(dims, variable)])
         if kind != "static" and opened.times is not None:
             calendars.append(opened.calendar)
-    counts = sorted(set(levels.values()))
-    if len(counts) > 1:
-        raise ValueError(
-            f"data.source.{name}: 3-D variables have different numbers of levels: "
-            f"{levels}; name those to take in levels"
-        )
+    count = common_count(levels, f"data.source.{name}")
     calendar = config.calendar or most_restrictive(calendars)
-    return dataclasses.replace(
-        source, calendar=calendar, num_levels=counts[0] if counts else 0
-    )
+    return dataclasses.replace(source, calendar=calendar, num_levels=count)
 
 
 def _check_units(
@@ -350,5 +340,5 @@ def _check_units(
 
 
 def descriptive(given: Mapping[Any, Any]) -> dict[str, str]:
-    """Returns the attributes `DESCRIPTIVE`, those that are there, as text."""
-    return {k: str(given[k]) for k in DESCRIPTIVE if given.get(k)}
+    """Returns standard name, long name and units, those that are not empty, as text."""
+    return {k: str(given[k]) for k in _DESCRIPTIVE if given.get(k)}

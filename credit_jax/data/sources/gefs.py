@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from credit_jax.config.base import not_available
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.buckets import GefsConfig
 from credit_jax.data.clock import probe_times
+from credit_jax.data.sources.levels import common_count, level_positions
 from credit_jax.data.sources.source import (
     AnyTime,
     BadSampleError,
@@ -106,10 +108,7 @@ class GefsSource(AnyTime):
         dataset = self.open_files.dataset(path)
         edge, dim = _CENTERED.get(name, (name, 0)) if dims == "3d" else (name, 0)
         if edge not in dataset.data_vars:
-            raise ValueError(
-                f"{path}: no variable {edge!r}; it has: "
-                f"{', '.join(map(str, dataset.data_vars))}"
-            )
+            raise not_available(f"{path}: variable", edge, dataset.data_vars)
         try:
             array = dataset.variables[edge]
             values = np.asarray(array.isel(Time=0) if "Time" in array.dims else array)
@@ -122,20 +121,11 @@ class GefsSource(AnyTime):
             return values.reshape(1, -1)
         if edge != name or name == "zh":
             values = _between(values, dim)
-        return values[self._levels(len(values), path)].reshape(-1, values[0].size)
-
-    def _levels(self, count: int, path: str) -> list[int]:
-        """Indices of the levels to read."""
-        wanted = self.config.levels
-        if wanted is None:
-            return list(range(count))
-        lost = [own for own in wanted if own != int(own) or not 1 <= own <= count]
-        if lost:
-            raise ValueError(
-                f"{path}: levels {lost} of data.source.{self.name}.levels are not "
-                f"positions of 1 to {count}"
-            )
-        return [int(own) - 1 for own in wanted]
+        points = values[0].size
+        if self.config.levels is not None:
+            of, where = f"{path}: variable {name!r}", f"data.source.{self.name}"
+            values = values[level_positions(self.config.levels, len(values), of, where)]
+        return values.reshape(-1, points)
 
 
 def paths_of(config: GefsConfig, time: np.datetime64, part: str) -> list[str]:
@@ -185,13 +175,8 @@ def open_gefs(
     for kind in config.variables.given:
         fields |= source._read_one(kind, first)
     levels = {key: len(field) for key, field in fields.items() if "/3d/" in key}
-    if len(set(levels.values())) > 1:
-        raise ValueError(
-            f"data.source.{name}: 3-D variables have different numbers of levels: "
-            f"{levels}"
-        )
+    count = common_count(levels, f"data.source.{name}")
     shape = next(iter(fields.values())).shape[1:]
-    count = max(levels.values(), default=0)
     return dataclasses.replace(source, shape=shape, num_levels=count)
 
 

@@ -14,6 +14,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.buckets import HrrrConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.grib import Message, decode, read_inventory
+from credit_jax.data.sources.levels import common_count
 from credit_jax.data.sources.source import (
     AnyTime,
     Fields,
@@ -251,15 +252,10 @@ def open_hrrr(
             first = first or (path, messages[0])
             counts |= {key: len(messages)} if "/3d/" in key else {}
     assert first is not None
-    if len(set(counts.values())) > 1:
-        raise ValueError(
-            f"data.source.{name}: 3-D variables have different numbers of levels: "
-            f"{counts}; name those to take in levels"
-        )
+    levels = common_count(counts, f"data.source.{name}")
     field = decode(*first)
     rows, columns = _part(config, field.latitude, field.longitude)
     shape = field.values[rows, columns].shape
-    levels = max(counts.values(), default=0)
     return HrrrSource(name, config, first_time, rows, columns, shape, levels)
 
 

@@ -1,5 +1,6 @@
 """Selects the levels of a file by the `levels` of the config."""
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -17,12 +18,18 @@ SAME_LEVEL = 1e-5
 
 
 def level_indices(
-    opened: OpenFile, dim: str, wanted: tuple[float, ...], how: Levels, where: str
+    opened: OpenFile,
+    variable: str,
+    dim: str,
+    wanted: tuple[float, ...],
+    how: Levels,
+    where: str,
 ) -> list[int]:
-    """Returns the indices of some levels in a file.
+    """Returns the indices of the levels at which a variable of a file is read.
 
     Args:
         opened: the file.
+        variable: its name, for errors.
         dim: name of the level dim.
         wanted: levels of the config.
         how: see `Layout.levels`.
@@ -33,26 +40,71 @@ def level_indices(
             levels of the file than half their spacing), or two levels of the config
             select the same level.
     """
+    of = f"{opened.path}: variable {variable!r}"
     values = np.asarray(wanted, dtype=np.float64)
     if how == "position":
-        return _positions(values, opened, dim, where)
+        return level_positions(wanted, opened.dataset.sizes.get(dim, 0), of, where)
     if dim not in opened.dataset.coords:
         raise ValueError(
-            f"{opened.path}: no level coordinate {dim!r} to select levels from; it "
-            f"has: {', '.join(map(str, opened.dataset.coords))}. Set "
+            f"{of} has no level coordinate {dim!r} to select levels from; the file "
+            f"has: {', '.join(map(str, opened.dataset.coords))}; set "
             f"{where}.level_coord, or levels: null to take all"
         )
     there = opened.dataset[dim].values.astype(np.float64)
     ordered = pd.Index(there).is_monotonic_increasing
     if not (ordered or pd.Index(there).is_monotonic_decreasing):
         raise ValueError(
-            f"{opened.path}: the levels {there[:20].tolist()} are neither increasing "
-            "nor decreasing; sort them"
+            f"{of} has levels {_shown(there)}, expected an increasing or decreasing "
+            "order; sort them"
         )
     indices = pd.Index(there).get_indexer(values, method="nearest")
     unit = str(opened.dataset[dim].attrs.get("units", ""))
-    _check_distances(there, values, indices, how, opened.path, where, unit)
+    _check_distances(there, values, indices, how, of, where, unit)
     return indices.tolist()
+
+
+def level_positions(
+    wanted: Sequence[float], count: int, of: str, where: str
+) -> list[int]:
+    """Returns the indices of levels that are given as positions, counted from 1.
+
+    Args:
+        wanted: levels of the config.
+        count: number of levels of the variable.
+        of: its file and name, for errors.
+        where: dotted path of the source, for errors.
+
+    Raises:
+        ValueError: one is no integer from 1 to `count`.
+    """
+    wrong = [own for own in wanted if own != int(own) or not 1 <= own <= count]
+    if wrong:
+        raise ValueError(
+            f"{of} has {count} levels, got {wrong} in {where}.levels, expected "
+            f"positions from 1 to {count}"
+        )
+    return [int(own) - 1 for own in wanted]
+
+
+def common_count(counts: Mapping[str, int], where: str) -> int:
+    """Returns the number of levels that all 3-D variables of a source have.
+
+    Args:
+        counts: number of levels of each variable.
+        where: dotted path of the source, for errors.
+
+    Returns:
+        The number; 0 without variables.
+
+    Raises:
+        ValueError: the numbers differ.
+    """
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"{where}: expected the same number of levels of all 3-D variables, got "
+            f"{dict(counts)}; name those to take in {where}.levels"
+        )
+    return max(counts.values(), default=0)
 
 
 def check_same_levels(
@@ -94,23 +146,12 @@ def _shown(values: np.ndarray) -> str:
     return f"{values[:20].tolist()}{' ...' if values.size > 20 else ''}"
 
 
-def _positions(values: np.ndarray, opened: OpenFile, dim: str, where: str) -> list[int]:
-    count = opened.dataset.sizes.get(dim, 0)
-    wrong = (values < 1) | (values > count) | (values != np.round(values))
-    if wrong.any():
-        raise ValueError(
-            f"{opened.path}: levels {values[wrong].tolist()} of {where}.levels are not "
-            f"positions of 1 to {count} in the dim {dim!r}"
-        )
-    return [int(value) - 1 for value in values]
-
-
 def _check_distances(
     there: np.ndarray,
     wanted: np.ndarray,
     indices: np.ndarray,
     how: Levels,
-    path: str,
+    of: str,
     where: str,
     unit: str,
 ) -> None:
@@ -125,11 +166,11 @@ def _check_distances(
         lost = wanted[distance > limit].tolist()
         units = f" in {unit!r}" if unit else ""
         raise ValueError(
-            f"{path}: no level near {lost}; it has {there.size} levels{units}: "
-            f"{_shown(there)}. Change {where}.levels"
+            f"{of} has no level near {lost}; it has {there.size} levels{units}: "
+            f"{_shown(there)}; change {where}.levels"
         )
     if len(set(indices.tolist())) < len(indices):
         raise ValueError(
-            f"{path}: levels {wanted.tolist()} of {where} select a level "
-            f"twice (nearest: {there[indices].tolist()})"
+            f"{of}: {where}.levels {wanted.tolist()} select a level twice (nearest: "
+            f"{there[indices].tolist()}); name each level once"
         )

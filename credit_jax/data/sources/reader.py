@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import difflib
 import functools
 import threading
 import zlib
@@ -14,6 +13,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Shaped
 
+from credit_jax.config.base import not_available
 from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.data.sources.hdf5_array import Hdf5Array, open_hdf5_array
 from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
@@ -60,16 +60,11 @@ class OpenFile:
         """Returns a variable, without reading it.
 
         Raises:
-            ValueError: there is no such variable; names the nearest ones.
+            ValueError: there is no such variable; names the nearest one.
         """
         if name in self.dataset.data_vars:
             return self.dataset.variables[name]
-        known = [str(known) for known in self.dataset.data_vars]
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"nearest: {', '.join(close)}; " if close else ""
-        raise ValueError(
-            f"{self.path}: no variable {name!r}; {hint}it has: {', '.join(known)}"
-        )
+        raise not_available(f"{self.path}: variable", name, self.dataset.data_vars)
 
     def values(
         self, name: str, chosen: Mapping[Any, Any], index: int | None

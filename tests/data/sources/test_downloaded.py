@@ -110,7 +110,7 @@ def test_gfs_errors(gfs, tmp_path):
     with pytest.raises(ValueError, match=r"base_path: missing; .*mode: remote"):
         parse(DataConfig, data)
     data = data_of(**gfs_source(gfs, levels=[0, 5]))
-    with pytest.raises(ValueError, match=r"levels \[0\.0, 5\.0\] .* 1 to 4"):
+    with pytest.raises(ValueError, match=r"got \[0\.0, 5\.0\] .* from 1 to 4"):
         open_dataset(parse(DataConfig, data))
     data = data_of(**gfs_source(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"gdas\.t00z\.atmanl\.nc"):

@@ -125,10 +125,10 @@ def test_the_bucket(folder):
         ({"members": ["c01"]}, r"must name one member"),
         ({"base_path": None}, "base_path: missing"),
         ({"base_path": "/nowhere"}, r"no file '/nowhere/gefs\.20240101/00/"),
-        ({"levels": [0, 5]}, r"levels \[0\.0, 5\.0\] .* positions of 1 to 4"),
+        ({"levels": [0, 5]}, r"got \[0\.0, 5\.0\] .* expected positions from 1 to 4"),
         (
             {"variables": {"prognostic": {"vars_2D": ["x"]}}},
-            "no variable 'x'; it has: t2m",
+            "variable 'x' is not available; there are: t2m",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from credit_jax.data.sources.levels import common_count
 from tests.data.damaged import VARIABLES, load, refused, rewrite
 from tests.data.world import (
     TIMES,
@@ -24,7 +25,8 @@ def test_static_field_with_a_time_dim(folder):
 def test_missing_variable(folder):
     refused(
         folder,
-        "w_1999.nc: no variable 'Tt'; nearest: T, TP; it has:",
+        "w_1999.nc: variable 'Tt' is not available; there are: ",
+        "(nearest: 'T')",
         **{f"{VARIABLES}__prognostic__vars_3D": ["U", "Tt"]},
     )
 
@@ -34,13 +36,36 @@ def test_level_not_found(folder, levels):
     lost = [level for level in levels if level != 1.0]
     refused(
         folder,
-        f"no level near {lost}; it has 3 levels: [1.0, 2.0, 5.0]",
+        f"w_1999.nc: variable 'U' has no level near {lost}; it has 3 levels: [1.0, 2.",
         data__source__ERA5__levels=levels,
     )
 
 
 def test_level_twice(folder):
-    refused(folder, "select a level twice", data__source__ERA5__levels=[1.0, 1.1])
+    text = "w_1999.nc: variable 'U': data.source.ERA5.levels [1.0, 1.1] select a level"
+    refused(folder, text, data__source__ERA5__levels=[1.0, 1.1])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda d: d.drop_vars("level"), "has no level coordinate 'level' to select"),
+        (
+            lambda d: d.assign_coords(level=[1.0, 5.0, 2.0]),
+            "has levels [1.0, 5.0, 2.0], expected an increasing or decreasing order",
+        ),
+    ],
+)
+def test_levels_from_which_none_can_be_selected(folder, change, text):
+    rewrite(folder / "w_1999.nc", change)
+    refused(folder, f"w_1999.nc: variable 'U' {text}")
+
+
+def test_variables_of_different_numbers_of_levels():
+    assert common_count({"T": 3, "U": 3}, "data.source.ERA5") == 3
+    assert common_count({}, "data.source.ERA5") == 0
+    with pytest.raises(ValueError, match=r"got \{'T': 3, 'U': 2\}; name those to take"):
+        common_count({"T": 3, "U": 2}, "data.source.ERA5")
 
 
 @pytest.mark.parametrize(
