@@ -26,7 +26,7 @@ from credit_jax.data.sources.source import Source, field_key, variables_of
 from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms.base import variable_of
-from credit_jax.transforms.pre.rename import predicted_names
+from credit_jax.transforms.build import predicted_names
 
 TIMES = ("time", "valid_time")
 

@@ -10,7 +10,7 @@ from typing import Any
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.preprocess.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms import FieldTree, Layout
-from credit_jax.transforms.base import ChangesLayout, Selects, variable_of
+from credit_jax.transforms.base import Selects, variable_of
 from credit_jax.transforms.build import parse_preblocks
 from credit_jax.transforms.pipeline import Placed
 from credit_jax.transforms.pre.fill_values import FillValues
@@ -90,8 +90,8 @@ class FitPlan:
                 keys = [group.var_key for part in layout.values() for group in part]
                 lines = Selection(own.variables).unmatched(keys)
                 found += [f"{own.path}.args.variables: {line}" for line in lines]
-            elif isinstance(own.transform, ChangesLayout):
-                layout = own.transform.layout(layout)
+            else:
+                layout = own.layout(layout)
         return found
 
 

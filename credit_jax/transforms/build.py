@@ -15,6 +15,7 @@ from credit_jax.config.transforms import (
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import PREBLOCKS, Phase, Where
 from credit_jax.transforms.pipeline import Pipeline, Placed
+from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
 
@@ -66,6 +67,31 @@ def parse_preblocks(
         args = _parsed(phase, path, config)
         found.append((path, config, args, partial(_build, phase, path, config, args)))
     return found
+
+
+def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
+    """The keys that predicted variables have in the model's output, if other ones.
+
+    It builds only the blocks of type rename.
+
+    Args:
+        preblocks: the preblocks section.
+
+    Returns:
+        Key in the data -> key after all preblocks.
+
+    Raises:
+        ConfigError: an argument of a rename is unknown or invalid.
+        ValueError, OSError: the file of a rename is invalid, or cannot be read.
+    """
+    names: dict[str, str] = {}
+    for phase, path, config in _sections(preblocks, PostblocksConfig()):
+        if config.type == "rename":
+            args = _parsed(phase, path, config)
+            rename = _build(phase, path, config, args).transform
+            assert isinstance(rename, Rename)
+            names = rename.predicted_names(names)
+    return names
 
 
 def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:

@@ -73,6 +73,12 @@ class Placed:
         """Top-level config key of the transform: "preblocks" or "postblocks"."""
         return self.path.split(".")[0]
 
+    def layout(self, layout: Layout) -> Layout:
+        """Returns the variables of x and y after the transform, in channel order."""
+        if self.phase in PREBLOCKS and isinstance(self.transform, ChangesLayout):
+            return self.transform.layout(layout)
+        return layout
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -303,17 +309,15 @@ class Pipeline:
             layout: variables of "input" and "target" of the data, in the order of a
                 sample.
         """
-        for each in self.preblocks:
-            if isinstance(each.transform, ChangesLayout):
-                layout = each.transform.layout(layout)
+        for each in self.transforms:
+            layout = each.layout(layout)
         return layout
 
     def with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
         """Yields every transform with the variables of its input."""
         for each in self.transforms:
             yield each, layout
-            if each.phase in PREBLOCKS and isinstance(each.transform, ChangesLayout):
-                layout = each.transform.layout(layout)
+            layout = each.layout(layout)
 
     @property
     def grid(self) -> Grid | None:

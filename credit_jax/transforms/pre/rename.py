@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 from pydantic import model_validator
 
-from credit_jax.config.base import StrictModel, parse
-from credit_jax.config.transforms import PreblocksConfig
+from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.transforms.base import Descriptions, FieldTree, Layout
 from credit_jax.transforms.selection import DataType
@@ -84,6 +83,19 @@ class Rename:
             return dict(names)
         return _followed(names, {new: old for old, new in self.mapping.items()})
 
+    def predicted_names(self, names: Mapping[str, str]) -> dict[str, str]:
+        """The keys that predicted variables have after the block.
+
+        Args:
+            names: key in the data -> key before this block, if another.
+
+        Returns:
+            Key in the data -> key after this block, if another.
+        """
+        if "target" not in self.data_types:
+            return dict(names)
+        return _followed(names, self.mapping)
+
     def layout(self, layout: Layout) -> Layout:
         """Returns the variables with their new keys, grouped by source."""
         found = dict(layout)
@@ -127,30 +139,6 @@ def build_rename(args: RenameArgs) -> Rename:
         ):
             raise ValueError(f"rename: {path} must hold lines 'old key: new key'")
     return Rename(mapping, args.data_types)
-
-
-def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
-    """The keys that predicted variables have in the model's output, if other ones.
-
-    Args:
-        preblocks: the section.
-
-    Returns:
-        Key in the data -> key after all blocks of type rename.
-
-    Raises:
-        ValueError, OSError: see `build_rename`.
-    """
-    found: dict[str, str] = {}
-    for phase in ("ic_only", "per_step"):
-        for name, block in getattr(preblocks, phase).items():
-            if block.type != "rename":
-                continue
-            args = parse(RenameArgs, block.args, f"preblocks.{phase}.{name}.args")
-            rename = build_rename(args)
-            if "target" in rename.data_types:
-                found = _followed(found, rename.mapping)
-    return found
 
 
 def _followed(names: Mapping[str, str], step: Mapping[str, str]) -> dict[str, str]:
