@@ -19,7 +19,7 @@ from credit_jax.config import Config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
-from credit_jax.data.sources.file_source import DESCRIPTIVE
+from credit_jax.data.sources.file_source import descriptive
 from credit_jax.inference.archive import software
 from credit_jax.inference.forecast_data import (
     DIAGNOSTIC,
@@ -225,8 +225,7 @@ def _described(
             known.setdefault(key, {})["units"] = unit
     found = {}
     for group in chain.from_iterable(groups.values()):
-        named = attributes.get(group.variable, {})
-        given = {k: str(named[k]) for k in DESCRIPTIVE if k in named}
+        given = descriptive(attributes.get(group.variable, {}))
         found[group.var_key] = given | known.get(group.var_key, {})
     return found
 
