@@ -15,16 +15,16 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Protocol, cast, runtime_checkable
 
 import shtab
 from rich.console import Console
 
 from credit_jax.config import Config, load_config
+from credit_jax.config.base import not_available
 from credit_jax.config.dates import duration
 from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.processes.connect import connect
@@ -145,7 +145,7 @@ def run_group(
             return _failed(error)
         return _parse_and_run(command, given[1:], f"{prog} {given[0]}")
     if given and not given[0].startswith("-"):
-        return _failed(ValueError(_unknown(given[0], commands)))
+        return _failed(not_available("command", given[0], commands))
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
@@ -167,14 +167,6 @@ def _list_commands(
         if options:
             with suppress(CommandError):
                 _fill(command, load_command(entry))
-
-
-def _unknown(name: str, commands: Iterable[str]) -> str:
-    near = get_close_matches(name, commands, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(commands)}"
-    )
-    return f"there is no command {name!r}; {hint}"
 
 
 def load_command(entry: Entry) -> Command:

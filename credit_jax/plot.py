@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.commands import OK, print_line, run_module
+from credit_jax.config.base import not_available
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
@@ -210,11 +210,7 @@ def _check_choice(option: str, wanted: Sequence[str], there: np.ndarray) -> None
     names = [str(name) for name in there]
     for name in wanted:
         if name not in names:
-            near = get_close_matches(name, names, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(
-                f"{option}: no {name!r}; there are: {', '.join(names)}{hint}"
-            )
+            raise not_available(option, name, names)
 
 
 if __name__ == "__main__":

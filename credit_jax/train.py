@@ -32,6 +32,7 @@ from credit_jax.commands import (
     stop_time,
 )
 from credit_jax.config import Config
+from credit_jax.config.messages import counted
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.folder_lock import folder_lock
 from credit_jax.io.write_errors import WriteError, check_writable
@@ -226,13 +227,14 @@ def header(source: str, setup: Setup) -> list[str]:
     held_out = "" if valid is None else f", {len(valid.dataset)} held out"
     return [
         f"credit_jax  {source} -> {setup.config.save_loc}",
-        f"mesh   {axes.summary} on {len(devices)} {devices[0].platform} device(s), "
-        f"{precision}",
+        f"mesh   {axes.summary} on "
+        f"{counted(len(devices), f'{devices[0].platform} device')}, {precision}",
         f"model  {setup.config.model['type']}, {model.num_parameters:,} parameters, "
         f"{schema.num_input_channels} -> {schema.num_target_channels} channels on "
         f"{model.image_height} x {model.image_width} points",
-        f"data   {len(loader.dataset)} samples{held_out}; {setup.batches_per_epoch} "
-        f"batches of {setup.config.trainer.train_batch_size * ranks} an epoch",
+        f"data   {counted(len(loader.dataset), 'sample')}{held_out}; "
+        f"{setup.batches_per_epoch} batches of "
+        f"{setup.config.trainer.train_batch_size * ranks} an epoch",
     ]
 
 

@@ -119,11 +119,11 @@ def test_a_command_of_a_group_has_its_help(capsys):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("othr", "did you mean 'other'?"), ("xyz", "choose from it, other")],
+    [("othr", " (nearest: 'other')"), ("xyz", "")],
 )
 def test_an_unknown_command(name, hint, capsys):
     assert run_group(GROUP, [name], **OPTIONS) == USER_ERROR
-    line = f"error: there is no command {name!r}; {hint}\n"
+    line = f"error: command {name!r} is not available; there are: it, other{hint}\n"
     assert capsys.readouterr() == ("", line)
 
 

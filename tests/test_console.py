@@ -58,7 +58,10 @@ def test_the_list_of_commands(capsys):
 
 def test_an_unknown_command_gives_the_nearest(capsys):
     assert main(["trainn", "--config", "configs/demo.yaml"]) == USER_ERROR
-    line = "error: there is no command 'trainn'; did you mean 'train'?\n"
+    line = (
+        "error: command 'trainn' is not available; there are: "
+        f"{', '.join(COMMANDS)} (nearest: 'train')\n"
+    )
     assert capsys.readouterr() == ("", line)
 
 
@@ -144,4 +147,4 @@ def test_the_package_is_the_same_command():
     command = [sys.executable, "-m", "credit_jax", "no_such_command"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == USER_ERROR
-    assert "there is no command" in done.stderr
+    assert "is not available" in done.stderr

@@ -130,7 +130,7 @@ def test_an_animation(store, tmp_path):
     [
         ((), "--variable NAME is needed"),
         (("--variable", "t"), "no 't' in the forecasts; there are: SP, T"),
-        (("--variable", "T500"), "; did you mean --variable T --level 500?"),
+        (("--variable", "T500"), " (nearest: --variable T --level 500)"),
         (("--variable", "T"), "--level: T needs one of 500, 850"),
         (("--variable", "T", "--level", "700"), "no level 700; there are: 500, 850; "),
         (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),
@@ -202,8 +202,11 @@ def test_a_card_beside_another_forecast(scores, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--channel", "T50"), "--channel: no 'T50'; there are: T500, U500, t2m, SP; "),
-        (("--region", "tropic"), "did you mean tropics?"),
+        (
+            ("--channel", "T50"),
+            "--channel 'T50' is not available; there are: T500, U500, t2m, SP",
+        ),
+        (("--region", "tropic"), "(nearest: 'tropics')"),
         (("--metric", "missing"), "has no missing of these channels; there are: rmse"),
         (("--kind", "card", "--metric", "acc"), "one of rmse, mae, crps, got acc"),
         (

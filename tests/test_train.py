@@ -43,10 +43,10 @@ def run(world, tmp_path, capsys, tiny_model):
 def test_a_whole_run_and_its_continuation(run, tmp_path):
     code, text = run("--set", "trainer.epochs=2", "--profile", "2:3")
     assert code == 0, text
-    assert "mesh   dp 1 x tp 1 x domain 1 on 1 cpu device(s), float32" in text
+    assert "mesh   dp 1 x tp 1 x domain 1 on 1 cpu device, float32" in text
     assert "model  tiny, " in text
     assert "6 -> 6 channels" not in text
-    assert "RMSE, global, 16 start date(s)" in text
+    assert "RMSE, global, 16 start dates" in text
     folder, told = tmp_path / "run", " ".join(text.split())
     assert f"Scores: {folder}/scores/scores.html" in told
     assert f"Forecast: {folder}/forecast, map: {folder}/forecast.png" in told

@@ -8,6 +8,7 @@ from rich.table import Table
 from credit_jax.check.memory import estimate_memory, local_points
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig, num_samples
+from credit_jax.config.messages import counted
 from credit_jax.data import ChannelSchema
 from credit_jax.models.common.geometry import Geometry
 from credit_jax.models.model_def import ModelDef, parameter_count
@@ -96,8 +97,8 @@ def _span(channels: slice | None) -> str:
 
 def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
     """The degrees of the mesh, and what is split along each axis."""
-    trainer = plan.config.trainer
-    table = _table(f"Mesh of {plan.num_devices} device(s)", "axis", "degree", "shares")
+    trainer, devices = plan.config.trainer, counted(plan.num_devices, "device")
+    table = _table(f"Mesh of {devices}", "axis", "degree", "shares")
     kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
     table.add_row("dp", str(axes.num_data), kind[trainer.parallelism.data])
     if 1 < axes.num_shard < axes.num_data // axes.num_expert:

@@ -1,4 +1,4 @@
-"""Texts of config errors: the expected and the actual value."""
+"""Texts of errors: expected and actual values, the nearest name, counts."""
 
 import difflib
 import math
@@ -75,9 +75,14 @@ def hint(value: Any, known: Iterable[str]) -> str:
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
-    """The known value that is most like a value; None if none is like it."""
-    close = difflib.get_close_matches(value, sorted(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+    """The known value that is most like a value in any case; None if none is like it.
+
+    >>> nearest("t2M", ["SP", "T2m"]), nearest("xyz", ["SP"])
+    ('T2m', None)
+    """
+    names = {name.casefold(): name for name in sorted(known, reverse=True)}
+    close = difflib.get_close_matches(value.casefold(), names, n=1, cutoff=0.6)
+    return names[close[0]] if close else None
 
 
 def got(value: Any) -> str:
@@ -88,6 +93,15 @@ def got(value: Any) -> str:
     """
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with a noun, in the plural unless it is one.
+
+    >>> counted(1, "step"), counted(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def divisors(number: int) -> str:

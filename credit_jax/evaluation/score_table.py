@@ -10,6 +10,7 @@ from rich.box import HORIZONTALS
 from rich.table import Table
 
 from credit_jax.config.dates import duration
+from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import (
     CLIMATOLOGY,
     FORECAST,
@@ -37,8 +38,8 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     systems = [own for own in _SHOWN if own in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
     what = f", mean of {members} members" if members > 1 else ""
-    dates = scores.attrs["num_start_dates"]
-    title = f"RMSE, global, {dates} start date(s){what}"
+    dates = counted(int(scores.attrs["num_start_dates"]), "start date")
+    title = f"RMSE, global, {dates}{what}"
     table = Table(title=title, title_justify="left", box=HORIZONTALS)
     table.add_column("variable")
     table.add_column("system", min_width=max(map(len, systems)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
+
+from credit_jax.config.messages import hint
 
 SMALLEST_VARIANCE = 1e-12
 
@@ -86,12 +87,10 @@ def warn_unscored(names: Iterable[str], keys: Sequence[str], where: str) -> None
         keys: keys of the variables that it scores, those that postblocks compute, too.
         where: dotted path of what names them.
     """
-    known = {key.casefold(): key for key in keys}
     for name in names:
         if name not in keys:
-            near = difflib.get_close_matches(name.casefold(), known, n=1)
-            hint = f"; the nearest is {known[near[0]]!r}" if near else ""
             warnings.warn(
-                f"{where}: {name!r} is not scored and changes nothing{hint}",
+                f"{where}: {name!r} is not scored and changes nothing"
+                f"{hint(name, keys)}",
                 stacklevel=2,
             )

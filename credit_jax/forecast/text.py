@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from credit_jax.config.messages import counted
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.summary import Summary
 from credit_jax.models.parallel_model import ParallelModel
@@ -24,14 +25,16 @@ def header(
     schedule, axes = plan.schedule, model.axes
     count, (first, last) = len(schedule.starts), schedule.starts[[0, -1]]
     dates = f"{count} from {_minute(first)} to {_minute(last)}"
+    hours = schedule.timestep / np.timedelta64(1, "h")
     weights = "moving average" if checkpoint.average else "last weights"
     devices = model.mesh.devices.reshape(-1)
     return [
         f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",
-        f"mesh   {axes.summary} on {len(devices)} {devices[0].platform} device(s)",
+        f"mesh   {axes.summary} on "
+        f"{counted(len(devices), f'{devices[0].platform} device')}",
         f"dates  {_minute(first) if count == 1 else dates}, "
-        f"{schedule.num_members} member(s), {schedule.num_steps} steps of "
-        f"{plan.data.timestep}",
+        f"{counted(schedule.num_members, 'member')}, "
+        f"{counted(schedule.num_steps, 'step')} of {hours:g} h",
     ]
 
 
@@ -39,8 +42,8 @@ def footer(summary: Summary, folder: Path) -> list[str]:
     """Lines printed after the forecasts: counts, times, missing values."""
     times = summary.times
     lines = [
-        f"{summary.num_forecasts} forecast(s) made, in {folder}"
-        + (f", {summary.num_done} were there already" if summary.num_done else ""),
+        f"{counted(summary.num_forecasts, 'forecast')} made, in {folder}"
+        + (f", {summary.num_done} found there" if summary.num_done else ""),
     ]
     if summary.num_forecasts:
         lines.append(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from credit_jax.config.messages import hint
 
 # The argument `variables` in a config.
 Variables: TypeAlias = tuple[str, ...] | str | None
@@ -49,7 +50,7 @@ class Selection:
                 f"Trained weights may depend on that; if not, write [{self.variables}]"
             ]
         return [
-            f"{own!r} is no variable here and changes nothing{_nearest(own, keys)}"
+            f"{own!r} is no variable here and changes nothing{hint(own, keys)}"
             for own in self.variables
             if not any(_covers(own, key) for key in keys)
         ]
@@ -57,8 +58,3 @@ class Selection:
 
 def _covers(entry: str, key: str) -> bool:
     return key == entry or key.startswith(f"{entry}/")
-
-
-def _nearest(entry: str, keys: list[str]) -> str:
-    near = difflib.get_close_matches(entry, keys, n=1)
-    return f"; the nearest is {near[0]!r}" if near else ""

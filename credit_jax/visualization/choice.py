@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.dates import date_label, duration
+from credit_jax.config.messages import hint
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
@@ -96,15 +96,14 @@ def choose(
     """
     names = sorted(files.grid.variables)
     if variable not in names:
-        near = get_close_matches(variable, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        meant = hint(variable, names)
         for name in names:
             rest = variable.removeprefix(name)
             if rest.isdecimal() and files.grid.variables[name].levels is not None:
-                hint = f"; did you mean --variable {name} --level {rest}?"
+                meant = f" (nearest: --variable {name} --level {rest})"
         raise ValueError(
             f"--variable: no {variable!r} in the forecasts; there are: "
-            f"{', '.join(names)}{hint}"
+            f"{', '.join(names)}{meant}"
         )
     if not len(files.leads):
         raise ValueError(f"{files.where}: no forecast has a lead time above 0")

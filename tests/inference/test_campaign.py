@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.commands import DIVERGED, FAILED, OK, USER_ERROR
+from credit_jax.config.messages import counted
 from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.parallel.processes.exit_code import RESUME
@@ -62,7 +63,7 @@ def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, af
     assert (done > 0) == (after > 0)
     assert forecast(config, out, "--resume") == OK
     shown = capsys.readouterr().out
-    assert f"{5 - done} forecast(s) made, in" in shown
+    assert f"{counted(5 - done, 'forecast')} made, in" in shown
     assert chunks(out) == chunks(tmp_path / "whole")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert forecast(config, out, "--resume") == OK
@@ -109,8 +110,8 @@ def test_parts_of_a_campaign(config, tmp_path, capsys):
         assert forecast(config, out, "--shard", shard) == OK
     assert chunks(out) == chunks(tmp_path / "whole")
     shown = capsys.readouterr().out
-    assert "3 forecast(s) made, in" in shown
-    assert "2 forecast(s) made, in" in shown
+    assert "3 forecasts made, in" in shown
+    assert "2 forecasts made, in" in shown
 
 
 @pytest.fixture
@@ -165,11 +166,11 @@ def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
     out = tmp_path / "out"
     assert forecast(config, out, "--stop-after", "1ms") == RESUME
     shown = capsys.readouterr().out
-    assert "1 forecast(s) made, in" in shown
+    assert "1 forecast made, in" in shown
     assert "Stopped by --stop-after; --resume makes those that are missing" in shown
     assert len([*(out / "done").glob("*")]) == 1
     assert forecast(config, out, "--resume", "--stop-after", "11h50m") == OK
-    assert "4 forecast(s) made, in" in capsys.readouterr().out
+    assert "4 forecasts made, in" in capsys.readouterr().out
     assert chunks(out) == chunks(tmp_path / "whole")
 
 
@@ -202,7 +203,7 @@ def test_resumed_with_keys_that_change_no_value(
     config = make_run(world, tmp_path / "other", **changes)
     checkpoint = ("--checkpoint", os.fspath(tmp_path / "one" / "run"))
     assert forecast(config, out, *same, "--resume", *checkpoint) == OK
-    assert "1 were there already" in capsys.readouterr().out
+    assert "1 found there" in capsys.readouterr().out
 
 
 NOISE = {"inference__members": 2, "inference__perturbation": {"std": 0.1}}

@@ -113,7 +113,7 @@ def test_scores_without_fields(world, tmp_path, config, capsys):
     assert "note: scores of 2 of 5 start dates so far" in capsys.readouterr().out
     assert forecast(config, parts, *given, "--resume") == OK
     shown = capsys.readouterr().out
-    assert "3 forecast(s) made, in" in shown
+    assert "3 forecasts made, in" in shown
     assert "so far" not in shown
     ours, theirs = read_scores(parts), read_scores(whole)
     assert theirs.attrs["num_start_dates"] == 5

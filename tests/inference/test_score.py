@@ -76,7 +76,7 @@ def expected_rmse(store, truth, name, lead):
 def test_the_store_and_the_files(made, scored, tmp_path):
     """Both have the errors of the written fields."""
     shown, folder = scored
-    assert "RMSE, global, 5 start date(s)" in shown
+    assert "RMSE, global, 5 start dates" in shown
     assert "scores.csv" in shown
     found = read_scores(folder)
     store, truth = read(made / "zarr"), make_fields()

@@ -41,7 +41,7 @@ def test_the_last_lines_of_a_forecast():
     times = Times(unroll=9.0, read=0.5, write=3.25, total=10.0)
     lines = footer(Summary(3, 1, {"T": 7}, times), Path("out"))
     assert lines == [
-        "3 forecast(s) made, in out, 1 were there already",
+        "3 forecasts made, in out, 1 found there",
         "unroll 9.00 s, read 0.50 s, write 3.25 s beside each other; devices idle "
         "10.0 % of the 10.00 s since the first step",
         "values that are not finite, written as missing: T 7",
@@ -50,4 +50,4 @@ def test_the_last_lines_of_a_forecast():
 
 def test_no_times_where_nothing_was_left_to_do():
     lines = footer(Summary(0, 4, {}, Times(0.0, 0.0, 0.0, 0.0)), Path("out"))
-    assert lines == ["0 forecast(s) made, in out, 4 were there already"]
+    assert lines == ["0 forecasts made, in out, 4 found there"]

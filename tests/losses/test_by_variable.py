@@ -155,7 +155,9 @@ def test_names_that_are_not_scored(key, own, credit, scaler_path, tmp_path):
     """They count for nothing, as in CREDIT: a postblock might compute them."""
     args = {key: {"S/prognostic/3d/t": own}}
     value, _ = credit_value(args, scaler_path, tmp_path)
-    text = rf"{key}: 'S/prognostic/3d/t' is not scored .* nearest is 'S/prognostic/3d/T"
+    text = (
+        rf"{key}: 'S/prognostic/3d/t' is not scored .* \(nearest: 'S/prognostic/3d/T'"
+    )
     with pytest.warns(UserWarning, match=text):
         ours, _ = loss_and_gradient(our_loss(args, scaler_path), *channels())
     assert_close(ours, value, 1e-5, key)

@@ -153,7 +153,7 @@ def test_a_model_without_geometry_has_tables(plan):
     titles = [table.title for table in plan_tables(plan())]
     assert titles == [
         "Channels",
-        "Mesh of 1 device(s)",
+        "Mesh of 1 device",
         "Parameters",
         "Memory a device",
     ]

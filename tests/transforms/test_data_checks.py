@@ -17,7 +17,7 @@ def test_what_selects_nothing_is_a_note():
     assert re.search(
         r"a\.args\.variables: 'S/prognostic/2d/Sp' is no variable", notes[0]
     )
-    assert f"the nearest is {SP!r}" in notes[0]
+    assert f"(nearest: {SP!r})" in notes[0]
     assert f"got the string {SP!r}, expected a list" in notes[1]
 
 

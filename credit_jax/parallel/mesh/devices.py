@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from credit_jax.config.messages import divisors
+from credit_jax.config.messages import counted, divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
 from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
 from credit_jax.parallel.mesh.device_mesh import all_devices
@@ -104,14 +104,15 @@ def ensure_devices(wanted: int | Parallelism) -> None:
         if platform == "cpu" and needs > 1 and first and not late:
             print(f"No accelerator found: running on {needs} simulated CPU devices.")
         return
+    found = counted(len(devices), f"{platform} device")
     if platform == "cpu" and late:
         raise ValueError(
-            f"{why}, but JAX is already in use with {len(devices)} CPU device(s); call "
+            f"{why}, but JAX is already in use with {found}; call "
             f"ensure_devices({needs}) before the first JAX operation, or start Python "
             f"with JAX_NUM_CPU_DEVICES={needs}"
         )
     raise ValueError(
-        f"{why}, but this machine has {len(devices)} {platform} device(s); "
+        f"{why}, but this machine has {found}; "
         f"tensor*domain can be {divisors(len(devices))} here, or set "
         "JAX_PLATFORMS=cpu to simulate the devices"
     )
