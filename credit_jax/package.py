@@ -11,13 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_jax.commands import (
-    OK,
-    print_line,
-    read_config,
-    run_module,
-    warnings_as_notes,
-)
+from credit_jax.command_options import read_config, warnings_as_notes
+from credit_jax.commands import OK, print_line, run_module
 from credit_jax.packages.package import open_package
 from credit_jax.packages.write import open_contents, write_package
 from credit_jax.training.run_weights import open_weights

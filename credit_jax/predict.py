@@ -16,7 +16,8 @@ from zipfile import BadZipFile
 import jax
 import numpy as np
 
-from credit_jax.commands import OK, add_mesh_options, add_verify_option, run_module
+from credit_jax.command_options import add_mesh_options, add_verify_option
+from credit_jax.commands import OK, run_module
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.inference import Forecaster

@@ -16,13 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from credit_jax.commands import (
-    FAILED,
-    OK,
-    CommandError,
-    print_line,
-    run_module,
-)
+from credit_jax.commands import FAILED, OK, CommandError, print_line, run_module
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.inference import InferenceConfig

@@ -17,20 +17,16 @@ import jax
 from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.commands import (
-    DIVERGED,
-    FAILED,
-    OK,
-    CommandError,
+from credit_jax.command_options import (
     add_config_options,
     add_process_options,
     add_stop_option,
     add_verify_option,
     join_processes,
     read_config,
-    run_module,
     stop_time,
 )
+from credit_jax.commands import DIVERGED, FAILED, OK, CommandError, run_module
 from credit_jax.config import Config
 from credit_jax.config.messages import counted
 from credit_jax.demo.dataset import ensure_demo_data

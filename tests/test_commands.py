@@ -1,6 +1,5 @@
 """Features of all commands: exit codes, errors, help."""
 
-import argparse
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from credit_jax.commands import (
     USER_ERROR,
     CommandError,
     Entry,
-    add_process_options,
     run_group,
     run_module,
 )
@@ -147,18 +145,6 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys):
 def test_the_process_arguments_are_the_default(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["program", "--how", "well"])
     assert run_module(__name__, None, prog="program") == OK
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
-@pytest.mark.parametrize("name", ["--connect-timeout", "--heartbeat-timeout"])
-def test_seconds_that_are_none(name, seconds, capsys):
-    parser = argparse.ArgumentParser()
-    add_process_options(parser)
-    assert parser.parse_args([name, "2.5"])
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"{name}={seconds}"])
-    error = capsys.readouterr().err
-    assert f"argument {name}: must be seconds above zero, got '{seconds}'" in error
 
 
 def test_late_callbacks_after_a_failed_read_are_dropped(monkeypatch):

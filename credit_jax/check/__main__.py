@@ -7,16 +7,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from credit_jax.check.document import document
 from credit_jax.check.report import CheckReport, check_config
 from credit_jax.check.roofline import DEVICES
 from credit_jax.check.tables import channel_table, plan_tables
-from credit_jax.commands import (
-    FAILED,
-    OK,
-    add_config_options,
-    print_line,
-    run_module,
-)
+from credit_jax.command_options import add_config_options
+from credit_jax.commands import FAILED, OK, print_line, run_module
 
 HELP = (
     "Report channels, geometry, divisibility, parameters and memory of a run, without "
@@ -66,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
     )
     if args.json:
-        print(json.dumps(report.to_json(), indent=1))
+        print(json.dumps(document(report), indent=1))
     else:
         _print(report)
     return FAILED if report.problems else OK

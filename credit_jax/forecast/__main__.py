@@ -13,16 +13,14 @@ from pathlib import Path
 
 import jax
 
+from credit_jax.command_options import join_processes, stop_time, warnings_as_notes
 from credit_jax.commands import (
     DIVERGED,
     FAILED,
     OK,
     CommandError,
-    join_processes,
     print_line,
     run_module,
-    stop_time,
-    warnings_as_notes,
 )
 from credit_jax.config import Config, load_config
 from credit_jax.config.parallelism import parse_parallelism

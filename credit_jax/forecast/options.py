@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from credit_jax.commands import (
+from credit_jax.command_options import (
     add_config_options,
     add_mesh_options,
     add_process_options,

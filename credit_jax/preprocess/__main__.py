@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from credit_jax.commands import OK, add_config_options, read_config, run_module
+from credit_jax.command_options import add_config_options, read_config
+from credit_jax.commands import OK, run_module
 from credit_jax.config import Config
 from credit_jax.preprocess.fits import ScalerFit
 from credit_jax.preprocess.fitting import (

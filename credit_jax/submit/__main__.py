@@ -17,12 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from credit_jax.commands import (
-    OK,
-    add_config_options,
-    print_line,
-    run_module,
-)
+from credit_jax.command_options import add_config_options
+from credit_jax.commands import OK, print_line, run_module
 from credit_jax.config.load import load_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file

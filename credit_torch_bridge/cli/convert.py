@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_jax.commands import OK, add_verify_option
+from credit_jax.command_options import add_verify_option
+from credit_jax.commands import OK
 from credit_jax.packages.package import is_package, open_package
 from credit_torch_bridge.checkpoint.convert_run import RunConversion
 from credit_torch_bridge.checkpoint.run_config import read_run_config

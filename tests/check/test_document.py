@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from credit_jax.check.__main__ import main
+from credit_jax.check.document import document
 from credit_jax.check.report import check_config
 from credit_jax.config import build_config, write_config
 from tests.check.test_check import MODEL
@@ -39,7 +40,7 @@ def path(tmp_path):
     return str(tmp_path / "config.yaml")
 
 
-def document(capsys, *arguments):
+def printed_document(capsys, *arguments):
     code = main([*arguments, "--json"])
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -50,7 +51,7 @@ def document(capsys, *arguments):
 
 
 def test_a_sound_config(path, capsys):
-    found = document(capsys, "-c", path, "--no-data", "--devices", "2")
+    found = printed_document(capsys, "-c", path, "--no-data", "--devices", "2")
     assert found["ok"]
     assert found["schema_version"] == 1
     for key, kind in KEYS.items():
@@ -89,7 +90,7 @@ def test_ignored_keys_and_problems(path, capsys):
         "model.post_conf": "{activate: true, tracer_fixer: {activate: true}}",
     }
     words = [word for k, v in changes.items() for word in ("--set", f"{k}={v}")]
-    found = document(capsys, "-c", path, "--no-data", *words)
+    found = printed_document(capsys, "-c", path, "--no-data", *words)
     assert found["problems"] == [
         {
             "where": "trainer.epoch",
@@ -99,7 +100,7 @@ def test_ignored_keys_and_problems(path, capsys):
     ]
     assert len(found["channels"]["input"]) == 7, "the data section is sound"
     assert (found["model"], found["mesh"], found["memory"]) == (None, None, None)
-    found = document(capsys, "-c", path, "--no-data", *words[2:])
+    found = printed_document(capsys, "-c", path, "--no-data", *words[2:])
     assert found["ok"]
     reasons = {own["key"]: own["reason"] for own in found["ignored"]}
     assert reasons["trainer.xyzzy"].startswith("unknown key; CREDIT passes over it")
@@ -107,7 +108,7 @@ def test_ignored_keys_and_problems(path, capsys):
 
 
 def test_missing_files(path, capsys):
-    found = document(capsys, "-c", path)
+    found = printed_document(capsys, "-c", path)
     first = found["problems"][0]
     assert first["where"] == "data.source.ERA5.variables.prognostic.path"
     assert "no file matches './d_%Y.nc'" in first["message"] + str(first["fix"])
@@ -116,7 +117,7 @@ def test_missing_files(path, capsys):
 def test_the_first_generation(capsys):
     """The report names the command that converts a config of generation 1."""
     path = CREDIT / "gen_1/arXiv_2024/wxformer_6h_single_step.yml"
-    found = document(capsys, "-c", str(path))
+    found = printed_document(capsys, "-c", str(path))
     (problem,) = found["problems"]
     assert (found["kind"], problem["where"]) == ("gen1", "data")
     assert f"credit-jax config --to jax {path} --out " in problem["fix"]
@@ -128,7 +129,7 @@ def test_data_alone():
     assert [line.split(":")[0] for line in report.problems] == [
         *("save_loc", "model", "loss", "trainer")
     ]
-    found = report.to_json()
+    found = document(report)
     assert [len(found["channels"][side]) for side in ("input", "target")] == [74, 71]
     level = found["channels"]["input"][40]
     assert (level["source"], level["variable"]) == ("ERA5_UpperAir", "U")
@@ -136,6 +137,6 @@ def test_data_alone():
 
 
 def test_no_config(tmp_path, capsys):
-    found = document(capsys, "-c", str(tmp_path / "absent.yml"))
+    found = printed_document(capsys, "-c", str(tmp_path / "absent.yml"))
     assert (found["kind"], found["channels"]) == (None, None)
     assert "does not exist" in found["problems"][0]["message"]
