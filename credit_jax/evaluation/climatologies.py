@@ -164,15 +164,15 @@ def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClim
 def training_climatology(
     data: NamedData,
     choose: Callable[[Reference], Wanted],
-    max_times: int = MAX_TIMES,
     open_files: OpenFiles | None = None,
 ) -> TrainingClimatology:
     """Averages the training period of a data section; only the sums are kept in memory.
 
+    Of more than MAX_TIMES times, as many evenly spaced ones are taken.
+
     Args:
         data: its dates are the period.
         choose: the variables and levels to average.
-        max_times: of more times, as many evenly spaced ones are taken.
         open_files: files that are open already.
 
     Raises:
@@ -183,7 +183,7 @@ def training_climatology(
     ends = [date_label(date) for dates in data.data.ranges for date in dates]
     period = np.array(ends, "datetime64[ns]")
     reference = open_data(data, "the training data", period, files)
-    times = _training_times(data.data, max_times, reference.calendar)
+    times = _training_times(data.data, reference.calendar)
     wanted = choose(reference)
     skips = data.data.on_bad_sample == "skip"
     problems = [] if skips else reference.problems(times, [*wanted])
@@ -242,11 +242,11 @@ def _mean(total: Any, count: Any) -> np.ndarray:
         return np.divide(total, count).astype(np.float32)
 
 
-def _training_times(data: DataConfig, max_times: int, calendar: str) -> np.ndarray:
+def _training_times(data: DataConfig, calendar: str) -> np.ndarray:
     step: Any = pd.Timedelta(data.timestep)
     ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
     times = np.concatenate([time_range(*ends, step, calendar) for ends in ranges])
-    count = min(len(times), max_times)
+    count = min(len(times), MAX_TIMES)
     return times[np.linspace(0, len(times) - 1, count).round().astype(int)]
 
 

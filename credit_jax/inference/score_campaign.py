@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import xarray as xr
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.references import NamedData
-from credit_jax.evaluation.regions import REGIONS, Region
+from credit_jax.evaluation.regions import REGIONS
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.identity import identity_of
@@ -29,13 +29,10 @@ def score_campaign(
     folder: Path,
     *,
     options: ScoreOptions | None = None,
-    regions: tuple[Region, ...] = REGIONS,
     batch: int = 1,
     store: Store | None = None,
-    identity: Mapping[str, Any] | None = None,
     attributes: Mapping[str, Any] | None = None,
     fill_nan: bool = False,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> xr.Dataset:
     """Makes and scores forecasts from all start dates of a plan.
 
@@ -48,14 +45,11 @@ def score_campaign(
         folder: of the record and of the sums; the same in all processes.
         options: truth and climatology; by default the data section of the plan, and
             means of the training period.
-        regions: of the scores.
         batch: forecasts per data-parallel rank; all members of a start date must be in
             one batch.
         store: where fields are written; None writes none.
-        identity: what else determines the values, such as the step of the weights.
         attributes: further attributes of the data set.
         fill_nan: whether values that are not finite are missing; otherwise an error.
-        progress: called with the number of forecasts after each group.
 
     Returns:
         The data set of `evaluation.scores`.
@@ -70,10 +64,9 @@ def score_campaign(
     if options is None:
         training = NamedData.before(plan.config.preblocks, plan.config.data)
         options = ScoreOptions(plan.truth, training=training)
-    scores = online_scores(options, regions, schedule, model, outputs, size, folder)
-    known = {**identity_of(plan, model), **(identity or {})}
+    scores = online_scores(options, REGIONS, schedule, model, outputs, size, folder)
     provenance = software()
-    archive = Archive(folder, schedule, known, provenance)
+    archive = Archive(folder, schedule, identity_of(plan, model), provenance)
     archive.check(schedule.tasks, resume=True)
     wait_for_all("the folder of scored forecasts")
     store = NoStore() if store is None else store
@@ -88,7 +81,6 @@ def score_campaign(
         size,
         num_writers=1,
         fill_nan=fill_nan,
-        progress=progress,
         scores=scores,
     ).run()
     wait_for_all("the sums of scored forecasts")

@@ -22,20 +22,19 @@ def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
     return flops_of(jax.make_jaxpr(function)(*arguments))
 
 
-def gradient_flops(model_def: ModelDef, samples: int = 1) -> float:
-    """Returns the FLOPs of the gradient of a model with respect to its weights.
+def gradient_flops(model_def: ModelDef) -> float:
+    """Returns the FLOPs of the gradient of one sample with respect to the weights.
 
     The count is for one device without rematerialization; the remaining operations of a
     training step are negligible.
 
     Args:
         model_def: the model; it is traced, not compiled.
-        samples: number of samples of the batch.
     """
     shaped = jax.ShapeDtypeStruct
     weights = {p: shaped(d.shape, d.dtype) for p, d in model_def.param_specs.items()}
     specs = model_def.network_inputs.items()
-    inputs = {k: shaped(s.shape(samples), jnp.float32) for k, s in specs}
+    inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in specs}
     key = jax.random.key(0)
     state = jax.eval_shape(model_def.init_model_state, key)
 

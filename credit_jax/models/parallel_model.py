@@ -292,19 +292,17 @@ class ParallelModel:
             return self._forward(params, model_state, inputs, context)[0]
         return self._sample(params, model_state, inputs, context)
 
-    def local_noised(
-        self, target: Array, key: Array, *, num_members: int = 1
-    ) -> Noised:
+    def local_noised(self, target: Array, key: Array) -> Noised:
         """Returns training data of the network of a process: local samples and rows.
 
         Args:
             target: (batch, channel, 1, rows, lon), standardized.
-            key, num_members: as for `local_training_forward`, which then needs the
-                inputs "noised" and "time", too.
+            key: as for `local_training_forward`, which then needs the inputs "noised"
+                and "time", too.
         """
         process = self.model_def.process
         assert process is not None, "the model has a process"
-        context = self._context({"y": target}, num_members, interleaved=True)
+        context = self._context({"y": target}, 1, interleaved=True)
         noise = Noise(jax.random.fold_in(key, NOISE))
         return process.noised(target, replace(context, noise=noise))
 

@@ -54,13 +54,13 @@ def neighbor_gate(
     return jax.nn.sigmoid(mixed[:, :, 0])
 
 
-def neighbor_taps(channels: int, *, gamma: float = 2, offset: float = 1) -> int:
-    """Returns ECABlock's kernel size: |(log2(channels) + offset) / gamma|, made odd.
+def neighbor_taps(channels: int) -> int:
+    """Returns ECABlock's kernel size: (log2(channels) + 1) / 2, cut and made odd.
 
     >>> [neighbor_taps(channels) for channels in (8, 64, 128, 512)]
     [3, 3, 5, 5]
     """
-    taps = int(abs((math.log2(channels) + offset) / gamma))
+    taps = int((math.log2(channels) + 1) / 2)
     return taps if taps % 2 else taps + 1
 
 

@@ -9,6 +9,8 @@ from credit_jax.io.atomic import new_file
 from credit_jax.visualization.canvas import style
 from credit_jax.visualization.maps import Map, MapFigure
 
+GIF_DPI = 80  # pixels per inch
+
 
 def write_animation(
     figure: MapFigure,
@@ -16,7 +18,6 @@ def write_animation(
     path: str | Path,
     *,
     frames_per_second: float = 4.0,
-    dpi: int = 80,
 ) -> Path:
     """Writes a GIF.
 
@@ -25,13 +26,12 @@ def write_animation(
         frames: title and maps of each frame, consumed one after the other.
         path: of the file, which ends with .gif.
         frames_per_second: frame rate.
-        dpi: pixels per inch.
     """
     from matplotlib.animation import PillowWriter
 
     with style(), new_file(path) as partial:
         writer = PillowWriter(fps=frames_per_second)  # type: ignore[arg-type]
-        with writer.saving(figure.figure, str(partial), dpi):
+        with writer.saving(figure.figure, str(partial), GIF_DPI):
             for title, maps in frames:
                 figure.update(maps, title)
                 writer.grab_frame()

@@ -18,6 +18,7 @@ from credit_jax.io.atomic import new_file
 # figures follow a dark scheme.
 INK = "#1b1f24"
 SUFFIXES = (".png", ".svg", ".pdf")
+PNG_DPI = 110  # pixels per inch of a file
 _STYLE: dict[Any, Any] = {
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -60,13 +61,12 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def save_figure(figure: Any, path: str | Path, *, dpi: int = 110) -> Path:
+def save_figure(figure: Any, path: str | Path) -> Path:
     """Writes a figure; the suffix of the file selects the format.
 
     Args:
         figure: of `new_figure`.
         path: of the file.
-        dpi: pixels per inch, for PNG.
 
     Raises:
         ValueError: the suffix is not one of SUFFIXES.
@@ -74,7 +74,7 @@ def save_figure(figure: Any, path: str | Path, *, dpi: int = 110) -> Path:
     path = Path(path)
     check_suffix(path, SUFFIXES)
     with style(), new_file(path) as partial:
-        figure.savefig(partial, dpi=dpi, format=path.suffix[1:])
+        figure.savefig(partial, dpi=PNG_DPI, format=path.suffix[1:])
     return path
 
 

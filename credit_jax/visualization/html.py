@@ -51,9 +51,9 @@ class Row:
     data: Mapping[str, str] = field(default_factory=dict)
 
 
-def number_cell(value: float, kind: str = "") -> Cell:
+def number_cell(value: float) -> Cell:
     """Returns a cell with a number, sorted by its full value."""
-    return Cell(number_text(value), float(value), kind)
+    return Cell(number_text(value), float(value))
 
 
 def element(

@@ -38,8 +38,8 @@ def channel_units(scores: xr.Dataset, channel: str) -> str:
     return str(scores["units"].sel(channel=channel).item())
 
 
-def number_text(value: float, digits: int = 3) -> str:
-    """Formats a number with `digits` significant digits; a dash if it is not finite.
+def number_text(value: float) -> str:
+    """Formats a number with three significant digits; a dash if it is not finite.
 
     >>> number_text(0.0012345), number_text(53211.7), number_text(float("nan"))
     ('0.00123', '53200', '–')
@@ -48,8 +48,8 @@ def number_text(value: float, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    text = f"{value:.{digits - 1}e}"
+    text = f"{value:.2e}"
     size = int(text.partition("e")[2])
     if -4 <= size <= 5:
-        return f"{float(text):.{max(0, digits - 1 - size)}f}"
+        return f"{float(text):.{max(0, 2 - size)}f}"
     return text

@@ -28,6 +28,7 @@ from credit_jax.visualization.summary import (
 )
 
 # Metrics shown for the forecast only; the RMSE is also shown for the baselines.
+MAX_NAMES = 6  # names in a sentence
 OTHERS = (
     "mae",
     "bias",
@@ -86,9 +87,9 @@ def _sentence(found: dict[str, Skillful], baseline: str, first: str) -> str:
     return text
 
 
-def _few(names: Sequence[str], limit: int = 6) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def skill_table(scores: xr.Dataset, region: str) -> str:

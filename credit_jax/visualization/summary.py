@@ -5,7 +5,6 @@ Scores are the data set of `credit_jax.evaluation.scores`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +40,10 @@ def series(
     return found if bool(found.notnull().any()) else None
 
 
-def chosen_leads(scores: xr.Dataset, days: Sequence[float] = CHOSEN_DAYS) -> np.ndarray:
-    """Selects the lead times at `days`; if none exists, the first and the last."""
+def chosen_leads(scores: xr.Dataset) -> np.ndarray:
+    """Selects the lead times at CHOSEN_DAYS; if none exists, the first and the last."""
     leads = scores["prediction_timedelta"].values
-    wanted = [np.timedelta64(round(day * 86400), "s") for day in days]
+    wanted = [np.timedelta64(round(day * 86400), "s") for day in CHOSEN_DAYS]
     chosen = [lead for lead in leads if lead in wanted]
     if not chosen:
         chosen = [*dict.fromkeys((leads[0], leads[-1]))] if len(leads) else []

@@ -131,9 +131,9 @@ class ConfigEditor:
             self.pop(key)
             self.changes.append(Change(DROPPED, as_path(key), text))
 
-    def move(self, key: str | Path, to: str | Path, value: Any, why: str = "") -> None:
+    def move(self, key: str | Path, to: str | Path, value: Any) -> None:
         """Removes a key, sets the value of its new key, and records both."""
-        self.moved(key, f"{dotted(as_path(to))} = {shown(value)}", why)
+        self.moved(key, f"{dotted(as_path(to))} = {shown(value)}")
         self.put(to, value)
 
     def moved(self, key: str | Path, words: str, why: str = "") -> None:
