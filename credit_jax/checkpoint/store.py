@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from jaxtyping import PyTree
 
 from credit_jax.checkpoint.manager import Manager, Preservation, open_manager
 from credit_jax.checkpoint.progress import Progress
+from credit_jax.checkpoint.removal import REMOVED, RemovedCheckpoints
 from credit_jax.checkpoint.trees import (
     as_nested_dict,
     differences,
@@ -39,10 +39,6 @@ DIGESTS = "digests.json"
 _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
 # Orbax's file of timestamps, which is changed again when a checkpoint is renamed.
 _WRITTEN_LATER = "_CHECKPOINT_METADATA"
-
-# Old checkpoints are renamed into this folder before their files are removed, so that
-# none is ever incomplete.
-_REMOVED = "removed"
 
 
 class CheckpointStore:
@@ -82,19 +78,19 @@ class CheckpointStore:
         self._verify = verify
         self._damage: dict[int, list[str]] = {}
         self._written: int | None = None
-        self._emptying: threading.Thread | None = None
+        self._removed = RemovedCheckpoints(self.folder)
         self._manager: Manager | None = None
         if self.folder.exists():
             self._open()
 
     def _open(self) -> Manager:
         if self._manager is None:
-            if self._clean and jax.process_index() == 0:
-                shutil.rmtree(self.folder / _REMOVED, ignore_errors=True)
+            if self._clean:
+                self._removed.clear()
             self._manager = open_manager(
                 self.folder,
                 self._preservation,
-                removed=_REMOVED,
+                removed=REMOVED,
                 clean=self._clean,
                 written=self._record,
             )
@@ -212,7 +208,7 @@ class CheckpointStore:
         if self._manager:
             with self._writing():
                 self._manager.wait_until_finished()
-            self._empty_removed()
+            self._removed.empty()
 
     def close(self) -> None:
         """Waits for the last save as `wait` does, and closes the folder."""
@@ -221,20 +217,8 @@ class CheckpointStore:
             with self._writing():
                 manager.wait_until_finished()
                 manager.close()
-            self._empty_removed()
-        if self._emptying:
-            self._emptying.join()
-            with suppress(OSError):
-                (self.folder / _REMOVED).rmdir()
-
-    def _empty_removed(self) -> None:
-        """Removes the files of old checkpoints in a background thread."""
-        if self._emptying:
-            self._emptying.join()
-        folder = self.folder / _REMOVED
-        if jax.process_index() == 0 and folder.exists():
-            self._emptying = threading.Thread(target=_empty, args=(folder,))
-            self._emptying.start()
+            self._removed.empty()
+        self._removed.close()
 
     def _writing(self) -> AbstractContextManager[None]:
         path = self.folder if self._written is None else self.path(self._written)
@@ -365,12 +349,6 @@ def _unreadable(path: Path) -> Iterator[None]:
             "; its files are damaged or incomplete, use another one: of a copy or an "
             "earlier step"
         ) from error
-
-
-def _empty(folder: Path) -> None:
-    """Removes the contents of a folder."""
-    for path in folder.iterdir():
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(save_loc: str | Path) -> Path | None:

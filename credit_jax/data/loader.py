@@ -1,7 +1,6 @@
 """The loader: batches of x and y, prefetched by threads, restartable at any batch."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,27 +10,13 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from credit_jax.data.batch import Batch, BatchArrays
+from credit_jax.data.batch import Batch
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.dataset import Dataset, collate
-from credit_jax.data.further_arrays import further_arrays
+from credit_jax.data.dataset import Dataset
+from credit_jax.data.sample_reader import SampleReader
 from credit_jax.data.sampler import Sampler
-from credit_jax.data.values import (
-    BadValuesError,
-    check_fields,
-    check_finite,
-    scale_notes,
-)
-from credit_jax.transforms import (
-    FieldTree,
-    Phase,
-    Pipeline,
-    Units,
-    channel_units,
-    fields_of_rollout,
-    initial_entries,
-    without_input,
-)
+from credit_jax.data.values import scale_notes
+from credit_jax.transforms import Pipeline, Units, channel_units
 
 # Errors of samples that cannot be used.
 BAD = (ValueError, OSError)
@@ -70,9 +55,14 @@ class Loader:
         return self.sampler.num_batches
 
     @cached_property
+    def samples(self) -> SampleReader:
+        """Reads the samples."""
+        return SampleReader(self.dataset, self.pipeline, self.rows)
+
+    @property
     def schema(self) -> ChannelSchema:
         """The variables of the channels of x and y."""
-        return self.dataset.schema.after(self.pipeline)
+        return self.samples.schema
 
     @cached_property
     def units(self) -> Units:
@@ -152,20 +142,20 @@ class Loader:
                 samples, all samples are bad.
         """
         if not self.dataset.skips_bad:
-            return self._read(indices)
+            return self.samples.read(indices)
         try:
-            return self._read(indices)
+            return self.samples.read(indices)
         except BAD:
             pairs = [(int(i), self._good(int(i))) for i in indices]
         lines = [self._replacement(*pair) for pair in pairs if pair[0] != pair[1]]
-        batch = self._read([good for _, good in pairs])
+        batch = self.samples.read([good for _, good in pairs])
         return dataclasses.replace(batch, replaced=tuple(lines))
 
     def fault(self, index: int) -> str | None:
         """Why a sample cannot be used; None if it can. It is read to find out."""
         if index not in self.bad:
             try:
-                self._read([index])
+                self.samples.read([index])
             except BAD as error:
                 self.bad[index] = str(error)
         return self.bad.get(index)
@@ -187,91 +177,6 @@ class Loader:
             f"{self.bad[index]}"
         )
 
-    def _read(
-        self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
-    ) -> Batch:
-        """Reads one batch; `thorough` always checks for fill values."""
-        out = BatchArrays(len(indices), self.dataset.num_steps, self.schema)
-        samples = [
-            self._sample(int(index), out, number, thorough=thorough)
-            for number, index in enumerate(indices)
-        ]
-        input_times, target_times = (
-            np.concatenate([sample[name] for sample in samples])
-            for name in ("input_times", "target_times")
-        )
-        fields, further = (
-            jax.tree.map(
-                lambda *parts: parts[0] if len(parts) == 1 else np.concatenate(parts),
-                *(sample[name] for sample in samples),
-            )
-            for name in ("fields", "further")
-        )
-        times = input_times, target_times
-        return Batch(out.x, out.y, *times, fields, further=further)
-
-    def _sample(
-        self, index: int, out: BatchArrays, number: int, *, thorough: bool
-    ) -> dict[str, Any]:
-        """Writes x and y of one sample to `out`; returns its times and other fields.
-
-        Raises:
-            ValueError, OSError: see `read`.
-        """
-        try:
-            return self._filled(index, out, number, thorough=thorough)
-        except BadValuesError as error:
-            raise error.in_file(self.dataset.path_of) from error
-
-    def _filled(
-        self, index: int, out: BatchArrays, number: int, *, thorough: bool
-    ) -> dict[str, Any]:
-        steps = [
-            collate([self.dataset.step(index, k, self.rows)])
-            for k in range(self.dataset.num_steps)
-        ]
-        if thorough:
-            _check_raw(steps)
-        raw = steps[0]
-        first = self.pipeline.initial(raw)
-        later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
-        for step, own in enumerate((first, *map(without_input, later))):
-            out.fill(self.pipeline, own, number, step)
-        times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
-        x, y = out.x[number : number + 1], out.y[number : number + 1]
-        try:
-            plateau = check_finite(x, y, first["input_times"], self.schema)
-        except ValueError:
-            _check_raw(steps)  # raises a more specific error, if it finds the cause
-            raise
-        if plateau:
-            _check_raw(steps)
-        fields = self._named_fields(raw, first, later)
-        further = self._further(index, thorough=thorough)
-        known = {"input_times": first["input_times"], "target_times": times}
-        return {**known, "fields": fields, "further": further}
-
-    def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
-        """The inputs of the model other than x."""
-        dataset = self.dataset
-        if dataset.further is None:
-            return {}
-        starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
-        return further_arrays(dataset.further, starts, self.pipeline, thorough=thorough)
-
-    def _named_fields(
-        self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
-    ) -> dict[str, FieldTree]:
-        """`Batch.fields` of one sample."""
-        if not (later or self.pipeline.needs("x_physical", "ic_raw")):
-            return {}
-        physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
-        fields = initial_entries(self.pipeline, raw["input"], physical)
-        if later:
-            aligned = [self.pipeline.aligned(s, Phase.BEFORE_STEP) for s in later]
-            fields |= fields_of_rollout(physical, [s["input"] for s in aligned])
-        return fields
-
     def probe(self) -> "Loader":
         """Checks the first, the middle and the last sample.
 
@@ -284,7 +189,7 @@ class Loader:
         notes, last, shapes = list(self.notes), len(self.dataset) - 1, None
         for index in sorted({0, last // 2, last}):
             try:
-                batch = self._read([index], thorough=True)
+                batch = self.samples.read([index], thorough=True)
             except BAD as error:
                 if not self.dataset.skips_bad:
                     raise
@@ -300,17 +205,6 @@ class Loader:
                     path = self.dataset.path_of(key, times[0])
                     notes.append(text if path is None else f"{path}: {text}")
         return dataclasses.replace(self, notes=tuple(notes), shapes=shapes)
-
-
-def _check_raw(steps: Sequence[FieldTree]) -> None:
-    """Checks the fields of every step and sample, before any transform."""
-    for step, part in itertools.product(steps, ("input", "target")):
-        for sample, time in enumerate(step[f"{part}_times"]):
-            own = {
-                source: {key: field[sample] for key, field in fields.items()}
-                for source, fields in step[part].items()
-            }
-            check_fields(own, time)
 
 
 def _shape_of(array: np.ndarray) -> jax.ShapeDtypeStruct:

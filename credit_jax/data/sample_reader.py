@@ -1,0 +1,151 @@
+"""Makes batches of x and y from samples of the data by the preblocks."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from credit_jax.data.batch import Batch, BatchArrays
+from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.dataset import Dataset, collate
+from credit_jax.data.further_arrays import further_arrays
+from credit_jax.data.values import BadValuesError, check_fields, check_finite
+from credit_jax.transforms import (
+    FieldTree,
+    Phase,
+    Pipeline,
+    fields_of_rollout,
+    initial_entries,
+    without_input,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleReader:
+    """Reads samples and applies the preblocks.
+
+    Attributes:
+        dataset: the samples.
+        pipeline: the transforms, whose preblocks make x and y from samples.
+        rows: latitude rows to read; None for all.
+    """
+
+    dataset: Dataset
+    pipeline: Pipeline
+    rows: slice | None = None
+
+    @cached_property
+    def schema(self) -> ChannelSchema:
+        """The variables of the channels of x and y."""
+        return self.dataset.schema.after(self.pipeline)
+
+    def read(
+        self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
+    ) -> Batch:
+        """Reads the samples of one batch and applies the preblocks.
+
+        Args:
+            indices: of the samples.
+            thorough: whether to check all values as they are read; otherwise only those
+                of batches that look wrong.
+
+        Raises:
+            ValueError, OSError: a value is NaN, infinite or a fill value, a time is
+                missing, or a file cannot be read.
+        """
+        out = BatchArrays(len(indices), self.dataset.num_steps, self.schema)
+        samples = [
+            self._sample(int(index), out, number, thorough=thorough)
+            for number, index in enumerate(indices)
+        ]
+        input_times, target_times = (
+            np.concatenate([sample[name] for sample in samples])
+            for name in ("input_times", "target_times")
+        )
+        fields, further = (
+            jax.tree.map(
+                lambda *parts: parts[0] if len(parts) == 1 else np.concatenate(parts),
+                *(sample[name] for sample in samples),
+            )
+            for name in ("fields", "further")
+        )
+        times = input_times, target_times
+        return Batch(out.x, out.y, *times, fields, further=further)
+
+    def _sample(
+        self, index: int, out: BatchArrays, number: int, *, thorough: bool
+    ) -> dict[str, Any]:
+        """Writes x and y of one sample to `out`; returns its times and other fields.
+
+        Raises:
+            ValueError, OSError: see `read`.
+        """
+        try:
+            return self._filled(index, out, number, thorough=thorough)
+        except BadValuesError as error:
+            raise error.in_file(self.dataset.path_of) from error
+
+    def _filled(
+        self, index: int, out: BatchArrays, number: int, *, thorough: bool
+    ) -> dict[str, Any]:
+        steps = [
+            collate([self.dataset.step(index, k, self.rows)])
+            for k in range(self.dataset.num_steps)
+        ]
+        if thorough:
+            _check_raw(steps)
+        raw = steps[0]
+        first = self.pipeline.initial(raw)
+        later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
+        for step, own in enumerate((first, *map(without_input, later))):
+            out.fill(self.pipeline, own, number, step)
+        times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
+        x, y = out.x[number : number + 1], out.y[number : number + 1]
+        try:
+            plateau = check_finite(x, y, first["input_times"], self.schema)
+        except ValueError:
+            _check_raw(steps)  # raises a more specific error, if it finds the cause
+            raise
+        if plateau:
+            _check_raw(steps)
+        fields = self._named_fields(raw, first, later)
+        further = self._further(index, thorough=thorough)
+        known = {"input_times": first["input_times"], "target_times": times}
+        return {**known, "fields": fields, "further": further}
+
+    def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
+        """The inputs of the model other than x."""
+        dataset = self.dataset
+        if dataset.further is None:
+            return {}
+        starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
+        return further_arrays(dataset.further, starts, self.pipeline, thorough=thorough)
+
+    def _named_fields(
+        self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
+    ) -> dict[str, FieldTree]:
+        """`Batch.fields` of one sample."""
+        if not (later or self.pipeline.needs("x_physical", "ic_raw")):
+            return {}
+        physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
+        fields = initial_entries(self.pipeline, raw["input"], physical)
+        if later:
+            aligned = [self.pipeline.aligned(s, Phase.BEFORE_STEP) for s in later]
+            fields |= fields_of_rollout(physical, [s["input"] for s in aligned])
+        return fields
+
+
+def _check_raw(steps: Sequence[FieldTree]) -> None:
+    """Checks the fields of every step and sample, before any transform."""
+    for step, part in itertools.product(steps, ("input", "target")):
+        for sample, time in enumerate(step[f"{part}_times"]):
+            own = {
+                source: {key: field[sample] for key, field in fields.items()}
+                for source, fields in step[part].items()
+            }
+            check_fields(own, time)
