@@ -36,6 +36,7 @@ from credit_jax.transforms import (
     Rollout,
     build_pipeline,
     check_layout,
+    notes_on_inverses,
 )
 
 _SECTIONS = ("data", "preblocks", "postblocks")
@@ -206,6 +207,7 @@ def plan_forecast(
             "postblocks.post_rollout: runs after the last step is written, as in "
             "CREDIT, and changes nothing"
         )
+    found.notes += notes_on_inverses(pipeline, opened.schema.as_read())
     reader = ForecastReader(opened, pipeline, schedule, schema)
     return ForecastPlan(
         config,

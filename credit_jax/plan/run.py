@@ -21,7 +21,12 @@ from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Latitudes, Objective, plan_objective
 from credit_jax.plan.process import process_findings
-from credit_jax.transforms import Pipeline, build_pipeline, notes_on_layout
+from credit_jax.transforms import (
+    Pipeline,
+    build_pipeline,
+    notes_on_inverses,
+    notes_on_layout,
+)
 
 
 @dataclass(frozen=True)
@@ -141,9 +146,9 @@ def plan_run(
     schemas = {split: loader.schema for split, loader in loaders.items()}
     schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
     if pipeline is not None:
-        found.notes += notes_on_layout(
-            pipeline, schema_of(config.data, model.config).as_read()
-        )
+        layout = schema_of(config.data, model.config).as_read()
+        found.notes += notes_on_layout(pipeline, layout)
+        found.notes += notes_on_inverses(pipeline, layout)
     if model.config is not None:
         opened: Mapping[Split, FurtherInputs | None]
         opened = {split: own.dataset.further for split, own in loaders.items()}

@@ -15,6 +15,7 @@ from credit_jax.transforms.build import build_pipeline
 from credit_jax.transforms.data_checks import (
     check_layout,
     check_units,
+    notes_on_inverses,
     notes_on_layout,
 )
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
@@ -60,6 +61,7 @@ __all__ = [
     "fields_of_rollout",
     "initial_entries",
     "newest",
+    "notes_on_inverses",
     "notes_on_layout",
     "transform_types",
     "without_input",

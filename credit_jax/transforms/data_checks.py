@@ -13,11 +13,20 @@ from credit_jax.transforms.base import (
     Selects,
     variable_of,
 )
+from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.pipeline import Pipeline
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.unit_names import EXPECTED, differ
+
+# Preblocks of which forecasts need the inverse among the postblocks: type -> its type.
+_INVERSES = {
+    "log_transform": "exp_transform",
+    "sqrt_transform": "square_transform",
+    "bridgescaler_transform": "bridgescaler_transform",
+}
+_BOTH = ("input", "target")
 
 
 def check_layout(pipeline: Pipeline, layout: Layout) -> None:
@@ -101,6 +110,45 @@ def _not_normalized(pipeline: Pipeline, layout: Layout) -> list[str]:
     return [
         f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
         "the model then predicts as read, not normalized, as in CREDIT"
+    ]
+
+
+def notes_on_inverses(pipeline: Pipeline, layout: Layout) -> list[str]:
+    """Finds predicted variables that a preblock changes and no postblock restores.
+
+    Args:
+        pipeline: the transforms.
+        layout: variables of "input" and "target" of the data.
+
+    Returns:
+        One line for each block, if a postblock makes the fields `y_processed`.
+    """
+    changed: dict[tuple[str, str], list[str]] = {}
+    made = False
+    for each, before in pipeline.with_layouts(layout):
+        args: Any = getattr(each.transform, "args", None)
+        if each.phase in PREBLOCKS:
+            keys = [group.var_key for group in before.get("target", ())]
+            if isinstance(each.transform, Rename):
+                names = each.transform.predicted_names({})
+                for own in changed.values():
+                    own[:] = [names.get(key, key) for key in own]
+            elif each.type in _INVERSES and "target" in (args.data_types or _BOTH):
+                own = [key for key in keys if each.transform.selection(key)]
+                changed[each.path, each.type] = own
+            continue
+        made = made or getattr(args, "out_key", None) == OUTPUT
+        if getattr(args, "key", None) != OUTPUT:
+            continue
+        for (_, kind), own in changed.items():
+            if each.type == _INVERSES[kind]:
+                own[:] = [key for key in own if not each.transform.selection(key)]
+    return [
+        f"{path} (type {kind}) changes {', '.join(own)}, and no postblock restores "
+        "it: forecasts, what they feed back, and their scores have the changed values, "
+        f"as in CREDIT; add a block of type {_INVERSES[kind]} to postblocks.per_step"
+        for (path, kind), own in changed.items()
+        if own and made
     ]
 
 

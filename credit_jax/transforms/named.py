@@ -7,6 +7,8 @@ from typing import Any
 
 from credit_jax.transforms.base import FieldTree
 
+OUTPUT = "y_processed"  # the entry of the predicted fields
+
 
 def source_of(var_key: str) -> str:
     """Name of the source of a key: its first part.

@@ -21,9 +21,7 @@ from credit_jax.physics.constants import SECONDS_PER_HOUR
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
 from credit_jax.transforms.base import FieldTree
-from credit_jax.transforms.named import get_field, with_fields
-
-OUTPUT = "y_processed"
+from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
 class TracerFixerArgs(StrictModel):

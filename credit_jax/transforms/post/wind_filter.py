@@ -18,9 +18,7 @@ from credit_jax.physics.wind_filter import (
     strong_wind_mask,
 )
 from credit_jax.transforms.base import FieldTree
-from credit_jax.transforms.named import get_field, with_fields
-
-OUTPUT = "y_processed"
+from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
 class WindFilterArgs(StrictModel):
