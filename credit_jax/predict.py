@@ -103,9 +103,10 @@ def read_inputs(path: str, model_def: ModelDef) -> dict[str, np.ndarray]:
     try:
         read: Any = np.load(path, allow_pickle=False)
         found = {"x": read} if isinstance(read, np.ndarray) else dict(read)
-    except (ValueError, EOFError, BadZipFile) as error:
+    except (ValueError, EOFError, BadZipFile):
         raise ValueError(
-            f"--input: {path} is no .npy or .npz file of numbers: {error}"
+            f"--input: {path} is no .npy or .npz file of numbers; write it with "
+            "numpy.save, or numpy.savez for several inputs"
         ) from None
     specs = model_def.inputs
     if found.keys() != specs.keys():

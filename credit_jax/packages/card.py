@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from credit_jax.config.messages import counted
+
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
 # times and channels.
 _METRIC, _REGION = "rmse", "global"
@@ -76,7 +78,8 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
     template = (
         files("credit_jax.packages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     )
-    text = template.format(**vars(facts), scores=table)
+    times = counted(facts.frames, "time")
+    text = template.format(**vars(facts), times=times, scores=table)
     path.write_text(text, encoding="utf-8")
 
 

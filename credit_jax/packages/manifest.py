@@ -64,11 +64,13 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads `package.json`, and no other file.
 
     Raises:
-        FileNotFoundError: the folder is not a package.
+        FileNotFoundError: the folder does not exist or is not a package.
         ValueError: it is not JSON, has a newer schema, lists a name that a package may
             not have, or is incomplete.
     """
     path = folder / MANIFEST
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder; give a model package")
     if path.is_symlink() or not path.is_file():
         raise FileNotFoundError(
             f"{folder} is no model package: it has no file {MANIFEST}; make one with: "

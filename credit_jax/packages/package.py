@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from credit_jax.config import Config, ConfigError
+from credit_jax.config.base import nearest_key
 from credit_jax.config.fields import FIELD_TYPES
+from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.channels import ChannelGroup
@@ -106,25 +108,26 @@ class Package:
             unread: field types whose files are not opened.
 
         Raises:
-            ValueError: a source has no path of its data.
+            ValueError: a source has no path, or the file is no data section.
             ConfigError: the config is invalid.
         """
         config = self.resolved()
         inference = config.setdefault("inference", {})
         own = inference if "data" in inference else config
         if data is not None:
-            own["data"] = _merged(own["data"], read_yaml(data))
+            own["data"] = _merged(own["data"], _read_places(data))
         _fill_places(own["data"], unread)
         if own is inference:
             _fill_places(config["data"], FIELD_TYPES)
         config["save_loc"] = str(self.path)
         where = "inference.data" if own is inference else "data"
+        written = str(self.path / layout.CONFIG)
         try:
             return config_of(
                 config,
                 overrides,
                 absent=_NO_TRAINING,
-                source=str(self.path / layout.CONFIG),
+                source=written if data is None else f"{written} with {data}",
             )
         except ConfigError as error:
             if ".path: missing" not in str(error) and "base_path" not in str(error):
@@ -253,6 +256,19 @@ def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
         for kind in kinds:
             if source.get("dataset_type") == "local" and variables.get(kind):
                 variables[kind].setdefault("path", _NOWHERE)
+
+
+def _read_places(path: str | Path) -> dict[str, Any]:
+    """Reads the keys of a data section from a file that has no other ones."""
+    found = read_yaml(path)
+    known = InferenceDataConfig.model_fields
+    unknown = [key for key in found if key not in known]
+    if unknown:
+        raise ValueError(
+            f"--data {path}: {unknown[0]}: unknown key of a data section, whose keys "
+            f"the file has at its top; {nearest_key(unknown[0], known)}"
+        )
+    return found
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

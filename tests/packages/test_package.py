@@ -149,6 +149,15 @@ def test_a_package_needs_data(made, data, tmp_path, capsys):
     assert "--data" in error
 
 
+def test_data_that_are_no_data_section_are_refused(made, data, tmp_path, capsys):
+    own = tmp_path / "data.yml"
+    own.write_text(yaml.safe_dump({"data": yaml.safe_load(data.read_text())}))
+    given = ("--package", str(made), "--data", str(own))
+    assert run_forecast(tmp_path / "a", *given, *START) == USER_ERROR
+    text = "data.yml: data: unknown key of a data section, whose keys the file has at"
+    assert text in capsys.readouterr().err
+
+
 def test_data_of_another_grid_are_refused(made, data, world, tmp_path, capsys):
     for year in (1999, 2000):
         fields = xr.open_dataset(world / f"w_{year}.nc")
@@ -177,7 +186,7 @@ def test_data_of_other_channels_are_refused(made, data, tmp_path, capsys):
         (("--package", "P", "--weights", "last"), "leave out --weights"),
         ((), "--config FILE or --package DIR is needed"),
         (("--config", "model.yml", "--data", "d.yml"), "--data belongs to --package"),
-        (("--package", "no_such_folder"), "is no model package"),
+        (("--package", "no_such_folder"), "no_such_folder: no such folder; "),
     ],
 )
 def test_options_that_do_not_go_together(options, text, tmp_path, capsys):
