@@ -196,7 +196,7 @@ def _train_in(
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
-    for note in (note for own in plan.loaders.values() for note in own.notes):
+    for note in plan.notes:
         display.message(f"note: {note}")
     outcome = run_training(
         setup,

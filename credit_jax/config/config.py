@@ -7,6 +7,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
+from credit_jax.config.dates import date_label
 from credit_jax.config.demo import DemoConfig
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceConfig
@@ -186,6 +187,9 @@ def _step_problems(config: Config) -> list[str]:
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
     count = num_samples(data)
     when = ", ".join(f"{first} to {last}" for first, last in data.ranges)
+    turned = [f"{a} to {b}" for a, b in data.ranges if date_label(b) < date_label(a)]
+    if turned:
+        return [f"{path}: {turned[0]} ends before it begins; exchange the two dates"]
     if count < 1:
         return [
             f"{path}: no sample fits into {when}: history_len {data.history_len} + "

@@ -7,10 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from credit_jax.data.dataset import Dataset
-from credit_jax.data.sources.source import BadSampleError, Grid
-
-# Largest difference of two files' coordinates, in degrees.
-SAME_DEGREES = 1e-2
+from credit_jax.data.sources.source import BadSampleError, Grid, check_same_grid
 
 
 @runtime_checkable
@@ -33,8 +30,8 @@ def check_dataset(
         same_grid: whether all files must have the same grid; False if preblocks regrid.
 
     Returns:
-        For a data set that skips bad samples, one line for each problem of a source
-        that makes samples bad.
+        The notes of the sources; for a data set that skips bad samples, also one line
+        for each problem of a source that makes samples bad.
 
     Raises:
         ValueError: a check failed; names the file, its content and the expected one.
@@ -57,7 +54,7 @@ def check_dataset(
             if not dataset.skips_bad:
                 raise
             lines.append(str(error))
-    return lines
+    return lines + [n for source in dataset.sources.values() for n in source.notes()]
 
 
 def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
@@ -75,33 +72,8 @@ def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
         shape, first = own.shape, first or own
         if grid is not None and shape != grid:
             raise ValueError(
-                f"{own.where} has a grid of {_shown(shape)} (latitude x longitude), "
+                f"{own.where} has a grid of {own.size} (latitude x longitude), "
                 f"the model has image_height {grid[0]} x image_width {grid[1]}; set "
                 f"them to {' and '.join(map(str, shape))}, or take other files"
             )
-        if shape != first.shape:
-            raise ValueError(
-                f"{own.where} has a grid of {_shown(shape)}, but {first.where} has "
-                f"{_shown(first.shape)}"
-            )
-        for which in ("latitude", "longitude"):
-            _check_coordinate(which, own, first)
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) + (" points" if len(shape) == 1 else "")
-
-
-def _check_coordinate(which: str, own: Grid, first: Grid) -> None:
-    here, there = getattr(own, which), getattr(first, which)
-    if here is None or there is None:
-        return
-    if np.allclose(here, there, rtol=0, atol=SAME_DEGREES):
-        return
-    flipped = np.allclose(here[::-1], there, rtol=0, atol=SAME_DEGREES)
-    hint = "; one is upside down" if flipped else ""
-    raise ValueError(
-        f"{own.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
-        f"{first.where} from {there[0]:g} to {there[-1]:g}{hint}; rows would not be "
-        "the same places. Bring both to one grid"
-    )
+        check_same_grid(own, first)

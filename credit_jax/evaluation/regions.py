@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
+from credit_jax.config.messages import hint
+
 # Tolerance of bounds in degrees, as coordinates are often float32.
 _TOLERANCE = 1e-4
 _EVERYWHERE = ((-90.0, 90.0),)
@@ -71,6 +73,7 @@ def choose_regions(names: Sequence[str] = ()) -> tuple[Region, ...]:
     if lost:
         raise ValueError(
             f"--regions: {', '.join(lost)}: not known; there are: {', '.join(known)}"
+            f"{hint(lost[0], known)}"
         )
     chosen = ["global", *names] if names else [*known]
     return tuple(known[name] for name in dict.fromkeys(chosen))

@@ -131,7 +131,7 @@ class Campaign:
             OSError, ValueError: something cannot be read.
         """
         if jax.process_index() == 0:
-            with write_errors(self.archive.folder):
+            with write_errors(self.archive.folder, "choose another folder"):
                 self.archive.create()
                 self.store.create()
         wait_for_all("the store")

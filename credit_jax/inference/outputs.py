@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.inference import OutputConfig
-from credit_jax.config.messages import got
+from credit_jax.config.messages import got, nearest
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import STANDARD
 from credit_jax.transforms import Pipeline
+from credit_jax.transforms.base import variable_of
 
 LEVEL, PRESSURE = "level", "pressure"
 
@@ -142,6 +143,7 @@ def choose_outputs(
     if lost:
         raise ValueError(
             f"{where}: {', '.join(lost)}: not predicted; there are: {', '.join(shapes)}"
+            f"{_meant(lost[0], shapes)}"
         )
     chosen = []
     for key in (own for own in shapes if own in asked):
@@ -158,6 +160,13 @@ def choose_outputs(
         chosen.append(OutputVariable(key, values, positions, dim))
     _check_names(chosen)
     return tuple(chosen)
+
+
+def _meant(name: str, keys: Iterable[str]) -> str:
+    """The end of an error: the key whose variable is most like that of a name."""
+    known = {variable_of(key): key for key in keys}
+    found = nearest(variable_of(name), known)
+    return "" if found is None else f" (nearest: {known[found]!r})"
 
 
 def _levels_of(

@@ -207,6 +207,8 @@ def plan_forecast(
             "postblocks.post_rollout: runs after the last step is written, as in "
             "CREDIT, and changes nothing"
         )
+    for source in opened.sources.values():
+        found.notes += source.notes()
     found.notes += notes_on_inverses(pipeline, opened.schema.as_read())
     reader = ForecastReader(opened, pipeline, schedule, schema)
     return ForecastPlan(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.config.base import parse
+from credit_jax.config.messages import hint
 from credit_jax.losses.base import Loss, LossEntry, Pointwise, pointwise
 from credit_jax.losses.covariance import CovarianceParameters, build_covmse
 from credit_jax.losses.crps import (
@@ -99,7 +100,10 @@ def choose_pointwise(
 
 def _entry(name: str, key: str) -> LossEntry:
     if name not in LOSSES:
-        raise ValueError(f"{key}: got {name!r}, expected one of {', '.join(LOSSES)}")
+        raise ValueError(
+            f"{key}: got {name!r}, expected one of {', '.join(LOSSES)}"
+            f"{hint(name, LOSSES)}"
+        )
     return LOSSES[name]
 
 

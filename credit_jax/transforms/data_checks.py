@@ -126,15 +126,16 @@ def notes_on_inverses(pipeline: Pipeline, layout: Layout) -> list[str]:
     changed: dict[tuple[str, str], list[str]] = {}
     made = False
     for each, before in pipeline.with_layouts(layout):
-        args: Any = getattr(each.transform, "args", None)
+        transform: Any = each.transform
+        args: Any = getattr(transform, "args", None)
         if each.phase in PREBLOCKS:
             keys = [group.var_key for group in before.get("target", ())]
-            if isinstance(each.transform, Rename):
-                names = each.transform.predicted_names({})
+            if isinstance(transform, Rename):
+                names = transform.predicted_names({})
                 for own in changed.values():
                     own[:] = [names.get(key, key) for key in own]
             elif each.type in _INVERSES and "target" in (args.data_types or _BOTH):
-                own = [key for key in keys if each.transform.selection(key)]
+                own = [key for key in keys if transform.selection(key)]
                 changed[each.path, each.type] = own
             continue
         made = made or getattr(args, "out_key", None) == OUTPUT
@@ -142,7 +143,7 @@ def notes_on_inverses(pipeline: Pipeline, layout: Layout) -> list[str]:
             continue
         for (_, kind), own in changed.items():
             if each.type == _INVERSES[kind]:
-                own[:] = [key for key in own if not each.transform.selection(key)]
+                own[:] = [key for key in own if not transform.selection(key)]
     return [
         f"{path} (type {kind}) changes {', '.join(own)}, and no postblock restores "
         "it: forecasts, what they feed back, and their scores have the changed values, "

@@ -117,7 +117,7 @@ def test_validation_inherits_what_it_does_not_give():
         ({"save_loc": "$NOT_SET_AT_ALL/x"}, "save_loc: '$NOT_SET_AT_ALL/x' holds an"),
         ({"trainer__train_batch_size": 80}, "data: 52 samples in 2000-01-01 to"),
         ({"data__end_datetime": "2000-01-01"}, "data: no sample fits into"),
-        ({"validation_data__end_datetime": "1999-01-01"}, "validation_data: no sample"),
+        ({"validation_data__end_datetime": "1999-01-01"}, "1999-01-01 ends before it"),
         ({"validation_data__timestep": "12h"}, "validation_data.timestep: 12h differs"),
         (
             {

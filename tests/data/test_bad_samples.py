@@ -7,7 +7,7 @@ import xarray as xr
 from credit_jax.config.base import ConfigError
 from credit_jax.data import build_climatology
 from tests.data.damaged import load, refused, rewrite
-from tests.data.world import parsed, raw_config, write_world
+from tests.data.world import EXACT, parsed, raw_config, write_world
 
 SKIP = {"data__on_bad_sample": "skip"}
 
@@ -103,7 +103,7 @@ def test_a_bad_first_sample_is_reported_before_training(folder):
         return dataset
 
     rewrite(folder / "w_1999.nc", damage)
-    notes = load(folder, **SKIP).notes
+    notes = load(folder, **SKIP, **EXACT).notes
     replaced = "1999-12-28T00:00 is replaced by that at 1999-12-28T06:00"
     assert f"{replaced}: {folder}/w_1999.nc: T (level 1" in notes[0]
 
@@ -146,10 +146,10 @@ def test_the_climatology_leaves_bad_samples_out(world, folder):
 
 def test_other_units_than_the_statistics(world, folder):
     """The statistics are in Pa, the files in hPa."""
-    assert not load(world).notes
+    assert not load(world, **EXACT).notes
     for year in (1999, 2000):
         rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] / 100))
-    (note,) = load(folder).notes
+    (note,) = load(folder, **EXACT).notes
     path = folder / "w_1999.nc"
     assert note.startswith(f"{path}: SP (ERA5/prognostic/2d/SP) is -9")
     assert "by a mean and deviation of other units" in note
@@ -165,7 +165,7 @@ def test_deviations_of_0_are_noted(folder, name, part):
         std = dataset.load()
     std[name] *= 0
     std.to_netcdf(folder / "std.nc")
-    (note,) = load(folder).notes
+    (note,) = load(folder, **EXACT).notes
     assert note.startswith(f"{folder}/w_1999.nc: {name} (ERA5/")
     assert f"in the {part} of the sample" in note
     assert "a deviation of 0" in note

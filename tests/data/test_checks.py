@@ -51,6 +51,24 @@ def test_grids_of_two_files(folder):
     refused(folder, "latitude runs from -75 to 75", "one is upside down")
 
 
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        (
+            lambda d: d.isel(latitude=slice(None, None, -1)),
+            ("w_2000.nc: U: latitude runs from ", "w_1999.nc: U from", "upside down"),
+        ),
+        (
+            lambda d: d.isel(longitude=slice(1, None)),
+            ("w_2000.nc: U has a grid of 6 x 9, but ", "w_1999.nc: U has 6 x 10; "),
+        ),
+    ],
+)
+def test_grids_of_two_files_of_a_variable(folder, change, texts):
+    rewrite(folder / "w_2000.nc", change)
+    refused(folder, *texts)
+
+
 def test_text_in_place_of_numbers(folder):
     rewrite(folder / "w_1999.nc", lambda d: d.assign(SP=d["SP"].astype(str)))
     refused(folder, "w_1999.nc: variable 'SP' is of dtype <U", "expected numbers")

@@ -33,6 +33,10 @@ MODEL = {
 }
 
 
+# Levels that the files have; the config asks for others, of which they are the nearest.
+EXACT = {"data__source__ERA5__levels": [1.0, 5.0]}
+
+
 def write_world(folder: Path, times: Any = TIMES, kind: str = "nc") -> xr.Dataset:
     """Writes w_1999, w_2000 (kind "nc" or "zarr"), static.nc, mean.nc and std.nc."""
     fields = make_fields(times)

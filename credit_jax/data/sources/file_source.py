@@ -20,12 +20,17 @@ from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.file_dims import FileDims, Layout
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.levels import check_same_levels, common_count
+from credit_jax.data.sources.levels import (
+    NOTED_DISTANCE,
+    check_same_levels,
+    common_count,
+)
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.data.sources.source import (
     BadSampleError,
     Fields,
     Grid,
+    check_same_grid,
     field_key,
     join_times,
     variables_of,
@@ -84,15 +89,16 @@ class FileSource:
         """See `Source.grids`."""
         for kind in self.config.variables.given:
             _, name = next(variables_of(self.config, kind))
-            opened = self._first_file(kind, name)
-            shape, space = self.dims.space_of(opened, name)
-            coordinates = [opened.latitude, opened.longitude]
-            if self.layout.extent and len(shape) == 2:
-                coordinates = [None, None]
-            if len(space) != 2:
-                coordinates = [None, None]
-            values = [None if c is None else c.values for c in coordinates]
-            yield Grid(f"{opened.path}: {name}", shape, *values)
+            yield self._grid(self._first_file(kind, name), name)
+
+    def _grid(self, opened: OpenFile, name: str) -> Grid:
+        """The grid of a variable of a file."""
+        shape, space = self.dims.space_of(opened, name)
+        coordinates = [opened.latitude, opened.longitude]
+        if len(space) != 2 or self.layout.extent:
+            coordinates = [None, None]
+        values = [None if c is None else c.values for c in coordinates]
+        return Grid(f"{opened.path}: {name}", shape, *values)
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`."""
@@ -127,6 +133,27 @@ class FileSource:
                 opened = self._first_file(kind, name)
                 own = descriptive(opened.variable(name).attrs)
                 yield field_key(self.name, kind, dims, name), (own, opened.path)
+
+    def notes(self) -> list[str]:
+        """See `Source.notes`."""
+        wanted, found = self.config.level_values, []
+        if wanted is None or self.layout.levels != "nearest":
+            return []
+        where = f"data.source.{self.name}.levels"
+        for kind in self.config.variables.given:
+            for dims, name in variables_of(self.config, kind):
+                if dims == "3d":
+                    opened = self._first_file(kind, name)
+                    dim = self.dims.level_dim(opened, name)
+                    chosen = self.dims.level_indices(opened, name)
+                    levels = opened.dataset[dim].values[chosen].tolist()
+                    found += [
+                        f"{where}: {own:g} is read from level {level:g}, the nearest "
+                        f"of {opened.path}, as in CREDIT"
+                        for own, level in zip(wanted, levels, strict=True)
+                        if abs(own - level) > NOTED_DISTANCE * abs(own)
+                    ]
+        return [*dict.fromkeys(found)]
 
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64
@@ -172,6 +199,7 @@ class FileSource:
         paths = sorted(set(places[places != ""]))
         units: dict[str, tuple[str, str]] = {}
         levels: dict[str, tuple[str, np.ndarray]] = {}
+        first: Grid | None = None
         for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
             try:
                 opened = self.reader.open(path)
@@ -179,6 +207,9 @@ class FileSource:
                 raise BadSampleError(str(error)) from error
             self.dims.check(field_type, opened, named)
             _check_units(opened, named, units)
+            grid = self._grid(opened, named[0][1])
+            first = first or grid
+            check_same_grid(grid, first)
             for name in (name for dims, name in named if dims == "3d"):
                 dim = self.dims.level_dim(opened, name)
                 indices = self.dims.level_indices(opened, name)

@@ -13,6 +13,8 @@ Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
 # Limit of extrapolation beyond the levels of a file, relative to the last spacing.
 LEVEL_TOLERANCE = 0.5
+# Relative distance of a nearest level above which the user is told.
+NOTED_DISTANCE = 0.01
 # Relative difference up to which two files have the same level: rounding of float32.
 SAME_LEVEL = 1e-5
 

@@ -13,6 +13,9 @@ from credit_jax.config.sources.source import SourceConfig
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
 Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
 
+# Largest difference of two files' coordinates, in degrees.
+SAME_DEGREES = 1e-2
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
@@ -29,6 +32,42 @@ class Grid:
     shape: tuple[int, ...]
     latitude: np.ndarray | None
     longitude: np.ndarray | None
+
+    @property
+    def size(self) -> str:
+        """The shape as text, for errors."""
+        text = " x ".join(map(str, self.shape))
+        return f"{text} points" if len(self.shape) == 1 else text
+
+
+def check_same_grid(own: Grid, first: Grid) -> None:
+    """Checks that two files have the same grid.
+
+    Args:
+        own: the grid of a file.
+        first: that of the file to compare with.
+
+    Raises:
+        ValueError: shapes or coordinates differ.
+    """
+    if own.shape != first.shape:
+        raise ValueError(
+            f"{own.where} has a grid of {own.size}, but {first.where} has "
+            f"{first.size}; bring both to one grid"
+        )
+    for which in ("latitude", "longitude"):
+        here, there = getattr(own, which), getattr(first, which)
+        if here is None or there is None:
+            continue
+        if np.allclose(here, there, rtol=0, atol=SAME_DEGREES):
+            continue
+        flipped = np.allclose(here[::-1], there, rtol=0, atol=SAME_DEGREES)
+        hint = "; one is upside down" if flipped else ""
+        raise ValueError(
+            f"{own.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
+            f"{first.where} from {there[0]:g} to {there[-1]:g}{hint}; rows would not "
+            "be the same places. Bring both to one grid"
+        )
 
 
 class BadSampleError(ValueError):
@@ -94,6 +133,10 @@ class Source(Protocol):
         """
         ...
 
+    def notes(self) -> list[str]:
+        """What is read otherwise than the config says, one line each."""
+        ...
+
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64
     ) -> str | None:
@@ -132,6 +175,10 @@ class AnyTime:
     def attributes(self) -> dict[str, dict[str, str]]:
         """See `Source.attributes`; none are known."""
         return {}
+
+    def notes(self) -> list[str]:
+        """See `Source.notes`; there are none."""
+        return []
 
     def path_of(self, field_type: str, variable: str, time: np.datetime64) -> None:
         """See `Source.path_of`; it is unknown."""

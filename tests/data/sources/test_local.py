@@ -31,6 +31,12 @@ def test_missing_variable(folder):
     )
 
 
+def test_a_level_that_is_read_from_another_one_is_a_note(world):
+    (note,) = load(world, data__source__ERA5__levels=[1.0, 2.3]).notes
+    assert note.startswith("data.source.ERA5.levels: 2.3 is read from level 2, the ")
+    assert load(world, data__source__ERA5__levels=[1.0, 2.00001]).notes == ()
+
+
 @pytest.mark.parametrize("levels", [[1.0, 9.0], [-4.0]])
 def test_level_not_found(folder, levels):
     lost = [level for level in levels if level != 1.0]
