@@ -110,8 +110,8 @@ class GridFile:
         if len(left) > 1:
             raise ValueError(
                 f"{self.where}: {array.name} has the dims {', '.join(left)} besides "
-                f"latitude, longitude and {', '.join(self.others)}; expected one, of "
-                "levels"
+                f"{', '.join(('latitude', 'longitude', *self.others))}; expected one, "
+                "of levels: select from the others, or average over them"
             )
         return left[0] if left else None
 
