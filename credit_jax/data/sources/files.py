@@ -219,17 +219,21 @@ def _period(
 ) -> tuple[np.datetime64, np.datetime64]:
     """First and last time of the period in a file's name."""
     codes = time_format(template)
+    if not codes:
+        raise ValueError(
+            f"{where}: several files match {template!r}, such as {path}, expected the "
+            "date of each in its name; write it as %Y, %m, %d, ... in the path"
+        )
     date = re.escape(codes)
     for code, digits in _DIGITS.items():
         date = date.replace(re.escape(code), digits)
     whole = re.escape(template).replace(re.escape(codes), f"(?P<date>{date})")
     whole = whole.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-    match = re.search(whole, path) if codes else None
+    match = re.search(whole, path)
     if match is None:
         raise ValueError(
-            f"{where}: {path} has no date where the path {template!r} has "
-            f"{codes or 'no strftime code'}; more than one file matches, so each name "
-            "must hold its date (%Y, %m, %d, ...)"
+            f"{where}: {path} has no date where the path {template!r} has {codes}; "
+            "rename the file, or match fewer files"
         )
     begin = datetime.strptime(match["date"], codes)
     freq = next((freq for code, freq in _PERIODS if code in codes), None)

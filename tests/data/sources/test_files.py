@@ -47,9 +47,11 @@ def test_finds_the_file_of_a_time(tmp_path, template, names, time, found):
 
 
 def test_several_files_without_a_date(tmp_path):
-    touch(tmp_path, "a1.nc", "a2.nc")
-    with pytest.raises(ValueError, match="more than one file matches"):
+    touch(tmp_path, "a1.nc", "a2.nc", "a2000.nc")
+    with pytest.raises(ValueError, match=r"several files match .*write it as %Y, %m"):
         discover(f"{tmp_path}/a*.nc", "path")
+    with pytest.raises(ValueError, match=r"a1\.nc has no date where the path .* %Y; "):
+        discover(f"{tmp_path}/a%Y*.nc", "path")
 
 
 def test_missing_file(folder):
