@@ -10,6 +10,7 @@ import yaml
 from credit_jax.models.registry import build
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
+from credit_torch_bridge.cli import compare
 from credit_torch_bridge.compare import comparison
 from credit_torch_bridge.compare.jax_side import noise_of
 from tests.models.crossformer.cases import CASES, DOWNSCALING_CASES, ENSEMBLE_CASES
@@ -45,19 +46,24 @@ def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
 @pytest.mark.slow
 def test_a_difference_is_found(files, capsys, monkeypatch):
     """With changed weights in one block, all blocks before it still agree."""
-    compile_pass = comparison.compile_pass
+    compile_pass, comparisons = comparison.compile_pass, []
 
     def other(model, params, model_state, blocks):
         bias = "up_blocks/1/sharp/bias"
         changed = {**params, bias: params[bias] + 0.1}
         return compile_pass(model, changed, model_state, blocks)
 
+    def recorded(*args, **options):
+        comparisons.append(compare_with_credit(*args, **options))
+        return comparisons[-1]
+
     monkeypatch.setattr(comparison, "compile_pass", other)
+    monkeypatch.setattr(compare, "compare_with_credit", recorded)
     code = main(["compare", "--checkpoint", str(files / "checkpoint.pt")])
     captured = capsys.readouterr()
     assert code == 1
     assert "differ by more than rounding" in captured.err
-    found = compare_with_credit(files / "model.yml", files / "checkpoint.pt")
+    (found,) = comparisons
     assert not found.within_tolerance
     assert found.blocks["up_block1"] < 1e-5, "the block before it"
     assert found.blocks["up_block2"] > 1e-3, "the block itself"
