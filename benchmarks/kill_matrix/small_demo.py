@@ -38,16 +38,16 @@ def small_demo(data: Path, *, epochs: int) -> dict[str, Any]:
     """Returns a config of 6 updates per epoch, each with 2 samples, without a mesh.
 
     Args:
-        data: folder of the demo data, 40 days.
+        data: folder of the demo data, 20 days.
         epochs: of the run.
     """
     config = _in_folder(read_yaml(_DEMO), str(data))
     config["save_loc"] = str(data.with_name("run"))
-    config["demo"] |= {"days": 40, "spinup_days": 10, "held_out_days": 8}
-    config["data"] |= {"end_datetime": "2000-01-31T18:00"}
+    config["demo"] |= {"days": 20, "spinup_days": 4, "held_out_days": 6}
+    config["data"] |= {"end_datetime": "2000-01-14T18:00"}
     config["validation_data"] = {
-        "start_datetime": "2000-02-02",
-        "end_datetime": "2000-02-09T18:00",
+        "start_datetime": "2000-01-16",
+        "end_datetime": "2000-01-20T18:00",
     }
     config["model"] = _MODEL | {key: config["model"][key] for key in _CHANNELS}
     config["trainer"] |= {
