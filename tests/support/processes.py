@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -63,10 +64,14 @@ def on_processes(count: int, module: str, *options: str) -> list[str]:
     Returns:
         The output of each process.
     """
-    processes = start_processes(count, module, *options)
+    return outputs(start_processes(count, module, *options))
+
+
+def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Waits for processes, and asserts that all succeed; returns what each printed."""
     texts = [process.communicate(timeout=300)[0] for process in processes]
     codes = [process.returncode for process in processes]
-    assert codes == [0] * count, "\n".join(text[-3000:] for text in texts)
+    assert codes == [0] * len(codes), "\n".join(text[-3000:] for text in texts)
     return texts
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
 from tests.support import make_mesh, mark_slow
-from tests.support.processes import on_processes, start_processes
+from tests.support.processes import on_processes, outputs, start_processes
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -64,6 +66,27 @@ def weights(folder: Path) -> np.ndarray:
     run = RunStore(store, model_def.param_specs)
     params, _ = run.restore_model(newest, model, average=False)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+@pytest.fixture(scope="module")
+def late(
+    world: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes of a run, of which one is late."""
+    mesh = {"data": "fsdp2", "tensor": 2, "domain": 1}
+    path = config(world, tmp_path_factory.mktemp("runs") / "late", mesh)
+    processes = start_processes(2, "tests.training.late_process", "--config", path)
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def late_meanwhile(request: pytest.FixtureRequest) -> None:
+    """Starts them before the other tests, as they wait for two minutes."""
+    items = request.session.items
+    if any("late" in getattr(item, "fixturenames", ()) for item in items):
+        request.getfixturevalue("late")
 
 
 @pytest.mark.parametrize("name", mark_slow(list(MESHES), but=["tensor and fsdp"]))
@@ -110,20 +133,6 @@ def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(weights(folders[count]), whole, str(count))
 
 
-@pytest.mark.slow
-def test_a_process_may_be_late(world: Path, tmp_path: Path) -> None:
-    """By more than gloo waits, where it compiles and where it reads."""
-    mesh = {"data": "fsdp2", "tensor": 2, "domain": 1}
-    path = config(world, tmp_path / "late", mesh)
-    texts = on_processes(2, "tests.training.late_process", "--config", path)
-    late = [line for line in texts[1].splitlines() if line.startswith("late: ")]
-    assert late == [
-        "late: compiling jit_step",
-        "late: reading",
-        "late: compiling jit_evaluate",
-    ]
-
-
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
     """By SIGKILL in training, while the other process needs it for every update."""
@@ -151,3 +160,15 @@ def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> 
     assert other.returncode == RESUME, text[-3000:]
     assert f"error: process {killed} is gone (its connection was closed)" in text
     assert "Traceback" not in text
+
+
+@pytest.mark.slow
+def test_a_process_may_be_late(late: list[subprocess.Popen[str]]) -> None:
+    """By more than gloo waits, where it compiles and where it reads."""
+    texts = outputs(late)
+    found = [line for line in texts[1].splitlines() if line.startswith("late: ")]
+    assert found == [
+        "late: compiling jit_step",
+        "late: reading",
+        "late: compiling jit_evaluate",
+    ]
