@@ -26,6 +26,8 @@ _FEWEST_ROWS = 22
 _PAD_LON = 16
 _BATCHES_PER_EPOCH = 5
 
+# Blocks of each stage; that of GEN2_CONFIG, for tests, has them in the first alone.
+DEPTH = (1, 1, 1, 1)
 # Padding modes of the released weights of each model; the other keys are GEN2_CONFIG's.
 _PADDED: Mapping[str, str] = {
     "wxformer": "earth",
@@ -141,6 +143,7 @@ def _padded(num_rows: int, mode: str) -> dict[str, Any]:
         )
     top = (_PADDED_ROWS - num_rows) // 2
     return {
+        "depth": [*DEPTH],
         "image_height": num_rows,
         "padding_conf": {
             "activate": True,

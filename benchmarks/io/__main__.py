@@ -256,8 +256,8 @@ def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str
     config = json.loads(text.replace(store.folder, str(folder)))
     config["trainer"] |= {"parallelism": {"data": "none"}, "num_devices": 1}
     if "demo" in config:
-        days = 40
-        config["demo"] |= {"days": days, "spinup_days": 0, "held_out_days": 10}
+        days = options.days
+        config["demo"] |= {"days": days, "spinup_days": 0, "held_out_days": days // 4}
         job = build_config(config)
         assert job.demo is not None
         ensure_demo_data(job.demo)
@@ -364,6 +364,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add = parser.add_argument
     add("--stores", nargs="+", choices=tuple(STORES), default=list(STORES))
     add("--threads", nargs="+", type=int, default=[0, 1, 2, 4])
+    add("--days", type=int, default=40, help="in the store of the demo")
     add("--times", type=int, default=6, help="times in the store of 0.25 degrees")
     add(
         "--grid",

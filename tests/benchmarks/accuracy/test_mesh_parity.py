@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from benchmarks.accuracy import case
 from benchmarks.accuracy.mesh_parity import main
 
 pytestmark = pytest.mark.slow
 
 
-def test_uneven_rows_on_two_shards(tmp_path):
+def test_uneven_rows_on_two_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(case, "DEPTH", (0, 1, 0, 0))
     arguments = ["--meshes", "1", "domain2", "--rows", "23", "--steps", "2"]
     path = main([*arguments, "--batch", "1", "--no-credit", "--out", str(tmp_path)])
     assert "| credit_jax, domain2 |" in path.read_text()

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("store", ["demo", "025deg"])
 def test_loader_beside_the_step(store, tmp_path):
-    options = ["--stores", store, "--grid", "16", "32", "--threads", "0", "1"]
+    options = ["--stores", store, "--days", "20", "--grid", "16", "32"]
+    options += ["--threads", "0", "1"]
     options += ["--seconds", "0.2", "--size", "tiny", "--out", str(tmp_path)]
     path = main(options)
     (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]
