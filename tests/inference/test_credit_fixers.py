@@ -1,5 +1,8 @@
 """Forecasts with every physical block against CREDIT's own rollout."""
 
+from contextlib import chdir
+from functools import cache
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -144,6 +147,22 @@ def run(credit, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def forecast(run, tmp_path_factory):
+    """Returns a function of a mesh: the folder and the name of the forecast there."""
+
+    @cache
+    def made(mesh):
+        folder = tmp_path_factory.mktemp("ours")
+        options = ["--config", "case.yml", "--cache", "none", "--parallelism", mesh]
+        with chdir(run):
+            assert main([*options, "--out", str(folder)]) == 0
+        (name,) = (path.relative_to(folder) for path in folder.rglob("*.nc"))
+        return folder, name
+
+    return made
+
+
 @pytest.mark.parametrize(
     "mesh",
     mark_slow(
@@ -151,13 +170,10 @@ def run(credit, tmp_path_factory):
         but=["data=none", "data=none,tensor=2,domain=2"],
     ),
 )
-def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
-    monkeypatch.chdir(run)
-    options = ["--config", "case.yml", "--cache", "none", "--parallelism", mesh]
-    assert main([*options, "--out", str(tmp_path)]) == 0
-    (name,) = (p.relative_to(tmp_path) for p in tmp_path.rglob("*.nc"))
+def test_fixers_and_diagnostics_as_credit(run, forecast, mesh):
+    folder, name = forecast(mesh)
     with (
-        xr.open_dataset(tmp_path / name) as ours,
+        xr.open_dataset(folder / name) as ours,
         xr.open_dataset(run / "theirs" / name) as theirs,
     ):
         assert_same_layout(ours, theirs)
@@ -181,11 +197,10 @@ def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
                 )
 
 
-def test_a_package_of_it_forecasts_the_same(run, monkeypatch, tmp_path):
+def test_a_package_of_it_forecasts_the_same(run, forecast, monkeypatch, tmp_path):
     """The package has the fixers, scalers and static fields of the run, bit for bit."""
+    folder, name = forecast("data=none")
     monkeypatch.chdir(run)
-    common = ["--cache", "none", "--out"]
-    assert main(["--config", "case.yml", *common, str(tmp_path / "a")]) == 0
     made = ["--config", "case.yml", "--checkpoint", "run", "--out"]
     assert package.main([*made, str(tmp_path / "package")]) == 0
     path = {"path": f"{run}/d_%Y.nc"}
@@ -194,7 +209,7 @@ def test_a_package_of_it_forecasts_the_same(run, monkeypatch, tmp_path):
     (tmp_path / "data.yml").write_text(yaml.safe_dump(data))
     monkeypatch.chdir(tmp_path)
     given = ["--package", "package", "--data", "data.yml", "--init-time", START]
-    assert main([*given, "--steps", "3", *common, "b"]) == 0
-    (ours,), (theirs,) = ([*(tmp_path / name).rglob("*.nc")] for name in "ab")
-    with xr.open_dataset(ours) as one, xr.open_dataset(theirs) as other:
+    assert main([*given, "--steps", "3", "--cache", "none", "--out", "out"]) == 0
+    (theirs,) = (tmp_path / "out").rglob("*.nc")
+    with xr.open_dataset(folder / name) as one, xr.open_dataset(theirs) as other:
         xr.testing.assert_identical(one.load(), other.load())
