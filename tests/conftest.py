@@ -21,8 +21,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 # CREDIT's spawned loaders and torch share two cores with eight simulated devices.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Lowering writes the whole call stack of every operation into a program: 7 % of the time
-# of a model's test. One place of each is enough.
+# Lowering gives every operation its whole call stack, which takes 7 % of the time of a
+# model's test; one place is enough.
 os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "false")
 
 import jax

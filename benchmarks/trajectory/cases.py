@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 import yaml
 
+from benchmarks.accuracy.case import DEPTH
 from benchmarks.trajectory import atmosphere
 from tests.reference.dataset import write_dataset
 from tests.reference.scalers import (
@@ -72,6 +73,7 @@ class Case:
 def base_config() -> dict[str, Any]:
     """CREDIT's YAML that all cases start from: one step, 5 epochs of 10 batches."""
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw["model"]["depth"] = [*DEPTH]
     raw["trainer"] |= {
         "batches_per_epoch": BATCHES_PER_EPOCH,
         "valid_batches_per_epoch": VALID_BATCHES,

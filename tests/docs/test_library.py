@@ -21,7 +21,7 @@ MODEL = {
     "output_only_channels": 1,
     "levels": 2,
     "dim": [8, 16, 32, 64],
-    "depth": [1, 1, 1, 1],
+    "depth": [0, 1, 0, 0],
     "dim_head": 4,
     "global_window_size": [4, 2, 2, 1],
     "local_window_size": 2,

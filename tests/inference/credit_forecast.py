@@ -19,6 +19,7 @@ NUM_ITERATIONS = 15
 def raw_config(**inference: Any) -> dict[str, Any]:
     """Returns CREDIT's YAML of a model in physical units, with an inference section."""
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw["model"]["depth"] = [1, 1, 1, 1]
     scaler, inverse, inverse_twin = scaler_blocks()
     raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
     own = {"reconstruct": {"type": "reconstruct"}, "scaler": inverse}

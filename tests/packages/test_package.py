@@ -219,7 +219,7 @@ def test_credit_s_names_come_back_bitwise(tmp_path):
         )(jax.random.split(jax.random.key(0)))
     )
     write_weights(tmp_path / WEIGHTS, model_def, params, state)
-    assert "layers.0.1.layers.0.0.to_qkv.weight_orig" in load_file(tmp_path / WEIGHTS)
+    assert "layers.1.1.layers.0.0.to_qkv.weight_orig" in load_file(tmp_path / WEIGHTS)
     found, own = read_weights(tmp_path / WEIGHTS, model_def)
     jax.tree.map(np.testing.assert_array_equal, (found, own), (params, state))
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.reference
 
 MODEL = yaml.safe_load(
     (Path(__file__).parents[1] / "reference" / "gen2.yml").read_text()
-)["model"]
+)["model"] | {"depth": [1, 1, 1, 1]}
 
 # name: changes of MODEL
 VARIANTS = {

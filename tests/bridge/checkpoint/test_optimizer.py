@@ -19,7 +19,7 @@ from credit_torch_bridge.checkpoint.optimizer import (
 from tests.reference.training import GEN2_CONFIG
 from tests.training.settings import trainer_config
 
-MODEL = yaml.safe_load(GEN2_CONFIG.read_text())["model"]
+MODEL = yaml.safe_load(GEN2_CONFIG.read_text())["model"] | {"depth": [1, 1, 1, 1]}
 BLOCKS = {
     "spectral norm": MODEL,
     "no spectral norm": MODEL | {"use_spectral_norm": False},
