@@ -16,6 +16,7 @@ from credit_jax.kernels.dispatch import layer_norm_and_skip as layer_norm_and_sk
 from credit_jax.kernels.dispatch import packed_dots as packed_dots
 from credit_jax.kernels.dispatch import packed_products as packed_products
 from credit_jax.kernels.dispatch import packed_scale as packed_scale
+from credit_jax.kernels.dispatch import packed_spread as packed_spread
 from credit_jax.kernels.dispatch import platform as platform
 from credit_jax.kernels.dispatch import project as project
 from credit_jax.kernels.dispatch import unstack as unstack

@@ -206,5 +206,6 @@ attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_
 attend = _either(ops.attend, cpu_window_attention.attend)
 packed_products = _either(xla_packed.products, gpu=_interpreted(gpu_many.products))
 packed_dots = _either(xla_packed.dots, gpu=_interpreted(gpu_many.dots))
+packed_spread = _either(xla_packed.spread, gpu=gpu_many.spread)
 packed_scale = _either(xla_packed.scale, gpu=_interpreted(gpu_many.scale))
 unstack = _either(xla_packed.unstack, gpu=_interpreted(gpu_many.unstack))

@@ -24,6 +24,7 @@ from credit_jax.kernels import (
     packed_dots,
     packed_products,
     packed_scale,
+    packed_spread,
     unstack,
 )
 from credit_jax.nn.matrix_groups import (
@@ -366,7 +367,7 @@ def _unit(
     )
     norms = [jnp.maximum(jnp.sqrt(square), EPSILON) for square in squares]
     return [
-        x / packed.spread(norm, rows)
+        x / packed_spread(norm, rows)
         for x, norm, rows in zip(vectors, norms, shapes, strict=True)
     ]
 

@@ -11,7 +11,6 @@ from math import prod
 from typing import Literal
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
@@ -52,9 +51,16 @@ def slices(array: Shaped[Array, "num ..."]) -> list[Array]:
 
 
 def spread(numbers: Float[Array, " rows"], rows: Rows) -> Float[Array, " packed"]:
-    """Returns the number of its row for each packed value."""
-    lengths = [length for count, length in rows for _ in range(count)]
-    return numbers[np.repeat(np.arange(len(lengths)), lengths)]
+    """Returns the number of its row for each packed value.
+
+    Args:
+        numbers: a number for each row of each array.
+        rows: number and length of the rows of each array.
+    """
+    parts = unpack(numbers, tuple((count, 1) for count, _ in rows))
+    return pack(
+        [jnp.broadcast_to(part, shape) for part, shape in zip(parts, rows, strict=True)]
+    )
 
 
 def products(

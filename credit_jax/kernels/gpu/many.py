@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -43,6 +44,8 @@ def products(
     interpret: bool = False,
 ) -> Float[Array, " packed_products"]:
     """`ops.packed.products`."""
+    if not _have_indices(matrices):
+        return ops.products(matrices, vectors, side)
     *matched, packed = match_vma(*matrices, vectors)
     return _products(tuple(matched), packed, side, interpret)
 
@@ -58,6 +61,12 @@ def dots(
     return _dots(*match_vma(left, right), rows, interpret)
 
 
+def spread(numbers: Float[Array, " rows"], rows: Rows) -> Float[Array, " packed"]:
+    """`ops.packed.spread` by one gather, instead of a piece for each array."""
+    lengths = [length for count, length in rows for _ in range(count)]
+    return numbers[np.repeat(np.arange(len(lengths)), lengths)]
+
+
 def scale(
     arrays: Sequence[Float[Array, "_ ..."]],
     factors: Float[Array, " rows"],
@@ -65,6 +74,8 @@ def scale(
     interpret: bool = False,
 ) -> list[Float[Array, "_ ..."]]:
     """`ops.packed.scale`; the gradients of all factors are one kernel."""
+    if not _have_indices(arrays):
+        return ops.scale(arrays, factors)
     *matched, numbers = match_vma(*arrays, factors)
     return _scale(tuple(matched), numbers, interpret)
 
@@ -452,6 +463,11 @@ def _share(tasks: Sequence[Any], run: Callable[[int, Any, Array], None]) -> None
         )
 
     among(0, len(tasks))
+
+
+def _have_indices(arrays: Sequence[Array]) -> bool:
+    """Whether 32 bits hold the indices of the values, as kernels compute them."""
+    return all(array.size < 2**31 for array in arrays)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

@@ -58,8 +58,8 @@ def test_scale_and_its_gradients() -> None:
     factors = draw((sum(len(array) for array in arrays),), 9)
 
     def run(function: Any, *arrays: Any) -> Any:
-        *arrays, factors = arrays
-        return packed.pack(function(arrays, factors))
+        *given, factors = arrays
+        return packed.pack(function(given, factors))
 
     kernel, plain = (
         jax_values(partial(run, f), *arrays, factors)
@@ -83,6 +83,24 @@ def test_slices_and_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         for f in (partial(many.unstack, interpret=True), packed.unstack)
     )
     assert_same(kernel, plain, "slices", value=0.0, gradient=0.0)
+
+
+def test_numbers_of_rows() -> None:
+    rows = ((2, 3), (1, 2))
+    numbers = jnp.asarray([1.0, 2.0, 3.0])
+    for function in (many.spread, packed.spread):
+        assert function(numbers, rows).tolist() == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_arrays_of_more_values_than_indices_have_the_plain_definition() -> None:
+    matrix = jax.ShapeDtypeStruct((2, 2**15, 2**15), jnp.float32)
+    vectors = jax.ShapeDtypeStruct((2**16,), jnp.float32)
+    scales = jax.ShapeDtypeStruct((2,), jnp.float32)
+    products = jax.make_jaxpr(partial(many.products, side="u"))([matrix], vectors)
+    scaled = jax.make_jaxpr(jax.grad(lambda x, f: many.scale([x], f)[0].sum(), 1))(
+        matrix, scales
+    )
+    assert "pallas_call" not in f"{products}{scaled}"
 
 
 def test_slices_of_each_type_keep_it() -> None:
