@@ -17,6 +17,8 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 # Matrices with more elements are processed one by one, which avoids copies.
 LARGE = 2**16
+# Values of the matrices of a family, if its size is limited.
+MOST_VALUES = 2**25
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,31 @@ class MatrixFamily:
             yield from zip(group.paths, group.param_specs, strict=True)
 
 
-def matrix_families(groups: Iterable[MatrixGroup]) -> list[MatrixFamily]:
-    """Returns families of groups that are sharded over the same mesh axes."""
-    found: dict[tuple, list[MatrixGroup]] = {}
+def matrix_families(
+    groups: Iterable[MatrixGroup], sizes: Mapping[str, int] | None = None
+) -> list[MatrixFamily]:
+    """Returns families of groups that are sharded over the same mesh axes.
+
+    Args:
+        groups: those of one part of the model after each other.
+        sizes: number of values of every parameter, by path; if given, families of more
+            than `MOST_VALUES` are split. The gradients of a family are known when those
+            of all of its matrices are: of several, sums over devices run beside the
+            backward pass.
+    """
+    families: list[list[MatrixGroup]] = []
+    latest: dict[tuple, tuple[list[MatrixGroup], int]] = {}
     for group in groups:
-        found.setdefault((group.axes_in, group.axes_out), []).append(group)
-    return [MatrixFamily(tuple(alike)) for alike in found.values()]
+        axes = group.axes_in, group.axes_out
+        size = sum(sizes[path] for path in group.paths) if sizes else 0
+        family, total = latest.get(axes, ([], 0))
+        if family and total + size > MOST_VALUES:
+            family, total = [], 0
+        if not family:
+            families.append(family)
+        family.append(group)
+        latest[axes] = family, total + size
+    return [MatrixFamily(tuple(alike)) for alike in families]
 
 
 def group_matrices(

@@ -28,7 +28,6 @@ from credit_jax.kernels import (
     unstack,
 )
 from credit_jax.nn.matrix_groups import (
-    LARGE,
     MatrixFamily,
     group_matrices,
     matrix_families,
@@ -99,7 +98,7 @@ def init_spectral_norm(
         for path in param_specs
     }
     state: Collection = {path: {} for path in param_specs}
-    families = _families(param_specs, specs)
+    families = matrix_families(group_matrices(param_specs, specs))
     for side in ("u", "v"):
         rows = [family.rows(raw, side) for family in families]
         shapes = [tuple(row.shape for row in own) for own in rows]
@@ -205,7 +204,7 @@ def normalize(
     called = _with_calls(state, param_specs, 0)
     once = {path: called[path] for path in called if path not in several}
     divided = _divided_exactly if compensated else _divided
-    out = {**weights, **divided(weights, state, _families(once, specs))}
+    out = {**weights, **divided(weights, state, _families(once, specs, weights))}
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
         out |= _divided_for_calls(divided, weights, state, alike, specs)
@@ -220,7 +219,7 @@ def _divided_for_calls(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """These matrices, called equally often, divided for each call in a dim of calls."""
-    families = _families(matrices, specs)
+    families = _families(matrices, specs, weights)
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
         lambda own: divided(weights, own, families),
@@ -261,7 +260,7 @@ def _iterated(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
-    families = _families(matrices, specs)
+    families = _families(matrices, specs, weights)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     stacked = [jax.lax.stop_gradient(family.matrices(weights)) for family in families]
     vectors = [packed.pack(family.rows(state, "u")) for family in families]
@@ -292,7 +291,10 @@ def _divided(
         [family.axes("u") for family in families],
     )
     # One sum of the gradients of all sigmas over the shards, which need not be equal.
-    axes = [sorted(varying_axes(own[0])) for own in stacked]
+    axes = [
+        sorted(varying_axes(own[0]) - varying_axes(sigma))
+        for own, sigma in zip(stacked, sigmas, strict=True)
+    ]
     inverses = pvary_each([1.0 / sigma for sigma in sigmas], axes)
     out = {}
     for family, inverse in zip(families, inverses, strict=True):
@@ -331,11 +333,15 @@ def _beside(weight: Array, numbers: Array) -> Array:
 
 
 def _families(
-    matrices: Mapping[str, ParamSpec], specs: Mapping[str, PartitionSpec] | None
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
+    weights: Weights,
 ) -> list[MatrixFamily]:
     """Returns the families of matrices; one kernel takes them without stacking."""
-    large = 0 if fuses_layers() else LARGE
-    return matrix_families(group_matrices(matrices, specs, large))
+    if not fuses_layers():
+        return matrix_families(group_matrices(matrices, specs))
+    sizes = {path: weights[path].size for path in matrices}
+    return matrix_families(group_matrices(matrices, specs, large=0), sizes)
 
 
 def _products(
