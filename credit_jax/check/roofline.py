@@ -72,9 +72,9 @@ DEVICES = {
         "configs/wxformer_025deg.yaml",
         18.5114e12,
         (
-            CompiledStep("none", 1, 1, 1727, 0.03514, 0),
-            CompiledStep("full", 1, 1, 2158, 0.04389, 0),
-            CompiledStep("selective", 1, 1, 1845, 0.03758, 0),
+            CompiledStep("none", 1, 1, 1808, 0.03514, 0),
+            CompiledStep("full", 1, 1, 2240, 0.04389, 0),
+            CompiledStep("selective", 1, 1, 1926, 0.03758, 0),
             CompiledStep("none", 1, 8, 1917, 0.006009, 0.00215184),
             CompiledStep("none", 2, 4, 2230, 0.009679, 0.00458383),
         ),
