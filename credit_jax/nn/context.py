@@ -207,9 +207,9 @@ class Context:
     ) -> Any:
         """Runs `num` stacked blocks in sequence: carry = block(carry, context).
 
-        Uses `lax.scan`, unless a loop cannot contain collectives
-        (`parallel.compiler.loops_hold_collectives`), or there are at most
-        `unroll_blocks` blocks on GPUs. Updates the running statistics of the batch
+        Uses `lax.scan`. It is unrolled if a loop cannot contain collectives
+        (`parallel.compiler.loops_hold_collectives`). On GPUs at most `unroll_blocks`
+        blocks are run one by one instead. Updates the running statistics of the batch
         norms below the blocks.
 
         A block class may define `ready_of`, names of submodules, and a method `ready()`
@@ -250,7 +250,8 @@ class Context:
             carry = block(carry, self._of_block(index), **static, **ready)
             return carry, nnx.state(block, nnx.BatchStat)
 
-        in_loop = self._are_a_loop(num)
+        one_by_one = implementation() == "gpu" and num <= self.unroll_blocks
+        in_loop = not one_by_one and self._may_loop()
         gathered_again = num - self._num_kept_gathered(num)
         updates = []
         for part in (
@@ -265,16 +266,16 @@ class Context:
                 )
                 for i in range(part.first, part.first + part.group)
             ]
-            run = part.loop if in_loop else part.unrolled
-            carry, updated = run(runs, carry, leaves)
+            if one_by_one:
+                carry, updated = part.one_by_one(runs, carry, leaves)
+            else:
+                carry, updated = part.scan(runs, carry, leaves, unroll=not in_loop)
             updates.append(updated)
         nnx.update(blocks, _joined(updates))
         return self._captured(carry)
 
-    def _are_a_loop(self, num: int) -> bool:
-        if self.axes.num_devices > 1 and not loops_hold_collectives():
-            return False
-        return implementation() != "gpu" or num > self.unroll_blocks
+    def _may_loop(self) -> bool:
+        return self.axes.num_devices == 1 or loops_hold_collectives()
 
     def _of_block(self, index: Array) -> Context:
         return replace(self.fold_in(index), block=index)
@@ -351,8 +352,13 @@ class _Part:
     group: int
     keep: bool
 
-    def loop(
-        self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
+    def scan(
+        self,
+        runs: Sequence[_Run],
+        carry: Any,
+        stacked: Sequence[Array],
+        *,
+        unroll: bool,
     ) -> tuple[Any, Any]:
         """Runs the blocks by `lax.scan`, a group in each iteration.
 
@@ -360,6 +366,7 @@ class _Part:
             runs: the blocks of a group.
             carry: input of the first block.
             stacked: arrays with a leading dim of blocks, also those of other parts.
+            unroll: whether the compiled program has no loop.
 
         Returns:
             The output of the last block, and the stacked statistics.
@@ -375,15 +382,17 @@ class _Part:
             return carry, _stacked(stats)
 
         inputs = jax.tree.map(self._grouped, self._inputs(stacked))
-        carry, stats = jax.lax.scan(turn, carry, inputs)
+        carry, stats = jax.lax.scan(
+            turn, carry, inputs, unroll=self.turns if unroll else 1
+        )
         if self.group == 1:
             return carry, stats
         return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
 
-    def unrolled(
+    def one_by_one(
         self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
     ) -> tuple[Any, Any]:
-        """`loop` without a loop in the compiled program."""
+        """`scan` without a loop; small arrays are sliced together (`unstack`)."""
         traced_once = [jax.jit(run) for run in runs]
         stats = []
         indices, own = self._inputs(stacked)

@@ -98,12 +98,16 @@ def init_spectral_norm(
         for path in param_specs
     }
     state: Collection = {path: {} for path in param_specs}
-    families = matrix_families(group_matrices(param_specs, specs))
+    groups = group_matrices(param_specs, specs)
     for side in ("u", "v"):
-        rows = [family.rows(raw, side) for family in families]
-        shapes = [tuple(row.shape for row in own) for own in rows]
-        unit = _unit(families, [packed.pack(own) for own in rows], shapes, side)
-        state = _with_vectors(families, unit, shapes, side, raw, state)
+        rows = [group.stack(raw, side) for group in groups]
+        squares = psum_each(
+            [jnp.sum(row * row, -1, keepdims=True) for row in rows],
+            [group.axes(side) for group in groups],
+        )
+        for group, row, square in zip(groups, rows, squares, strict=True):
+            unit = row / jnp.maximum(jnp.sqrt(square), EPSILON)
+            state = group.unstack(unit, side, raw, state)
     return state
 
 

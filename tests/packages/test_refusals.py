@@ -70,7 +70,7 @@ def test_it_opens_as_it_is(made):
 
 def test_no_package(tmp_path):
     refused(tmp_path, "no file package.json", "credit-jax package")
-    refused(tmp_path / "nothing", "no file package.json")
+    refused(tmp_path / "nothing", "no such folder")
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, GRID, "files/mean.nc"])

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore, PlateauState
 from credit_jax.config import build_config, dump_config
+from credit_jax.data.sample_reader import SampleReader
 from credit_jax.plan import plan_run
 from credit_jax.training.batches import grouped
 from credit_jax.training.display import Display
@@ -522,15 +523,15 @@ def test_bad_samples_are_counted_in_the_log(make, tmp_path):
     loader.bad.update(dict.fromkeys(bad, "SP has NaN"))
     batches = [loader.sampler.batches(e)[: setup.batches_per_epoch] for e in range(2)]
     expected = [sum(int(i) in bad for own in b for i in own) for b in batches]
-    read = type(loader)._read
+    read = SampleReader.read
 
-    def damaged(loader, indices, **keywords):
-        if set(map(int, indices)) & set(loader.bad):
+    def damaged(reader, indices, **keywords):
+        if reader is loader.samples and set(map(int, indices)) & set(loader.bad):
             raise ValueError("a field has NaN")
-        return read(loader, indices, **keywords)
+        return read(reader, indices, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(loader), "_read", damaged)
+        patch.setattr(SampleReader, "read", damaged)
         _, text = go(setup, tmp_path)
     rows = read_log(tmp_path / "training_log.csv")
     shown = [line for line in text.splitlines() if line.startswith("bad sample: ")]

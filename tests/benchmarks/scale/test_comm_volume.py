@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from benchmarks.compiled_step import SMALL_MODEL
@@ -47,7 +48,19 @@ def test_least_volume_of_one_device_is_nothing():
     assert not least[FSDP]
 
 
+@pytest.fixture
+def named():
+    """Programs whose operations have their named scopes, as outside of tests."""
+    name = "jax_include_full_tracebacks_in_locations"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    jax.clear_caches()
+    yield
+    jax.config.update(name, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("named")
 def test_volume_of_one_mesh(tmp_path):
     options = ["--model", "small", "--out", str(tmp_path)]
     volume = main(["--meshes", "dp2xtp2xdomain2", *options])

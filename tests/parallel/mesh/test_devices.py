@@ -93,7 +93,7 @@ def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [Gpu()] * 6)
     message = (
         r"tensor 2 x domain 4 = 8 devices are needed, but this machine has 6 gpu "
-        r"device\(s\); tensor\*domain can be 1, 2, 3, 6 here"
+        r"devices; tensor\*domain can be 1, 2, 3, 6 here"
     )
     with pytest.raises(ValueError, match=message):
         ensure_devices(section(tensor=2, domain=4))
