@@ -106,8 +106,7 @@ def init_spectral_norm(
             [group.axes(side) for group in groups],
         )
         for group, row, square in zip(groups, rows, squares, strict=True):
-            unit = row / jnp.maximum(jnp.sqrt(square), EPSILON)
-            state = group.unstack(unit, side, raw, state)
+            state = group.unstack(row / _norm(square), side, raw, state)
     return state
 
 
@@ -273,7 +272,8 @@ def _iterated(
         mapped = _products(families, stacked, vectors, given)
         shapes = [packed.rows_of(own, side) for own in stacked]
         vectors = _unit(families, mapped, shapes, side)
-        new = _with_vectors(families, vectors, shapes, side, state, new)
+        for family, own, rows in zip(families, vectors, shapes, strict=True):
+            new = family.with_rows(packed.unpack(own, rows), side, state, new)
     return new
 
 
@@ -375,22 +375,12 @@ def _unit(
         [packed_dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
         [family.axes(side) for family in families],
     )
-    norms = [jnp.maximum(jnp.sqrt(square), EPSILON) for square in squares]
     return [
-        x / packed_spread(norm, rows)
-        for x, norm, rows in zip(vectors, norms, shapes, strict=True)
+        x / packed_spread(_norm(square), rows)
+        for x, square, rows in zip(vectors, squares, shapes, strict=True)
     ]
 
 
-def _with_vectors(
-    families: Sequence[MatrixFamily],
-    vectors: Sequence[Array],
-    shapes: Sequence[Rows],
-    side: Side,
-    like: Collection,
-    into: Collection,
-) -> Collection:
-    """Returns `into` plus packed vectors, in the shapes of `like`."""
-    for family, own, rows in zip(families, vectors, shapes, strict=True):
-        into = family.with_rows(packed.unpack(own, rows), side, like, into)
-    return into
+def _norm(squares: Array) -> Array:
+    """Norms that vectors are divided by, from the sums of their squares."""
+    return jnp.maximum(jnp.sqrt(squares), EPSILON)

@@ -24,10 +24,12 @@ def pack(arrays: Sequence[Array]) -> Shaped[Array, " packed"]:
     return jnp.concatenate([array.reshape(-1) for array in arrays])
 
 
-def unpack(packed: Float[Array, " packed"], rows: Rows) -> list[Float[Array, "_ _"]]:
-    """Returns the rows of each array: inverts `pack`."""
-    parts = lax.split(packed, [prod(shape) for shape in rows])
-    return [part.reshape(shape) for part, shape in zip(parts, rows, strict=True)]
+def unpack(
+    packed: Shaped[Array, " packed"], shapes: Sequence[tuple[int, ...]]
+) -> list[Array]:
+    """Returns the arrays of these shapes: inverts `pack`."""
+    parts = lax.split(packed, [prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def unstack(arrays: Sequence[Shaped[Array, "num ..."]]) -> list[list[Array]]:

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array
 
+from credit_jax.ops.packed import pack, unpack
 from credit_jax.ops.vma import pvary, varying_axes
 
 # The `checkpoint_name` of results of collectives. Rematerialization policies save them,
@@ -120,10 +120,10 @@ def _concatenated(
     out = list(arrays)
     for (names, *_), members in together.items():
         parts = [out[i] for i in members]
-        flat = function(jnp.concatenate([part.reshape(-1) for part in parts]), names)
-        pieces = lax.split(flat, [part.size for part in parts])
-        for i, part, piece in zip(members, parts, pieces, strict=True):
-            out[i] = piece.reshape(part.shape)
+        flat = function(pack(parts), names)
+        pieces = unpack(flat, [part.shape for part in parts])
+        for i, piece in zip(members, pieces, strict=True):
+            out[i] = piece
     return out
 
 

@@ -16,6 +16,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.ops.packed import pack
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.collectives import psum_varying
 from credit_jax.training.schedules import RESTARTS, kind_of
@@ -162,8 +163,8 @@ def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:
     parts = []
     for leaves in groups.values():
         arrays = [leaf for leaf in leaves if not _is_small(leaf)]
-        small = [leaf.reshape(-1) for leaf in leaves if _is_small(leaf)]
-        arrays += [jnp.concatenate(small)] if small else []
+        small = [leaf for leaf in leaves if _is_small(leaf)]
+        arrays += [pack(small)] if small else []
         squares = [jnp.sum(jnp.square(array)) for array in arrays]
         parts.append(psum_varying(jnp.sum(jnp.stack(squares))))
     return jnp.sqrt(jnp.sum(jnp.stack(parts)))

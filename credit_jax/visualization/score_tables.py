@@ -27,8 +27,8 @@ from credit_jax.visualization.summary import (
     skillful_until,
 )
 
-# Metrics shown for the forecast only; the RMSE is also shown for the baselines.
 MAX_NAMES = 6  # names in a sentence
+# Metrics shown for the forecast only; the RMSE is also shown for the baselines.
 OTHERS = (
     "mae",
     "bias",

@@ -7,6 +7,7 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 SQUARE = ParamSpec((8, 8), (None, None), matrix_out=(1,))
 PATHS = "abcde"
+SPECS = {path: P("dp") if path in "bd" else P(None, "dp") for path in PATHS}
 
 
 def _families(specs, sizes=None):
@@ -16,9 +17,8 @@ def _families(specs, sizes=None):
 
 
 def test_families_are_sharded_alike():
-    specs = {path: P("dp") if path in "bd" else P(None, "dp") for path in PATHS}
     assert _families(None) == ["abcde"]
-    assert _families(specs) == ["ace", "bd"]
+    assert _families(SPECS) == ["ace", "bd"]
 
 
 def test_families_have_a_limited_size():
@@ -26,6 +26,5 @@ def test_families_have_a_limited_size():
     third = MOST_VALUES // 3
     assert _families(None, dict.fromkeys(PATHS, third)) == ["abc", "de"]
     assert _families(None, dict.fromkeys(PATHS, 4 * third)) == list(PATHS)
-    specs = {path: P("dp") if path in "bd" else P(None, "dp") for path in PATHS}
     sizes = {**dict.fromkeys(PATHS, third), "c": MOST_VALUES}
-    assert _families(specs, sizes) == ["a", "bd", "c", "e"]
+    assert _families(SPECS, sizes) == ["a", "bd", "c", "e"]

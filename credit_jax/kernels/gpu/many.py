@@ -274,10 +274,10 @@ class _Sum:
     def tile(self) -> tuple[int, int]:
         """Sides of a tile, powers of two: of the kept dim, and of the summed one."""
         if self.along == 2:
-            summed = min(_power_of_two(self.summed), _VALUES)
-            return min(_power_of_two(self.kept), _VALUES // summed), summed
-        kept = min(_power_of_two(self.kept), _COLUMNS)
-        return kept, min(_power_of_two(self.summed), _VALUES // kept)
+            summed = min(pl.next_power_of_2(self.summed), _VALUES)
+            return min(pl.next_power_of_2(self.kept), _VALUES // summed), summed
+        kept = min(pl.next_power_of_2(self.kept), _COLUMNS)
+        return kept, min(pl.next_power_of_2(self.summed), _VALUES // kept)
 
     @property
     def parts(self) -> int:
@@ -473,8 +473,3 @@ def _have_indices(arrays: Sequence[Array]) -> bool:
 def _starts(sizes: Sequence[int]) -> list[int]:
     """Returns where each of several pieces of these sizes begins."""
     return [0, *accumulate(sizes)][:-1]
-
-
-def _power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is not smaller."""
-    return 1 << (number - 1).bit_length()

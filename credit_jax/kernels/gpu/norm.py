@@ -120,7 +120,7 @@ def _rows(x: Array) -> int:
 
 def _width(x: Any) -> int:
     """Number of channels that a program loads, a power of two."""
-    return 1 << (x.shape[-1] - 1).bit_length()
+    return pl.next_power_of_2(x.shape[-1])
 
 
 def _forward_kernel(

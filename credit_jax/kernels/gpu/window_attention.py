@@ -60,7 +60,7 @@ class Tiling:
     @property
     def size(self) -> int:
         """Number of tokens of a tile with padding, at least 16."""
-        return max(1 << (self.tokens - 1).bit_length(), 16)
+        return max(pl.next_power_of_2(self.tokens), 16)
 
     @property
     def num(self) -> int:
@@ -90,7 +90,7 @@ class Heads:
     @property
     def width(self) -> int:
         """Number of channels that a program loads: a power of two, at least 16."""
-        return max(1 << (self.channels - 1).bit_length(), 16)
+        return max(pl.next_power_of_2(self.channels), 16)
 
 
 def window_attention(

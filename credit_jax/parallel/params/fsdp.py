@@ -23,6 +23,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from credit_jax.ops.packed import slices
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.mesh.axes import MeshAxes
@@ -105,7 +106,7 @@ def gather_over_domain(
         dim += weight.ndim - len(param_spec.shape)  # a dim of calls, or none
         is_large = param_spec.unstack().size > _LARGE
         if is_large and param_spec.is_stacked and len(weight) <= num_unrolled:
-            blocks = (part[0] for part in lax.split(weight, [1] * len(weight)))
+            blocks = slices(weight)
             steps = ((axes.domain, dim - 1),)
             whole[path] = jnp.stack([_gather(b, steps, precision) for b in blocks])
         else:

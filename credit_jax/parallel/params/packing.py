@@ -8,13 +8,11 @@ vector, in the order of their paths. The packing does not depend on the mesh.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
+from credit_jax.ops import packed
 from credit_jax.parallel.params.spec import ParamSpec
 
 # Path of the vector in the dict of parameters.
@@ -33,24 +31,22 @@ def pack(
     paths = packed_paths(param_specs)
     out = {path: value for path, value in params.items() if path not in set(paths)}
     if paths:
-        out[PACKED] = jnp.concatenate([params[path].reshape(-1) for path in paths])
+        out[PACKED] = packed.pack([params[path] for path in paths])
     return out
 
 
 def unpack(
-    packed: Mapping[str, Array], param_specs: Mapping[str, ParamSpec]
+    params: Mapping[str, Array], param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, Array]:
     """Restores small parameters: the inverse of `pack`.
 
     Its transpose is one concatenation.
     """
     paths = packed_paths(param_specs)
-    out = {path: value for path, value in packed.items() if path != PACKED}
+    out = {path: value for path, value in params.items() if path != PACKED}
     if paths:
         shapes = [param_specs[path].shape for path in paths]
-        parts = lax.split(packed[PACKED], [math.prod(shape) for shape in shapes])
-        for path, shape, part in zip(paths, shapes, parts, strict=True):
-            out[path] = part.reshape(shape)
+        out |= zip(paths, packed.unpack(params[PACKED], shapes), strict=True)
     return out
 
 
