@@ -1,0 +1,316 @@
+"""Every operation that has a GPU kernel, beside its plain definition, as a table.
+
+    for case in cases("025deg"):
+        arrays = case.arrays(seed=0, dtype=jnp.bfloat16)
+        y, by_arrays = jax.jit(case.with_gradients(case.kernel))(*arrays)
+        expected = jax.jit(case.with_gradients(case.definition))(*arrays)
+
+`case.kernel` compiles for GPUs; on other devices take `case.interpreted`, the same
+kernels in Pallas' interpreter, with the sizes of `cases("small")`. Products of float32
+in the definitions have the precision of `jax.default_matmul_precision`; the kernels
+round no float32 factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from credit_jax import ops
+from credit_jax.kernels.gpu import dense, feed_forward, many, norm, window_attention
+from credit_jax.ops import dense as plain_dense
+from credit_jax.ops import packed
+from credit_jax.ops.affine import add_bias
+from credit_jax.ops.gelu import gelu
+from credit_jax.parallel.domain.windows import Kind, merge, partition, window_grid
+from credit_jax.parallel.rows.layout import Field, block_layout
+
+Size = Literal["025deg", "small"]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage of a WXFormer: rows, columns and channels, and windows of its blocks."""
+
+    rows: int
+    columns: int
+    channels: int
+    short: int
+    long: int
+
+
+# The stages of configs/wxformer_025deg.yaml, and some of few points whose channels are
+# no multiples of the tiles.
+_STAGES: dict[Size, tuple[_Stage, ...]] = {
+    "025deg": (
+        _Stage(400, 720, 128, 10, 10),
+        _Stage(200, 360, 256, 10, 5),
+        _Stage(100, 180, 512, 10, 2),
+        _Stage(50, 90, 1024, 10, 1),
+    ),
+    "small": (_Stage(20, 20, 96, 10, 5), _Stage(10, 20, 160, 5, 2)),
+}
+_HEAD = 32
+_EXPANSION = 4
+# (count, inputs, outputs) of matrices with spectral norm.
+_MATRICES: dict[Size, tuple[tuple[int, int, int], ...]] = {
+    "025deg": ((8, 512, 2048), (2, 128, 512), (1, 130, 5), (1, 1, 70_000)),
+    "small": ((2, 40, 96), (1, 130, 5), (1, 1, 5000)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation with a GPU kernel.
+
+    Attributes:
+        name: the operation and its size, unique in the table.
+        operation: the operation, a name in `credit_jax.kernels`.
+        function: function of the arrays and `interpret`, which calls GPU kernels.
+        definition: function of the arrays without kernels of its own.
+        shapes: shape of each array.
+        scales: standard deviation of each array.
+        dtypes: dtypes of the arrays for which the models call the kernels.
+    """
+
+    name: str
+    operation: str
+    function: Callable[..., Any]
+    definition: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    scales: tuple[float, ...]
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+
+    def kernel(self, *arrays: Array) -> Any:
+        """Calls the kernels, which compile for GPUs only."""
+        return self.function(*arrays, interpret=False)
+
+    def interpreted(self, *arrays: Array) -> Any:
+        """Calls the kernels in Pallas' interpreter, on any device."""
+        return self.function(*arrays, interpret=True)
+
+    def arrays(self, *, seed: int, dtype: Any) -> list[np.ndarray]:
+        """Returns normal random numbers as arguments of the functions."""
+        draw = np.random.default_rng(seed).standard_normal
+        pairs = zip(self.shapes, self.scales, strict=True)
+        return [
+            (scale * draw(shape, np.float32)).astype(jnp.dtype(dtype))
+            for shape, scale in pairs
+        ]
+
+    def with_gradients(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of the arrays with its value and their gradients.
+
+        Cotangents are cosines of the positions of the values, so that no two gradients
+        agree by symmetry.
+
+        Args:
+            function: `kernel`, `interpreted` or `definition`.
+        """
+
+        def both(*arrays: Array) -> tuple[Any, tuple[Array, ...]]:
+            value, pull = jax.vjp(function, *arrays)
+            return value, pull(jax.tree.map(_cotangent, value))
+
+        return both
+
+
+def cases(size: Size) -> list[Case]:
+    """Returns the table of all operations with GPU kernels.
+
+    Args:
+        size: "025deg" for the sizes of the 0.25 degree model, on one device; "small"
+            for sizes that an interpreter computes in a second.
+    """
+    found = [case for stage in _STAGES[size] for case in _of_stage(stage)]
+    return [*found, *_of_matrices(_MATRICES[size])]
+
+
+def _cotangent(value: Array) -> Array:
+    numbers = jnp.arange(value.size, dtype=jnp.float32)
+    return jnp.cos(0.37 * numbers).reshape(value.shape).astype(value.dtype)
+
+
+def _of_stage(stage: _Stage) -> list[Case]:
+    points, c = stage.rows * stage.columns, stage.channels
+    field, hidden = (points, c), _EXPANSION * c
+    narrow, wide = c**-0.5, hidden**-0.5
+    return [
+        *(
+            _attention(stage, kind, window)
+            for kind, window in (("short", stage.short), ("long", stage.long))
+            if window > 1
+        ),
+        Case(
+            f"feed_forward, {points} x {c}",
+            "feed_forward",
+            _feed_forward,
+            _plain_feed_forward,
+            (field, field, (c, hidden), (hidden,), (hidden, c), (c,)),
+            (1.0, 1.0, narrow, 1.0, wide, 1.0),
+        ),
+        Case(
+            f"project, {points} x {c}",
+            "project",
+            feed_forward.project,
+            _plain_project,
+            (field, field, (c, c), (c,)),
+            (1.0, 1.0, narrow, 1.0),
+        ),
+        Case(
+            f"dense, {points} x {c}",
+            "dense",
+            _dense,
+            plain_dense.dense,
+            (field, (c, 3 * c)),
+            (1.0, narrow),
+        ),
+        Case(
+            f"layer_norm, {points} x {c}",
+            "layer_norm_and_skip",
+            norm.layer_norm_and_skip,
+            _plain_layer_norm,
+            (field, (c,), (c,)),
+            (1.0, 1.0, 1.0),
+        ),
+    ]
+
+
+def _attention(stage: _Stage, kind: Kind, window: int) -> Case:
+    heads, tokens = stage.channels // _HEAD, window**2
+    shape = (1, stage.rows, stage.columns, 3, heads, _HEAD)
+    return Case(
+        f"window_attention, {kind} {window}, {stage.rows} x {stage.columns} x {heads}",
+        "window_attention",
+        partial(_window_attention, kind=kind, window=window),
+        partial(_plain_window_attention, kind=kind, window=window),
+        (shape, (tokens, tokens)),
+        (1.0, 1.0),
+    )
+
+
+def _field(data: Array) -> Field:
+    return Field(data, block_layout(data.shape[1], 1, None))
+
+
+def _window_attention(
+    qkv: Array, bias: Array, *, kind: Kind, window: int, interpret: bool
+) -> Array:
+    grid = window_grid(_field(qkv[..., 0, 0, :]), kind, window)
+    return window_attention.window_attention(qkv, bias, grid, interpret=interpret)
+
+
+def _plain_window_attention(
+    qkv: Array, bias: Array, *, kind: Kind, window: int
+) -> Array:
+    *points, _, heads, channels = qkv.shape
+    field = _field(qkv.reshape(*points, -1))
+    parts = partition(field, kind, window)
+    parts = parts.reshape(*parts.shape[:3], 3, heads, channels)
+    q, k, v = jnp.transpose(parts, (3, 0, 1, 4, 2, 5))
+    wide = jnp.promote_types(qkv.dtype, jnp.float32)
+    logits = ops.attention_logits(q * channels**-0.5, k, dtype=wide)
+    logits = logits + bias.astype(wide)[None, None, None]
+    mixed = ops.attend(jax.nn.softmax(logits, -1).astype(v.dtype), v)
+    flat = jnp.swapaxes(mixed, 2, 3).reshape(*parts.shape[:3], -1)
+    return merge(flat, field, kind, window).data.reshape(*points, heads, channels)
+
+
+def _feed_forward(
+    x: Array, skip: Array, *weights: Array, interpret: bool = False
+) -> Array:
+    up, down = (weights[0], weights[1]), (weights[2], weights[3])
+    return feed_forward.feed_forward(x, skip, up, down, interpret=interpret)
+
+
+def _plain_feed_forward(
+    x: Array, skip: Array, up: Array, up_bias: Array, down: Array, down_bias: Array
+) -> Array:
+    hidden = gelu(add_bias(x @ up, up_bias))
+    return skip + add_bias(hidden @ down, down_bias)
+
+
+def _plain_project(x: Array, skip: Array, kernel: Array, bias: Array) -> Array:
+    return skip + add_bias(x @ kernel, bias)
+
+
+def _dense(x: Array, kernel: Array, *, interpret: bool = False) -> Array:
+    del interpret  # Its products are XLA's, on any device.
+    return dense.dense(x, kernel)
+
+
+def _plain_layer_norm(x: Array, scale: Array, bias: Array) -> tuple[Array, Array]:
+    return ops.layer_norm(x, scale, bias), x
+
+
+def _of_matrices(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
+    """Operations of many matrices at once, which are in float32 in the models."""
+    us, vs = (tuple((shape[0], shape[d]) for shape in shapes) for d in (2, 1))
+    packed_u, packed_v = ((sum(map(prod, rows)),) for rows in (us, vs))
+    numbers = (sum(count for count, _ in us),)
+    # Parameters of two blocks, which are slices of stacks.
+    stacks = (*((2, *shape[1:]) for shape in shapes), (2,), (2, 5), (2, 3, 900))
+
+    def case(
+        name: str,
+        operation: str,
+        function: Callable[..., Any],
+        definition: Callable[..., Any],
+        *arrays: tuple[int, ...],
+    ) -> Case:
+        scales = (1.0,) * len(arrays)
+        return Case(name, operation, function, definition, arrays, scales, ("float32",))
+
+    return [
+        *(
+            case(
+                f"packed_products, {side}",
+                "packed_products",
+                partial(_products, side=side),
+                partial(_plain_products, side=side),
+                *(*shapes, vectors),
+            )
+            for side, vectors in (("u", packed_u), ("v", packed_v))
+        ),
+        case(
+            "packed_dots",
+            "packed_dots",
+            partial(many.dots, rows=us),
+            partial(packed.dots, rows=us),
+            *(packed_u, packed_u),
+        ),
+        case("packed_scale", "packed_scale", _scale, _plain_scale, *shapes, numbers),
+        case("unstack", "unstack", _unstack, _plain_unstack, *stacks),
+    ]
+
+
+def _products(*arrays: Array, side: packed.Side, interpret: bool) -> Array:
+    return many.products(arrays[:-1], arrays[-1], side, interpret=interpret)
+
+
+def _plain_products(*arrays: Array, side: packed.Side) -> Array:
+    return packed.products(arrays[:-1], arrays[-1], side)
+
+
+def _scale(*arrays: Array, interpret: bool) -> list[Array]:
+    return many.scale(arrays[:-1], arrays[-1], interpret=interpret)
+
+
+def _plain_scale(*arrays: Array) -> list[Array]:
+    return packed.scale(arrays[:-1], arrays[-1])
+
+
+def _unstack(*arrays: Array, interpret: bool) -> list[list[Array]]:
+    return many.unstack(arrays, interpret=interpret)
+
+
+def _plain_unstack(*arrays: Array) -> list[list[Array]]:
+    return packed.unstack(arrays)
