@@ -8,17 +8,6 @@ import gc
 import os
 import sys
 
-# Test programs run once: compiling with fewer optimizations is three times as fast.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_llvm_disable_expensive_passes=true",
-        "--xla_backend_optimization_level=0",
-        # Compile parts of a program serially: the other core runs another test process.
-        "--xla_cpu_parallel_codegen_split_count=1",
-    ]
-)
 # CREDIT's spawned loaders and torch share two cores with eight simulated devices.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Lowering gives every operation its whole call stack, which takes 7 % of the time of a
@@ -46,10 +35,22 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 def pytest_configure(config):
     """Registers the plugins of these tests; with CI=true a skipped test fails."""
+    optimize_little()
     if os.environ.get("CI", "").lower() in ("true", "1"):
         config.pluginmanager.import_plugin("tests.skips_fail")
     for name in ("longest_first", "bounded_memory"):
         config.pluginmanager.import_plugin(f"tests.{name}")
+
+
+def optimize_little():
+    """Adds flags by which programs are compiled in a third of the time.
+
+    Parts of a program are compiled serially: the other core runs another test process.
+    """
+    from credit_jax.parallel.compiler import add_flags, compile_quickly
+
+    compile_quickly()
+    add_flags({"xla_cpu_parallel_codegen_split_count": 1})
 
 
 @pytest.hookimpl(wrapper=True)

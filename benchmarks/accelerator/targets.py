@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
+from credit_jax.parallel.compiler import as_flags
+
 ROOT = Path(__file__).parents[2]
-WHEELS = ROOT / ".cache" / "accelerator"
+# Plugins are built for one jaxlib and one Python.
+_BUILD = f"jaxlib-{version('jaxlib')}-{sys.implementation.cache_tag}"
+WHEELS = ROOT / ".cache" / "accelerator" / _BUILD
 # XLA's description of the device for deviceless compilation: limits of a streaming
 # multiprocessor, and versions of the libraries.
 _H100 = """
@@ -45,7 +49,6 @@ class Target:
         device: its full name.
         platform: what JAX lowers for.
         topology: of 8 devices, as PJRT names it.
-        wheels: requirements, pinned.
         peak: FLOP/s of dense bfloat16 matmuls, from the data sheet.
         bandwidth: bytes per second of its memory, from the data sheet.
         launch: seconds of a kernel besides its work.
@@ -57,7 +60,6 @@ class Target:
     device: str
     platform: str
     topology: str
-    wheels: Sequence[str]
     peak: float
     bandwidth: float
     launch: float
@@ -67,6 +69,16 @@ class Target:
     @property
     def is_gpu(self) -> bool:
         return self.platform == "cuda"
+
+    @property
+    def wheels(self) -> tuple[str, ...]:
+        """Requirements of the compiler that belongs to the installed jaxlib."""
+        if self.is_gpu:
+            plugins = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
+            pinned = (f"{name}=={version('jaxlib')}" for name in plugins)
+            return (*pinned, "nvidia-cuda-nvcc-cu12==12.9.86")
+        needs = (requirement.partition(";")[0] for requirement in requires("jax") or ())
+        return tuple(need.strip() for need in needs if need.startswith("libtpu"))
 
     def install(self, folder: Path = WHEELS) -> None:
         """Installs the wheels into a folder, unless they are installed.
@@ -100,16 +112,18 @@ class Target:
                 "TPU_WORKER_ID": "0",
                 "TPU_LIBRARY_PATH": str(folder / "libtpu" / "libtpu.so"),
             }
-        # Autotuning needs a device.
-        flags = f"--xla_gpu_cuda_data_dir={folder / 'nvidia' / 'cuda_nvcc'}"
-        flags += " --xla_gpu_autotune_level=0"
-        # The program is only read, so machine code is not optimized.
-        flags += " --xla_backend_optimization_level=0"
-        flags += " --xla_gpu_ptx_compiler_extra_flags=-O0"
+        flags = {
+            "xla_gpu_cuda_data_dir": str(folder / "nvidia" / "cuda_nvcc"),
+            # Autotuning needs a device.
+            "xla_gpu_autotune_level": 0,
+            # The program is only read, so machine code is not optimized.
+            "xla_backend_optimization_level": 0,
+            "xla_gpu_ptx_compiler_extra_flags": "-O0",
+        }
         return common | {
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
-            "XLA_FLAGS": flags,
+            "XLA_FLAGS": " ".join(as_flags(flags)),
         }
 
     def devices(self) -> list[Any]:
@@ -133,11 +147,6 @@ TARGETS = {
             "NVIDIA H100 SXM, 80 GB",
             "cuda",
             "1x1x8",
-            (
-                "jax-cuda12-plugin==0.10.2",
-                "jax-cuda12-pjrt==0.10.2",
-                "nvidia-cuda-nvcc-cu12==12.9.86",
-            ),
             peak=989e12,
             bandwidth=3.35e12,
             launch=2e-6,
@@ -149,7 +158,6 @@ TARGETS = {
             "TPU v5p",
             "tpu",
             "v5p:2x2x2",
-            ("libtpu==0.0.42.1",),
             peak=459e12,
             bandwidth=2.765e12,
             launch=0.0,
@@ -161,7 +169,6 @@ TARGETS = {
             "TPU v6e",
             "tpu",
             "v6e:2x4",
-            ("libtpu==0.0.42.1",),
             peak=918e12,
             bandwidth=1.64e12,
             launch=0.0,

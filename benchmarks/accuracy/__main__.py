@@ -14,7 +14,6 @@ other models in the report are kept. benchmarks/README.md explains the report.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -47,6 +46,7 @@ from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
 from benchmarks.small_models import SEVERAL, WIDE, placed
 from credit_jax.models.registry import build
+from credit_jax.parallel.compiler import compile_quickly
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.state_dict.convert import to_state_dict
@@ -68,12 +68,6 @@ OWN_WAYS: Mapping[str, CreditWay] = MappingProxyType(
 )
 CREDIT_BFLOAT16 = "CREDIT, bfloat16 autocast"
 
-# Less optimized programs, compiled in a third of the time.
-QUICK_FLAGS = (
-    "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true "
-    "--xla_backend_optimization_level=0"
-)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs everything, prints the table, writes the report.
@@ -82,9 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 1 if a float32 run of credit_jax is not within tolerance.
     """
     options = _parse(arguments)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if not options.optimize and QUICK_FLAGS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FLAGS}".strip()
+    if not options.optimize:
+        compile_quickly()
     ensure_devices(max(map(num_devices, options.meshes)))
     # A pipe has no terminal width.
     console = Console(width=None if sys.stdout.isatty() else 160)

@@ -26,9 +26,8 @@ from benchmarks.configs.survey import Verdict, find_configs, survey
 from benchmarks.configs.table import FOLDER, outcome, report_table, write_docs
 from benchmarks.configs.training import NUM_DEVICES, Trained, train_two_steps
 from benchmarks.report import add_out_option, publish
+from credit_jax.parallel.compiler import compile_quickly
 
-# Programs that run twice are not optimized.
-_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _INTRODUCTION = """# CREDIT's example configs
 
 Each config of CREDIT's repository (tests/reference/credit_configs), one of generation
@@ -66,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "configs",
         [_INTRODUCTION, report_table(every, trained)],
         {"configs": [_as_json(verdict, trained) for verdict in every]},
-        config={"folder": options.folder.name, "XLA_FLAGS": _FLAGS},
+        config={
+            "folder": options.folder.name,
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        },
         folder=options.out,
     )
     return int(any(isinstance(found, str) for found in trained.values()))
@@ -128,6 +130,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("XLA_FLAGS", _FLAGS)
+    compile_quickly()
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     sys.exit(main())

@@ -11,7 +11,6 @@ compiles it for the CPU, with few optimizations.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from benchmarks.compiled_step import trace_step
 from benchmarks.report import Table, add_out_option, publish
 from benchmarks.speed.cases import make_case
 from credit_jax.models.registry import MODELS
+from credit_jax.parallel.compiler import compile_quickly
 
 # Blocks of every stage.
 BLOCKS = (4, 8)
@@ -39,10 +39,6 @@ NO_BLOCKS: Mapping[str, str] = {
     "blocks of a level in their inputs",
 }
 HEADER = ["model", "blocks", "equations", "trace, CPU s", "compile, CPU s"]
-_QUICK = (
-    "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true "
-    "--xla_backend_optimization_level=0"
-)
 _INTRO = (
     "The training step (forward, backward, clipping, AdamW, spectral norm) of a small "
     "model of every kind on one device, with the plain definitions and loops over "
@@ -63,7 +59,7 @@ _WITHOUT = (
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Traces and compiles, prints the table, writes the report; returns its path."""
     options = _parse(arguments)
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}".strip()
+    compile_quickly()
     runs = [
         _compile(model, blocks, section)
         for model in options.models

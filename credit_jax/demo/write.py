@@ -182,7 +182,7 @@ def solar_fields(axes: Axes, times: Times) -> np.ndarray:
 def days_of_year(times: Times) -> np.ndarray:
     """Days since 1 January 00 UTC of the same year, with fraction."""
     hours = times.hour.to_numpy() + times.minute.to_numpy() / 60.0
-    return times.dayofyear.to_numpy() - 1.0 + hours / 24.0
+    return times.day_of_year.to_numpy() - 1.0 + hours / 24.0
 
 
 def _dataset(fields: dict[str, np.ndarray], axes: Axes, times: Times) -> xr.Dataset:

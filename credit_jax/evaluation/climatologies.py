@@ -92,7 +92,7 @@ class FileClimatology:
     def _places(self, time: Any) -> dict[str, int]:
         """Positions of the fields of a time, by dim: the last label at or before it."""
         dataset, found = self.file.dataset, {}
-        wanted = {HOUR: time.hour, DAY: time.dayofyear, MONTH: time.month}
+        wanted = {HOUR: time.hour, DAY: time.day_of_year, MONTH: time.month}
         for dim, value in wanted.items():
             if dim in dataset.dims:
                 labels = np.asarray(dataset[dim].values)

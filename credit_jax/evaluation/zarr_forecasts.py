@@ -75,7 +75,7 @@ class ZarrForecasts:
     def _positions(self) -> np.ndarray:
         leads = self._all_leads
         order = np.argsort(leads)
-        return order[leads[order] > np.timedelta64(0)]
+        return order[leads[order] > np.timedelta64(0, "ns")]
 
 
 def open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ CACHE_HELP = (
     f"(default: ${CACHE_VARIABLE}, or credit_jax in the user's cache folder)"
 )
 
+Options = Mapping[str, bool | int | str]
+
 # Measured on WXFormer steps, 2026-11, jax 0.10.2, 2 cores:
 # - Without LLVM's expensive passes a step compiles sooner and runs as fast. The fusion
 #   emitters stay on, as the older emitters do not vectorize operations that overwrite
@@ -35,7 +39,7 @@ CACHE_HELP = (
 #   which the last one has little beside which it could run.
 # - All-gathers of 12 MB instead of 30: XLA's scheduler places a few kernels beside
 #   each, however much it gathers.
-_OPTIONS: dict[str, dict[str, bool | int | str]] = {
+_OPTIONS: Mapping[str, Options] = {
     "cpu": {
         "xla_llvm_disable_expensive_passes": True,
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
@@ -47,8 +51,75 @@ _OPTIONS: dict[str, dict[str, bool | int | str]] = {
 }
 
 
-_EXTRA_OPTIONS = "--xla_backend_extra_options"
-_NO_UNROLLING = "xla_cpu_disable_loop_unrolling"
+# Loops unrolled by LLVM.
+_SOONER: Options = {"xla_backend_extra_options": "xla_cpu_disable_loop_unrolling"}
+# For programs that run once or twice. The fusion emitters compile slower than what they
+# replaced, which XLA has up to jaxlib 0.10.
+_QUICKLY: Options = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_backend_optimization_level": 0,
+}
+
+
+def known_options(options: Options) -> dict[str, bool | int | str]:
+    """Returns those options that the installed XLA has.
+
+    Options come and go with versions of jaxlib. XLA ends the process at an option in
+    XLA_FLAGS that it does not know, and compiles no program with one.
+
+    Args:
+        options: values by name, without dashes.
+    """
+    return {name: value for name, value in options.items() if _is_known(name)}
+
+
+@cache
+def _is_known(option: str) -> bool:
+    """Whether XLA's library contains the name of an option.
+
+    XLA itself can be asked only after it has read XLA_FLAGS. The null byte at the end
+    distinguishes options from what else has their names: the description of XLA's
+    protocol buffers contains those that were removed, too.
+    """
+    name = option.encode() + b"\0"
+    folder = Path(jaxlib.version.__file__).parent
+    return any(_contains(path, name) for path in folder.glob("*jax_common.*"))
+
+
+def _contains(path: Path, text: bytes) -> bool:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return content.find(text) >= 0
+
+
+def add_flags(options: Options) -> None:
+    """Adds options to XLA_FLAGS, which XLA reads when JAX is first used.
+
+    Options that XLA does not know, and those that XLA_FLAGS sets, are left out.
+
+    Args:
+        options: values by name, without dashes.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    present = re.findall(r"--(\w+)", flags)
+    missing = {name: options[name] for name in options if name not in present}
+    os.environ["XLA_FLAGS"] = " ".join([flags, *as_flags(missing)]).strip()
+
+
+def as_flags(options: Options) -> list[str]:
+    """Returns the options that XLA knows as XLA_FLAGS has them."""
+    return [
+        f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in known_options(options).items()
+    ]
+
+
+def compile_quickly() -> None:
+    """Adds to XLA_FLAGS that programs are optimized little, in a third of the time."""
+    add_flags(_QUICKLY)
 
 
 def compile_sooner() -> None:
@@ -64,10 +135,7 @@ def compile_sooner() -> None:
     `--xla_backend_extra_options` already.
     """
     gc.set_threshold(100_000, 50, 100)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _EXTRA_OPTIONS not in flags:
-        added = f"{flags} {_EXTRA_OPTIONS}={_NO_UNROLLING}"
-        os.environ["XLA_FLAGS"] = added.strip()
+    add_flags(_SOONER)
 
 
 def compile_program(
@@ -75,7 +143,7 @@ def compile_program(
     mesh: Mesh,
     *,
     donate_argnums: int | Sequence[int] = (),
-    options: Mapping[str, bool | int | str] | None = None,
+    options: Options | None = None,
     group_halos: bool = False,
 ) -> Any:
     """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
@@ -94,7 +162,7 @@ def compile_program(
     Returns:
         The jitted function, which takes positional arguments only.
     """
-    known = _OPTIONS.get(mesh.devices.flat[0].platform, {})
+    known = known_options(_OPTIONS.get(mesh.devices.flat[0].platform, {}))
 
     @wraps(function)
     def program(*args: Any) -> Any:
@@ -109,7 +177,7 @@ def compile_program(
     return joint(compiled, mesh)
 
 
-def check_options(options: Mapping[str, bool | int | str]) -> None:
+def check_options(options: Options) -> None:
     """Checks options of XLA by compiling a trivial function with each.
 
     Args:

@@ -11,9 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from credit_jax.parallel.collectives import ppermute_each
 from credit_jax.parallel.compiler import (
+    _OPTIONS,
     check_options,
     compile_program,
     compile_sooner,
+    known_options,
 )
 from credit_jax.parallel.mesh.axes import DOMAIN
 from tests.support import make_mesh
@@ -44,6 +46,41 @@ def test_what_the_user_asks_of_xla_stays(monkeypatch, before, after):
     for _ in range(2):
         compile_sooner()
         assert os.environ["XLA_FLAGS"] == after
+
+
+REMOVED, UNKNOWN = "xla_cpu_use_fusion_emitters", "xla_cpu_no_such_option"
+QUICKLY = """
+import os
+from credit_jax.parallel.compiler import add_flags, compile_quickly
+compile_quickly()
+add_flags({"xla_cpu_no_such_option": True})
+print(os.environ["XLA_FLAGS"])
+import jax
+jax.jit(lambda x: x + 1)(1.0)
+"""
+
+
+def test_flags_that_xla_does_not_know_are_left_out():
+    """A process that has such a flag is aborted when it first compiles."""
+    command = [sys.executable, "-c", QUICKLY]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    )
+    flags = done.stdout.split()
+    assert "--xla_llvm_disable_expensive_passes=true" in flags
+    assert "--xla_backend_optimization_level=0" in flags
+    older = jax.__version_info__ < (0, 11)
+    assert (f"--{REMOVED}=false" in flags) == older
+    assert UNKNOWN not in done.stdout
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_xla_takes_the_options_of_programs(platform):
+    """Also those of which the name alone is compared with XLA's library."""
+    options = known_options({**_OPTIONS[platform], UNKNOWN: True})
+    assert options == _OPTIONS[platform]
+    check_options(options)
 
 
 def test_xla_makes_shorter_code(tmp_path):

@@ -168,7 +168,7 @@ def _irradiance(times: pd.DatetimeIndex) -> Float[np.ndarray, " time"]:
             f"not for {times[outside][0]}"
         )
     date = fields.normalize()
-    day = fields.dayofyear - 1 + (times - date) / pd.Timedelta(days=1)
+    day = fields.day_of_year - 1 + (times - date) / pd.Timedelta(days=1)
     year = np.asarray(fields.year + day / (365 + fields.is_leap_year))
     year = year.astype(np.float32)
     upper = np.clip(np.searchsorted(years, year), 1, len(years) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from jaxtyping import Array
 # Warps (of 32 threads) of a program.
 _WARPS = 8
 _FLOPS = re.compile(r"_(\d+)_flops\b")
+# JAX says so from 0.11 on whenever a kernel is lowered; users can do nothing about it.
+_DEPRECATED = "The Pallas Triton backend is deprecated"
+warnings.filterwarnings("ignore", _DEPRECATED, DeprecationWarning)
 
 
 def call_kernel(

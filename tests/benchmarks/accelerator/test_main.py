@@ -1,7 +1,9 @@
 """The report of compiled programs, and the comparison with an older one."""
 
 import json
+import re
 
+import jaxlib.version
 import pytest
 
 from benchmarks.accelerator.__main__ import main
@@ -91,6 +93,13 @@ def test_a_program_that_grew_fails(run, tmp_path, capsys):
 def _written(path, report):
     path.write_text(json.dumps(report))
     return str(path)
+
+
+def test_the_compilers_are_those_of_the_installed_jaxlib():
+    (plugin, pjrt, _), (libtpu,) = TARGETS["h100"].wheels, TARGETS["v5p"].wheels
+    assert plugin == f"jax-cuda12-plugin=={jaxlib.version.__version__}"
+    assert pjrt == f"jax-cuda12-pjrt=={jaxlib.version.__version__}"
+    assert re.fullmatch(r"libtpu==[\d.]+\*", libtpu)
 
 
 def test_what_a_process_that_compiles_needs(tmp_path):
