@@ -9,11 +9,12 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 from credit_jax.commands import print_line
 from credit_jax.config import Config, load_config
 from credit_jax.config.dates import duration
+from credit_jax.config.trainer import MatmulPrecision
 from credit_jax.parallel.processes.connect import connect
 from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
 
@@ -34,7 +35,7 @@ def add_config_options(
 
 
 def add_mesh_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--parallelism`, `--devices` and `--precision`, for forward passes."""
+    """Adds the options of forward passes: the mesh, and the precision."""
     add = parser.add_argument
     add(
         "--parallelism",
@@ -47,6 +48,12 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="float32",
         help="float32 (default), bfloat16 or float16",
+    )
+    add(
+        "--matmul-precision",
+        default="highest",
+        choices=get_args(MatmulPrecision),
+        help="of products of float32 arrays; other than highest is TF32 on GPUs",
     )
 
 

@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_model(
         section, parallelism, num_devices=len(devices), where="--parallelism"
     )
-    model = plan.build(devices, mp_policy=default_mp_policy(args.precision))
+    policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
+    model = plan.build(devices, mp_policy=policy)
     inputs = read_inputs(args.input, model.model_def)
     store, newest = open_run(args.checkpoint, verify=args.verify)
     step = newest if args.step is None else args.step

@@ -11,6 +11,8 @@ from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import Schedule
 
+MatmulPrecision = Literal["highest", "high", "default"]
+
 _GEN1 = "gen1 only; see trainer.parallelism"
 
 
@@ -73,6 +75,11 @@ class TrainerConfig(StrictModel):
             `parallelism.data` is "fsdp2", the dtypes are those of the policy (bfloat16
             by default); else training computes in float16 with dynamic loss scaling,
             and validation in float32.
+        matmul_precision: precision of products and convolutions of float32 arrays:
+            "highest" is float32 on every device; with "high" and "default" GPUs compute
+            them in TF32 and TPUs in three and one passes of bfloat16, with errors of
+            1e-3. No effect where the model computes in 16 bits. CREDIT has no such key:
+            it always computes float32 in float32.
         fp8, float8: whether to compute the products of large dense layers in float8,
             see `Float8Config`; not with float16. CREDIT has neither key.
         activation_checkpoint: "none", "full" (or true) or "selective": whether the
@@ -143,6 +150,7 @@ class TrainerConfig(StrictModel):
     weight_decay: float = Field(ge=0)
     amp: bool
     fsdp2_mp_policy: PrecisionPolicy = PrecisionPolicy()
+    matmul_precision: MatmulPrecision = "highest"
     fp8: bool = False
     float8: Float8Config = Float8Config()
     activation_checkpoint: Literal["none", "full", "selective"] = "none"

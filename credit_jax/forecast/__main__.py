@@ -161,8 +161,8 @@ def _planned(
         overrides=overrides(args),
     )
     _print([f"note: {note}" for note in plan.notes], "yellow")
-    mp_policy = default_mp_policy(args.precision)
-    return plan, plan.model.build(devices, mp_policy=mp_policy)
+    policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
+    return plan, plan.model.build(devices, mp_policy=policy)
 
 
 def _of_run(args: argparse.Namespace, plan: ForecastPlan) -> RunWeights:

@@ -23,6 +23,7 @@ from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package
+from credit_jax.parallel.params.precision import Precision
 from credit_jax.score import score_options
 from credit_jax.training.run_weights import RunWeights
 
@@ -80,7 +81,7 @@ def places_of(
         **identity_of(plan, model, form),
         "format": f"zarr {args.zarr_format}" if form == "zarr" else form,
         "checkpoint": checkpoint.digest,
-        "precision": args.precision,
+        "precision": _precision(model.parallel_config.precision),
         "weights": "average" if checkpoint.average else "last",
     }
     if args.score is not None:
@@ -104,6 +105,12 @@ def places_of(
         ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),
         archive,
     )
+
+
+def _precision(precision: Precision) -> str:
+    """The dtype of the forecasts, and their matmul precision if it is no default."""
+    name = precision.compute.name
+    return name if precision.matmul == "highest" else f"{name} {precision.matmul}"
 
 
 def _text(value: Any) -> Any:

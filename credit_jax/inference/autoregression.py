@@ -151,8 +151,8 @@ class ForecastStep:
         return compile_program(whole, self.model.mesh)
 
     def _mapped(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
-        mesh = self.model.mesh
-        return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        shard_map = self.model.parallel_config.shard_map
+        return shard_map(body, in_specs=in_specs, out_specs=out_specs)
 
     def _specs(self, state: Any, constants: Any, forcing: Any, noise: Any) -> Any:
         """PartitionSpecs of the arguments of a step."""

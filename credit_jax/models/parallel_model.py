@@ -185,7 +185,7 @@ class ParallelModel:
     def shard_map(
         self, body: Callable[..., Any], *, batch_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
-        """Applies `jax.shard_map` and `jax.jit` to a function of weights and a batch.
+        """Applies `shard_map` and `jax.jit` to a function of weights and a batch.
 
         Args:
             body: function (params, model_state, batch) -> outputs of local shards.
@@ -200,9 +200,8 @@ class ParallelModel:
                 name: {path: self.model_state_specs[name][path] for path in collection}
                 for name, collection in model_state.items()
             }
-            sharded = jax.shard_map(
+            sharded = self.parallel_config.shard_map(
                 body,
-                mesh=self.mesh,
                 in_specs=(self.packed_specs, specs, batch_specs),
                 out_specs=out_specs,
             )
@@ -213,9 +212,8 @@ class ParallelModel:
 
     @cached_property
     def _init(self) -> Callable[[Array], tuple[Weights, ModelState]]:
-        body = jax.shard_map(
+        body = self.parallel_config.shard_map(
             lambda key: self.local_init(key)[:2],
-            mesh=self.mesh,
             in_specs=PartitionSpec(),
             out_specs=(self.packed_specs, self.model_state_specs),
         )

@@ -12,12 +12,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
 from credit_jax.ops.dense import of_matrices
+from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 FLOAT8 = jnp.float8_e4m3fn
@@ -49,8 +49,8 @@ def float8_dense(
         made: mesh axis over which the output dims are sharded, if any.
         dtype: dtype of the result; None for that of x.
     """
-    product = partial(_product, summed=summed, made=made, dtype=dtype or x.dtype)
-    return of_matrices(product, *match_vma(x, kernel))
+    static = (summed, made, dtype or x.dtype)
+    return of_matrices(lambda a, b: _product(a, b, *static), *match_vma(x, kernel))
 
 
 def quantize(
@@ -84,7 +84,7 @@ def _power_of_two(power: Array, dtype: Any) -> Array:
     return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnames=("summed", "made", "dtype"))
+@partial(custom_vjp, nondiff_argnums=(2, 3, 4))
 def _product(
     x: Array, kernel: Array, summed: str | None, made: str | None, dtype: Any
 ) -> Array:

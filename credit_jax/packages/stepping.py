@@ -165,6 +165,7 @@ def load_forecaster(
     *,
     parallelism: str = "data=none",
     precision: str = "float32",
+    matmul_precision: str = "highest",
 ) -> PackageForecaster:
     """Builds the model of a package on a mesh.
 
@@ -173,7 +174,8 @@ def load_forecaster(
         data: YAML file with the paths of dynamic forcing, if it is in files.
         overrides: texts "KEY=VALUE" that replace values of the config.
         parallelism: the mesh, as in `credit-jax forecast --parallelism`.
-        precision: of the forward pass.
+        precision: dtype of activations.
+        matmul_precision: see `trainer.matmul_precision`.
 
     Raises:
         ValueError: the mesh does not fit the model, or forcing has no path.
@@ -187,7 +189,8 @@ def load_forecaster(
     plan = plan_model(
         config.model, wanted, num_devices=len(devices), where="parallelism"
     )
-    model = plan.build(devices, mp_policy=default_mp_policy(precision))
+    policy = default_mp_policy(precision, matmul_precision=matmul_precision)
+    model = plan.build(devices, mp_policy=policy)
     pipeline = forecast_pipeline(config, inference)
     opened = open_forecast_data(
         section,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from credit_jax.parallel.mesh.axes import MeshAxes
@@ -36,6 +40,25 @@ class ParallelConfig:
     remat: Remat = field(default_factory=Remat)
     ulysses: int = 1
     unroll_blocks: int = UNROLL_BLOCKS
+
+    def shard_map(
+        self, body: Callable[..., Any], *, in_specs: Any, out_specs: Any
+    ) -> Callable[..., Any]:
+        """Applies `jax.shard_map`, with the precision of `precision.matmul`.
+
+        Args:
+            body: function of local shards.
+            in_specs, out_specs: PartitionSpecs of its arguments and results.
+        """
+
+        @wraps(body)
+        def traced(*args: Any) -> Any:
+            with self.precision.products():
+                return body(*args)
+
+        return jax.shard_map(
+            traced, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs
+        )
 
     @property
     def axes(self) -> MeshAxes:

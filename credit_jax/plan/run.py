@@ -193,13 +193,15 @@ def _ring_findings(config: Config, dp_size: int) -> Findings:
 
 
 def precision_of(trainer: TrainerConfig) -> Precision:
-    """The dtypes for `trainer.amp` and `trainer.fp8`."""
-    policy, precision = trainer.mp_policy, Precision()
+    """The dtypes for `trainer.amp`, `trainer.fp8` and `trainer.matmul_precision`."""
+    policy = trainer.mp_policy
+    precision = Precision(matmul=trainer.matmul_precision)
     if policy is not None:
         precision = default_mp_policy(
             policy.param_dtype,
             reduce_dtype=policy.reduce_dtype,
             output_dtype=policy.output_dtype,
+            matmul_precision=trainer.matmul_precision,
         )
     if not trainer.fp8:
         return precision

@@ -72,7 +72,8 @@ class Setup:
         """
         if not self.config.trainer.trains_in_autocast:
             return self.model
-        parallel_config = replace(self.model.parallel_config, precision=Precision())
+        precision = Precision(matmul=self.config.trainer.matmul_precision)
+        parallel_config = replace(self.model.parallel_config, precision=precision)
         return replace(self.model, parallel_config=parallel_config)
 
     @property

@@ -144,9 +144,8 @@ def init_state(
             loss_state=loss_state,
         )
 
-    body = jax.shard_map(
+    body = model.parallel_config.shard_map(
         init,
-        mesh=model.mesh,
         in_specs=PartitionSpec(),
         out_specs=state_specs(model, optimizer, ema=ema, loss_state=loss_state),
     )

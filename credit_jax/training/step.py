@@ -169,9 +169,8 @@ def make_train_step(
         state: TrainState, batch: Batch, learning_rate: Scalar | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
         batch_specs = _batch_specs(model, tuple(batch), stacked=True)
-        sharded = jax.shard_map(
+        sharded = model.parallel_config.shard_map(
             train_step,
-            mesh=model.mesh,
             in_specs=(specs, batch_specs, PartitionSpec()),
             out_specs=(specs, PartitionSpec()),
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
@@ -158,17 +157,16 @@ def compare_with_credit(
     run_jax = compile_pass(model, params, model_state, blocks)
     rng = np.random.default_rng(seed)
     found = []
-    with jax.default_matmul_precision("highest"):
-        for _ in range(batches):
-            inputs = _inputs(model, rng)
-            with recorded_noise() as drawn:
-                theirs = run_credit(credit, inputs, blocks)
-            ours = run_jax(inputs, noise_of(model.model_def, drawn))
-            own = _compare(ours, theirs, blocks, str(dict(model.mesh.shape)))
-            if not own.within_tolerance:
-                wide = _wide_errors(run_config, state, mesh, devices, inputs, drawn)
-                own = replace(own, wide=wide)
-            found.append(own)
+    for _ in range(batches):
+        inputs = _inputs(model, rng)
+        with recorded_noise() as drawn:
+            theirs = run_credit(credit, inputs, blocks)
+        ours = run_jax(inputs, noise_of(model.model_def, drawn))
+        own = _compare(ours, theirs, blocks, str(dict(model.mesh.shape)))
+        if not own.within_tolerance:
+            wide = _wide_errors(run_config, state, mesh, devices, inputs, drawn)
+            own = replace(own, wide=wide)
+        found.append(own)
     return _worst(found)
 
 

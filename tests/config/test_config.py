@@ -208,6 +208,17 @@ def test_keys_that_credit_passes_over_are_a_warning():
         build_config(example(trainer__parallelism__xyzzy=1))
 
 
+def test_matmul_precision():
+    assert precision_of(build_config(example()).trainer).matmul == "highest"
+    narrow = {"trainer__amp": True, "trainer__fsdp2_mp_policy": {}}
+    for given in ({}, narrow):
+        config = build_config(example(trainer__matmul_precision="high", **given))
+        assert precision_of(config.trainer).matmul == "high"
+    said = " ".join(problems(trainer__matmul_precision="tf32"))
+    assert "trainer.matmul_precision" in said
+    assert "'highest', 'high' or 'default'" in said
+
+
 def test_float8_needs_a_wide_format():
     narrow = {"trainer__amp": True, "trainer__fp8": True}
     assert "fp8 is true, but amp computes in float16" in " ".join(problems(**narrow))

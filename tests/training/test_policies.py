@@ -357,3 +357,5 @@ def test_unknown_dtypes(name: str) -> None:
         default_mp_policy(name)
     with pytest.raises(ValueError, match=f"'{name}'"):
         Precision.of(name)
+    with pytest.raises(ValueError, match=f"'{name}'; expected one of highest, high"):
+        default_mp_policy(matmul_precision=name)

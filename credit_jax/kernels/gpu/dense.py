@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.kernels.gpu.groups import num_groups
 from credit_jax.ops import dense as ops
 from credit_jax.ops.dense import of_matrices
+from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 # With fewer rows the sum is not split.
@@ -36,7 +36,7 @@ def dense(
     return of_matrices(lambda a, b: _product(*match_vma(a, b), dtype), x, kernel)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(custom_vjp, nondiff_argnums=(2,))
 def _product(x: Array, kernel: Array, dtype: Any) -> Array:
     return jnp.matmul(x, kernel, preferred_element_type=dtype)
 

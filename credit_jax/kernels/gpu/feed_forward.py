@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.kernels.gpu.dense import kernel_gradient
 from credit_jax.kernels.gpu.matmul import hidden_gradient, layer_gradients, linear
+from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 
@@ -40,7 +40,7 @@ def feed_forward(
     return jnp.reshape(made, skip.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
+@partial(custom_vjp, nondiff_argnums=(6,))
 def _feed_forward(
     x: Array,
     skip: Array,
@@ -111,7 +111,7 @@ def project(
     return jnp.reshape(_project(*match_vma(*flat, kernel, bias), interpret), skip.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(custom_vjp, nondiff_argnums=(4,))
 def _project(
     x: Array, skip: Array, kernel: Array, bias: Array, interpret: bool
 ) -> Array:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+
+from credit_jax.config.trainer import MatmulPrecision
 
 FLOAT32 = jnp.dtype("float32")
 COMPUTE = ("float32", "bfloat16", "float16", "float64")
@@ -49,12 +53,24 @@ class Precision:
         reduce: dtype in which gradients are summed over devices.
         output: dtype that the model's output is rounded to; None for no rounding.
         float8: selects the dense layers that multiply in float8; None for no layer.
+        matmul: precision of products and convolutions of float32 arrays, if `compute`
+            is float32: "highest" is float32 itself, "high" and "default" are what the
+            device has between float32 and its fastest format (docs/numerics.md).
     """
 
     compute: Any = FLOAT32
     reduce: Any = FLOAT32
     output: Any = None
     float8: Float8 | None = None
+    matmul: str = "highest"
+
+    def __post_init__(self) -> None:
+        if self.matmul not in get_args(MatmulPrecision):
+            raise ValueError(
+                f"the matmul precision is {self.matmul!r}; expected one of "
+                f"{', '.join(get_args(MatmulPrecision))}; in a config, "
+                "trainer.matmul_precision says it"
+            )
 
     @classmethod
     def of(cls, name: str) -> Precision:
@@ -78,6 +94,16 @@ class Precision:
     def needs_scaling(self) -> bool:
         """Whether training needs loss scaling, which is the case only for float16."""
         return self.compute == jnp.float16
+
+    def products(self) -> AbstractContextManager[None]:
+        """Context manager: traces products and convolutions with `matmul`.
+
+        Without it, GPUs multiply float32 arrays in TF32 and TPUs in bfloat16. It has no
+        effect if `compute` has 16 bits.
+        """
+        if jnp.dtype(self.compute).itemsize < FLOAT32.itemsize:
+            return nullcontext()
+        return jax.default_matmul_precision(self.matmul)
 
     def with_float8(self, float8: Float8) -> Precision:
         """Returns this policy with dense layers in float8.
@@ -106,6 +132,7 @@ def default_mp_policy(
     *,
     reduce_dtype: str = "float32",
     output_dtype: str | None = None,
+    matmul_precision: str = "highest",
 ) -> Precision:
     """Returns a policy from the dtypes of FSDP2's `MixedPrecisionPolicy`.
 
@@ -113,15 +140,21 @@ def default_mp_policy(
         param_dtype: dtype that parameters and inputs are cast to.
         reduce_dtype: dtype in which gradients are summed over devices.
         output_dtype: dtype that the output is rounded to; None for no rounding.
+        matmul_precision: "highest", "high" or "default"; see `Precision.matmul`.
 
     Raises:
-        ValueError: an unsupported dtype.
+        ValueError: an unsupported dtype or matmul precision.
 
     >>> default_mp_policy().compute.name
     'bfloat16'
     """
     output = None if output_dtype is None else _dtype(output_dtype, COMPUTE)
-    return Precision(_dtype(param_dtype, COMPUTE), _dtype(reduce_dtype, REDUCE), output)
+    return Precision(
+        _dtype(param_dtype, COMPUTE),
+        _dtype(reduce_dtype, REDUCE),
+        output,
+        matmul=matmul_precision,
+    )
 
 
 def _dtype(name: Any, known: tuple[str, ...]) -> Any:
