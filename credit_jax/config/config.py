@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.base import StrictModel, parse
+from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.dates import date_label
 from credit_jax.config.demo import DemoConfig
@@ -37,6 +38,8 @@ class Config(StrictModel):
         trainer: see `TrainerConfig`.
         demo: a data set to make before the first training (`DemoConfig`); CREDIT has no
             such section and ignores it.
+        custom_objects: losses, metrics, blocks, sources and models of the user's own,
+            see `credit_jax.config.custom_objects`.
         inference_section: the `inference` section before validation, for forecasts;
             training does not read it.
     """
@@ -54,6 +57,7 @@ class Config(StrictModel):
     metrics: MetricsConfig | None = None
     trainer: TrainerConfig
     demo: DemoConfig | None = None
+    custom_objects: dict[str, CustomObject] = Field(default_factory=dict)
     inference_section: dict[str, Any] | None = Field(None, alias="inference")
 
     passes_over: ClassVar = True
@@ -62,7 +66,6 @@ class Config(StrictModel):
         "pbs": _BATCH_SYSTEM,
         "slurm": _BATCH_SYSTEM,
         "predict": "training only",
-        "custom_objects": "PyTorch classes; compare alone reads models of them",
         "custom_models": "PyTorch classes; compare alone reads them",
     }
 

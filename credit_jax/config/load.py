@@ -11,6 +11,7 @@ import yaml
 
 from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, parse
 from credit_jax.config.config import Config, section_conflicts
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
@@ -116,6 +117,7 @@ def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Confi
     """
     if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
+    register_objects(mapping, source=source)
     mapping = _with_frames_of_data(mapping, source)
     config = parse(Config, mapping, source=source)
     problems = section_conflicts(config)
@@ -250,11 +252,16 @@ def _index(here: Sequence[Any], part: str, done: Sequence[str]) -> int:
 def read_model_section(path: str | Path) -> Mapping[str, Any]:
     """Reads the model section of a config file, without validation.
 
+    A model of `custom_objects` is registered.
+
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: the file is not a YAML mapping, or has no such section.
+        ConfigError: the file is not a YAML mapping, has no such section, or an object
+            of `custom_objects` cannot be registered.
     """
-    section = read_yaml(path).get("model")
+    mapping = read_yaml(path)
+    register_objects(mapping, source=str(path))
+    section = mapping.get("model")
     if not isinstance(section, Mapping):
         raise ConfigError(["model: missing; this section is required"], str(path))
     return section

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.config.base import parse
+from credit_jax.config.custom_objects import open_registry
 from credit_jax.config.messages import hint
 from credit_jax.losses.base import Loss, LossEntry, Pointwise, pointwise
 from credit_jax.losses.covariance import CovarianceParameters, build_covmse
@@ -50,6 +51,7 @@ LOSSES: dict[str, LossEntry] = {
     "power": LossEntry(build_power, SpectrumParameters),
     "covmse": LossEntry(build_covmse, CovarianceParameters),
 }
+open_registry("loss", LossEntry, LOSSES, LOSSES.__setitem__)
 
 
 def choose_loss(

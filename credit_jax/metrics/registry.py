@@ -1,5 +1,6 @@
 """The registry of metrics, by CREDIT's names."""
 
+from credit_jax.config.custom_objects import open_registry
 from credit_jax.metrics.base import AnomalyParameters, MetricEntry
 from credit_jax.metrics.scores import (
     RatioParameters,
@@ -25,3 +26,4 @@ METRICS: dict[str, MetricEntry] = {
     "acc": MetricEntry(acc, AnomalyParameters, scale_power=0),
     "activity": MetricEntry(activity, AnomalyParameters, scale_power=1),
 }
+open_registry("metric", MetricEntry, METRICS, METRICS.__setitem__)

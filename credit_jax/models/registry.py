@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.config.custom_objects import open_registry
 from credit_jax.models.crossformer.camulator import Camulator, CamulatorConfig
 from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerConfig
 from credit_jax.models.crossformer.diffusion import (
@@ -44,12 +45,12 @@ class ModelEntry(NamedTuple):
         config: class of the `model:` section.
         module: NNX class of the model, called with the config.
         key_table: module of `credit_jax.state_dict` with the names of the parameters in
-            CREDIT; None for a model that is not in CREDIT.
+            PyTorch, or the `TorchModel` itself; None for a model that PyTorch lacks.
     """
 
     config: type[StrictModel]
     module: Callable[[Any], nnx.Module]
-    key_table: str | None = None
+    key_table: Any = None
 
 
 MODELS: dict[str, ModelEntry] = {
@@ -83,6 +84,7 @@ MODELS: dict[str, ModelEntry] = {
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_moe": ModelEntry(WXFormerMoEConfig, WXFormerMoE),
 }
+open_registry("model", ModelEntry, MODELS, MODELS.__setitem__)
 
 
 def parse_model(section: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.base import nearest_key
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import config_of
@@ -196,12 +197,14 @@ def open_package(folder: str | Path) -> Package:
     Raises:
         FileNotFoundError: the folder is not a package.
         ValueError: a file is missing, unknown, changed, of another kind, a link, or
-            outside of the folder; the schema is newer; or channels are duplicated.
+            outside of the folder; the schema is newer; channels are duplicated; or an
+            object that it refers to is not installed.
     """
     path = Path(folder).absolute()
     manifest = read_manifest(path)
     check_files(path, manifest)
     written = read_yaml(path / layout.CONFIG)
+    register_objects(written, source=str(path / layout.CONFIG), package=path)
     _check_config(path, manifest, written)
     channels = read_channels(path / layout.CHANNELS)
     return Package(path, manifest, written, channels)

@@ -6,10 +6,12 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from credit_jax.config.base import StrictModel
+from credit_jax.config.custom_objects import SECTION
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.inference.outputs import find_attributes
@@ -42,6 +44,8 @@ GRID_KEY, PATH_KEY = "latlon_grid_path", "path"
 _UNREAD = {"wet_mask_samudra": ("mean_path", "std_path")}
 _BLOCKS = ("preblocks", "postblocks")
 _SECTIONS = ("seed", "model", "data", *_BLOCKS)
+# Objects of `custom_objects` that forecasts need.
+_OBJECTS = ("model", "dataset", "preblock", "postblock")
 _INFERENCE = ("data", *_BLOCKS, "output", "members", "perturbation")
 
 
@@ -82,6 +86,9 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
     """
     whole = copy.deepcopy(dict(written))
     config = {key: whole[key] for key in _SECTIONS if whole.get(key) is not None}
+    objects = _needed_objects(whole)
+    if objects:
+        config[SECTION] = objects
     own = whole.get("inference") or {}
     config["inference"] = {k: own[k] for k in _INFERENCE if own.get(k) is not None}
     for section in (config, config["inference"]):
@@ -90,6 +97,24 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
         for block in _blocks(section):
             _write_defaults(*block)
     return config
+
+
+def _needed_objects(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The references to custom objects that forecasts need.
+
+    Raises:
+        ValueError: one is in a file, which a package cannot hold.
+    """
+    section = config.get(SECTION) or {}
+    needed = {k: v for k, v in section.items() if v["object_type"] in _OBJECTS}
+    for name, keys in needed.items():
+        if keys["module_path"].endswith(".py"):
+            raise ValueError(
+                f"{SECTION}.{name}.module_path: a package holds no code, and "
+                f"{keys['module_path']} is a file; make it a module that those who get "
+                "the package can install, and name the module here"
+            )
+    return needed
 
 
 def _known(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +149,7 @@ def _write_defaults(section: str, block: dict[str, Any]) -> None:
     args = block.setdefault("args", {}) or {}
     block["args"] = args
     for name, one in entry.args.model_fields.items():
-        if name in FILE_KEYS and name not in args and isinstance(one.default, str):
+        if name in _file_keys() and name not in args and isinstance(one.default, str):
             args[name] = one.default
     for reference in list(_below((), args)):
         if reference.keys[-1] in _UNREAD.get(block["type"], ()):
@@ -140,11 +165,17 @@ def file_references(config: Mapping[str, Any]) -> list[Reference]:
     return found
 
 
+def _file_keys() -> frozenset[str]:
+    """`FILE_KEYS`, and the arguments of custom blocks that are paths of files."""
+    entries = chain.from_iterable(own.values() for own in TRANSFORMS.values())
+    return FILE_KEYS.union(*(entry.files for entry in entries))
+
+
 def _below(keys: tuple[str, ...], section: Any) -> Iterator[Reference]:
     if not isinstance(section, dict):
         return
     for key, value in section.items():
-        if key in FILE_KEYS and isinstance(value, str):
+        if key in _file_keys() and isinstance(value, str):
             yield Reference((*keys, key), value, section)
         else:
             yield from _below((*keys, str(key)), value)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from credit_jax.config.custom_objects import open_registry
 from credit_jax.transforms import advection, levels
 from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
 from credit_jax.transforms.post import (
@@ -152,6 +153,8 @@ TRANSFORMS: dict[str, dict[str, TransformEntry]] = {
     "preblocks": _PREBLOCKS,
     "postblocks": _POSTBLOCKS,
 }
+open_registry("preblock", TransformEntry, _PREBLOCKS, _PREBLOCKS.__setitem__)
+open_registry("postblock", TransformEntry, _POSTBLOCKS, _POSTBLOCKS.__setitem__)
 
 
 def transform_types(section: str) -> tuple[str, ...]:

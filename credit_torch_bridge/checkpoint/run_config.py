@@ -12,6 +12,7 @@ from typing import Any
 
 from credit_jax.config import Config
 from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.data import num_samples
 from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.trainer import TrainerConfig
@@ -140,8 +141,12 @@ def read_run_config(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not YAML, or an override is invalid.
+        ValueError: it is not YAML, an override is invalid, or an object of
+            `custom_objects` cannot be registered.
     """
     if isinstance(config, Mapping):
-        return RunConfig(apply_overrides(config, overrides))
-    return RunConfig(apply_overrides(read_yaml(config), overrides), str(config))
+        raw, source = apply_overrides(config, overrides), "config"
+    else:
+        raw, source = apply_overrides(read_yaml(config), overrides), str(config)
+    register_objects(raw, source=source)
+    return RunConfig(raw, source)

@@ -130,9 +130,9 @@ def compare_with_credit(
     draw noise get the same noise, drawn by CREDIT.
 
     Args:
-        config: CREDIT's YAML or a mapping, of which `model:` is used. Python files and
-            modules in `custom_models` and `custom_objects` are executed, to register
-            PyTorch classes.
+        config: CREDIT's YAML or a mapping, of which `model:` is used. Python files in
+            `custom_models` are executed, to register PyTorch classes, and those of
+            `custom_objects`, to register entries of credit_jax.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
         parallelism: the mesh of credit_jax; None for one device.
         batches: number of random inputs, each with one sample per data-parallel rank.

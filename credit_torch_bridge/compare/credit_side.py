@@ -20,10 +20,9 @@ from credit_torch_bridge.compare.outputs import ModelOutputs
 
 
 def register_models(config: Mapping[str, Any]) -> None:
-    """Registers the PyTorch classes that a config names, as CREDIT does.
+    """Registers the PyTorch classes of a config's `custom_models`, as CREDIT does.
 
-    The files of `custom_models` and the modules of models in `custom_objects` are
-    Python code, which runs.
+    The files are Python code, which runs.
 
     Args:
         config: the whole YAML.
@@ -31,13 +30,11 @@ def register_models(config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: CREDIT is missing, a file is missing, or a class does not register.
     """
-    files, objects = config.get("custom_models"), config.get("custom_objects") or {}
+    files = config.get("custom_models")
+    if not files:
+        return
     try:
-        models = {k: v for k, v in objects.items() if v.get("object_type") == "model"}
-        if files:
-            import_credit("models").load_custom_model_modules({"custom_models": files})
-        if models:
-            import_credit("registry").load_custom_objects({"custom_objects": models})
+        import_credit("models").load_custom_model_modules({"custom_models": files})
     except (OSError, ImportError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"CREDIT does not register the classes of the config: {error}"

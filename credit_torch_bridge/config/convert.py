@@ -8,6 +8,7 @@ from typing import Any
 from credit_jax.config.messages import got
 from credit_jax.models.registry import MODELS
 from credit_jax.state_dict.problems import raise_problems
+from credit_torch_bridge.config.custom_objects import leave_objects, register_for_jax
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
 from credit_torch_bridge.config.from_gen1 import gen1_to_gen2
 from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
@@ -61,6 +62,10 @@ def convert_config(
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
     sections_are_there(editor)
+    if to == JAX:
+        register_for_jax(editor)
+    else:
+        leave_objects(editor)
     if not editor.problems:
         _supported(editor, to)
     if not editor.problems:

@@ -60,7 +60,7 @@ def test_validation_inherits_what_it_does_not_give():
         ),
         (
             {f"{ERA5}__dataset_type": "mine"},
-            "classes that CREDIT registers by custom_objects are torch datasets",
+            "custom_objects of the config can name an entry of your own",
         ),
         (
             {f"{ERA5}__variables__static__vars_2D": []},

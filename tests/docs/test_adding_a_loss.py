@@ -1,13 +1,16 @@
 """docs/adding_a_loss.md: its code runs, and the loss it registers trains by name."""
 
+import inspect
 import re
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from credit_jax.config.base import parse
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.config.transforms import PreblocksConfig
@@ -17,11 +20,14 @@ from credit_jax.losses import (
     initial_parameters,
     value_and_parts,
 )
-from credit_jax.metrics import METRICS, build_metrics
-from credit_jax.transforms import TRANSFORMS, build_pipeline
+from credit_jax.metrics import build_metrics
+from credit_jax.transforms import build_pipeline
 from tests.support import assert_close
+from tests.support.custom_objects import no_objects_left
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, of_pair
+
+__all__ = ["no_objects_left"]
 
 PAGE = Path(__file__).parents[2] / "docs/adding_a_loss.md"
 LAT, LON, MEMBERS = 5, 8, 3
@@ -29,26 +35,22 @@ CHANNELS = {"S/prognostic/2d/T": 1, "S/prognostic/2d/Q": 1}
 
 
 @pytest.fixture
-def page(monkeypatch):
-    """Runs the page's code; its registry entries are removed after the test."""
-    for registry, name in (
-        (LOSSES, "zonal"),
-        (METRICS, "spread"),
-        (TRANSFORMS["preblocks"], "half_transform"),
-    ):
-        monkeypatch.setitem(registry, name, None)
-    text, names = PAGE.read_text(), {}
-    for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
-        line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block[1], str(PAGE), "exec"), names)
-    return names
+def page(tmp_path, monkeypatch, no_objects_left):
+    """Registers the objects of the page as its config does; returns the config."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_objects.py").write_text("\n".join(blocks("python")))
+    config = yaml.safe_load(blocks("yaml")[0])
+    register_objects(config)
+    return config
 
 
-@pytest.mark.usefixtures("page")
-def test_the_loss():
-    section = LossConfig(
-        training_loss="zonal", training_loss_parameters={"wavenum_init": 2}
-    )
+def blocks(language):
+    text = PAGE.read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_loss(page):
+    section = parse(LossConfig, page["loss"])
     shape = (2, 2, 1, LAT, LON)
     prediction, target = draw(shape), draw(shape, seed=1)
     value = of_pair(build_loss(section))(
@@ -59,8 +61,10 @@ def test_the_loss():
     assert_close(value, expected, 1e-6, "zonal loss of the page")
 
 
-def test_the_loss_of_parts(page):
-    loss = page["Balanced"]()
+@pytest.mark.usefixtures("page")
+def test_the_loss_of_parts():
+    module = inspect.getmodule(LOSSES["zonal"].build)
+    loss = module.Balanced()
     assert initial_parameters(loss).keys() == {"log_ratio"}
     prediction, target = draw((2, 2, 1, LAT, LON)), draw((2, 2, 1, LAT, LON), seed=1)
     context = field_context(LAT, loss_parameters={"log_ratio": jnp.float32(0.5)})

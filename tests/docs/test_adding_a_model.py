@@ -2,15 +2,16 @@
 
 import inspect
 import re
-import sys
-import types
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+import yaml
 
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.console import main
 from credit_jax.models import registry
 from credit_jax.models.registry import build, parse_model
@@ -27,10 +28,11 @@ from tests.models.parity import (
     assert_training_forward_equals_credit,
 )
 from tests.state_dict.round_trip import assert_round_trip
+from tests.support.custom_objects import no_objects_left
 from tests.training.conftest import world
 from tests.training.tiny import write_yaml
 
-__all__ = ["world"]
+__all__ = ["no_objects_left", "world"]
 
 PAGE = Path(__file__).parents[2] / "docs/adding_a_model.md"
 NAME = "resnet"
@@ -62,34 +64,42 @@ BLOCKS = {"padded": BLOCK, "plain": PLAIN}
 pytestmark = pytest.mark.usefixtures("page")
 
 
-def code_blocks() -> list[tuple[int, str]]:
-    """Returns (first line number, code) of every block of Python."""
-    text = PAGE.read_text()
-    found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
-    return [(text[: m.start(1)].count("\n"), m[1]) for m in found]
+def blocks(language: str) -> list[str]:
+    """Returns the code of every block in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+class Page(NamedTuple):
+    """Sections of a config that name the files of the page."""
+
+    custom_objects: dict[str, Any]
+    custom_models: list[str]
 
 
 @pytest.fixture
-def page(credit, monkeypatch, tmp_path):
-    """Adds the model of the page; returns the file of its PyTorch class."""
-    names, path = {}, tmp_path / "torch_resnet.py"
-    for line, code in code_blocks():
-        if "@register_model" in code:
-            path.write_text(code)
-        else:
-            exec(compile("\n" * line + code, str(PAGE), "exec"), names)
-    (entry,) = re.findall(
-        r'^    ("resnet": ModelEntry\(.+\)),$', PAGE.read_text(), re.M
-    )
-    entries = eval("{" + entry + "}", {**names, "ModelEntry": registry.ModelEntry})
-    monkeypatch.setitem(registry.MODELS, NAME, entries[NAME])
-    table = types.ModuleType(f"credit_jax.state_dict.{entries[NAME].key_table}")
-    table.TORCH_MODEL = names["TORCH_MODEL"]
-    monkeypatch.setitem(sys.modules, table.__name__, table)
+def page(credit, monkeypatch, tmp_path, no_objects_left):
+    """Adds the model of the page, as its config does, and its PyTorch class."""
+    ours, theirs = tmp_path / "resnet.py", tmp_path / "torch_resnet.py"
+    codes = blocks("python")
+    theirs.write_text(next(code for code in codes if "@register_model" in code))
+    ours.write_text("\n".join(code for code in codes if "@register_model" not in code))
+    objects = yaml.safe_load(blocks("yaml")[0])["custom_objects"]
+    assert objects[NAME]["module_path"] == ours.name
+    objects[NAME]["module_path"] = str(ours)
+    register_objects({"custom_objects": objects})
     # Removed after the test.
     monkeypatch.setitem(import_credit("models")._MODEL_REGISTRY, NAME, None)
-    register_models({"custom_models": [str(path)]})
-    return path
+    register_models({"custom_models": [str(theirs)]})
+    return Page(objects, [str(theirs)])
+
+
+def test_the_entry_of_the_registry_has_the_same_parts(page):
+    """The line for `credit_jax/models/registry.py` names what the file defines."""
+    (line,) = re.findall(r'^    "resnet": ModelEntry\((.+)\),$', PAGE.read_text(), re.M)
+    entry = registry.MODELS[NAME]
+    config, module, table = line.split(", ")
+    assert (config, module) == (entry.config.__name__, entry.module.__name__)
+    assert table == f'"{NAME}"'
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -158,11 +168,10 @@ def test_a_class_that_is_not_registered(monkeypatch):
         new_credit_model(BLOCK)
 
 
-def test_files_and_modules_that_do_not_register(tmp_path):
+def test_files_that_do_not_register(tmp_path):
     for config in (
         {"custom_models": [str(tmp_path / "none.py")]},
-        {"custom_objects": {"a": {"object_type": "model", "module_path": "no_module"}}},
-        {"custom_objects": ["a"]},
+        {"custom_models": 3},
     ):
         with pytest.raises(ValueError, match="CREDIT does not register the classes"):
             register_models(config)
@@ -186,7 +195,7 @@ def test_the_commands(world, page, tmp_path, capsys):
         "trainer__epochs": 1,
         "trainer__skip_validation": True,
         "save_loc": str(tmp_path / "run"),
-        "custom_models": [str(page)],
+        **page._asdict(),
     }
     config, out = tmp_path / "model.yml", tmp_path / "forecasts"
     write_yaml(config, raw_config(world, **changes))

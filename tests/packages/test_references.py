@@ -1,5 +1,6 @@
 """Files that a config names are found, copied and renamed."""
 
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.write import _copy_files
+from credit_jax.transforms import TRANSFORMS
 
 
 def block(kind: str, **args):
@@ -134,6 +136,29 @@ def test_files_are_copied_and_named_anew(config, tmp_path):
     sun = folder / own["data"]["source"]["sun"]["latlon_grid_path"]
     with xr.open_dataset(sun) as found:
         assert set(found.variables) == {"lat", "lon"}, "not the fields beside them"
+
+
+def test_references_to_code_are_kept_for_forecasts_alone(config):
+    section = {
+        name: {"object_type": kind, "module_path": "their.module"}
+        for name, kind in {"net": "model", "crps": "loss", "skill": "metric"}.items()
+    }
+    own = normalized({**config, "custom_objects": section})
+    assert own["custom_objects"] == {"net": section["net"]}
+    section["net"]["module_path"] = "net.py"
+    with pytest.raises(ValueError, match=r"custom_objects.net.module_path: .* no code"):
+        normalized({**config, "custom_objects": section})
+
+
+def test_files_of_blocks_of_ones_own_are_copied(config, tmp_path, monkeypatch):
+    entry = dataclasses.replace(TRANSFORMS["preblocks"]["rename"], files=("table",))
+    monkeypatch.setitem(TRANSFORMS["preblocks"], "mine", entry)
+    config["preblocks"]["per_step"] = {
+        "mine": block("mine", table=str(tmp_path / "a/grid.nc"))
+    }
+    own = normalized(config)
+    _copy_files(own, tmp_path / "package")
+    assert own["preblocks"]["per_step"]["mine"]["args"]["table"].startswith("files/")
 
 
 @pytest.mark.parametrize("content", [pickle.dumps({}), b"\0\1", b"just a text"])

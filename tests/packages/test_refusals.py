@@ -11,6 +11,8 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from credit_jax.config import ConfigError
+from credit_jax.config.custom_objects import is_registered
 from credit_jax.io.digests import record_of
 from credit_jax.packages.manifest import (
     CHANNELS,
@@ -21,6 +23,9 @@ from credit_jax.packages.manifest import (
     read_manifest,
 )
 from credit_jax.packages.package import open_package
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 
 def change(folder: Path, **keys) -> None:
@@ -59,7 +64,7 @@ def refused(folder: Path, *texts: str) -> None:
     """Asserts that opening the package or loading its weights raises one error."""
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         _ = open_package(folder).weights
-    assert type(caught.value) in (ValueError, FileNotFoundError)
+    assert type(caught.value) in (ValueError, FileNotFoundError, ConfigError)
     for text in texts:
         assert text in str(caught.value)
 
@@ -98,6 +103,31 @@ def test_another_digest(copy, name):
     content[-1] ^= 1
     (copy / name).write_bytes(content)
     refused(copy, name, "SHA-256", "expected", "get the package again")
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("files/code.py", "a package runs no code of its own: got the file"),
+        ("no_such_package.models", "there is no module 'no_such_package'; install"),
+    ],
+)
+def test_references_to_code(copy, module, text):
+    named = {"a": {"object_type": "model", "module_path": module}}
+    edit_config(copy, lambda config: config.update(custom_objects=named))
+    refused(copy, f"{CONFIG}", "custom_objects.a", text)
+
+
+def test_a_reference_to_an_installed_module(
+    copy, tmp_path, monkeypatch, no_objects_left
+):
+    text = "from credit_jax.losses import LOSSES\nmine = LOSSES['mse']\n"
+    (tmp_path / "their_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {"mine": {"object_type": "loss", "module_path": "their_module"}}
+    edit_config(copy, lambda config: config.update(custom_objects=named))
+    assert open_package(copy).weights
+    assert is_registered("loss", "mine")
 
 
 def test_a_newer_schema(copy):

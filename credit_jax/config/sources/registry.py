@@ -47,7 +47,7 @@ def parse_source(value: Any) -> Any:
         "base": "; CREDIT's base reads nothing: its fields are constants for tests",
     }.get(
         str(kind),
-        "; classes that CREDIT registers by custom_objects are torch datasets",
+        "; custom_objects of the config can name an entry of your own",
     )
     error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
     raise ValidationError.from_exception_data(

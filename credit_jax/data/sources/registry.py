@@ -1,8 +1,12 @@
 """The registry of sources, by `dataset_type`."""
 
 from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
+from credit_jax.config.custom_objects import open_registry
 from credit_jax.config.data import DataConfig
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.era5 import open_arco, open_weatherbench
 from credit_jax.data.sources.gefs import open_gefs
 from credit_jax.data.sources.gfs import open_gfs
@@ -14,9 +18,25 @@ from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles
 
+# (name, data section, cache of open files) -> the opened source
+OpenSource: TypeAlias = Callable[[str, DataConfig, OpenFiles | None], Source]
+
+
+class SourceEntry(NamedTuple):
+    """A type of sources that `custom_objects` names.
+
+    Attributes:
+        config: class of the source's section.
+        open: opens a source of a data section; it reads no field.
+    """
+
+    config: type[SourceConfig]
+    open: OpenSource
+
+
 # dataset_type of `credit_jax.config.sources.SOURCE_CONFIGS` -> function that opens the
 # source.
-SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
+SOURCES: dict[str, OpenSource] = {
     "local": open_local,
     "tisr": open_tisr,
     "arco_era5": open_arco,
@@ -29,6 +49,14 @@ SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
     "hrrr_nat": open_hrrr,
     "hrrr_subh": open_hrrr,
 }
+
+
+def _add(name: str, entry: SourceEntry) -> None:
+    SOURCE_CONFIGS[name] = entry.config
+    SOURCES[name] = entry.open
+
+
+open_registry("dataset", SourceEntry, SOURCES, _add)
 
 
 def open_source(

@@ -1,0 +1,204 @@
+"""Objects of the user's own: files, modules, entry points, and what is refused."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from credit_jax.config import ConfigError, build_config, custom_objects
+from credit_jax.config.custom_objects import is_registered, register_objects
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.data.sources.registry import SOURCES
+from credit_jax.losses import LOSSES
+from credit_jax.metrics import METRICS
+from credit_jax.models.registry import MODELS
+from credit_jax.transforms import TRANSFORMS
+from tests.config.example import example
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
+pytestmark = pytest.mark.usefixtures("no_objects_left")
+
+# One object of each type, made of those of credit_jax.
+MODULE = """
+from credit_jax.config.sources.local import LocalConfig
+from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.registry import SourceEntry
+from credit_jax.losses import LOSSES
+from credit_jax.metrics import METRICS
+from credit_jax.models.registry import MODELS
+from credit_jax.transforms import TRANSFORMS
+
+my_loss = LOSSES["mse"]
+my_metric = METRICS["rmse"]
+my_model = MODELS["debugger"]
+my_pre = TRANSFORMS["preblocks"]["concat"]
+my_post = TRANSFORMS["postblocks"]["reconstruct"]
+my_source = SourceEntry(LocalConfig, open_local)
+number = 3
+
+class Plain:
+    pass
+"""
+TYPES = {
+    "my_loss": ("loss", LOSSES),
+    "my_metric": ("metric", METRICS),
+    "my_model": ("model", MODELS),
+    "my_pre": ("preblock", TRANSFORMS["preblocks"]),
+    "my_post": ("postblock", TRANSFORMS["postblocks"]),
+    "my_source": ("dataset", SOURCES),
+}
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes modules that can be imported; returns the function that does."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name, text=MODULE):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return tmp_path / f"{name}.py"
+
+    return write
+
+
+def section(path, **names):
+    return {
+        name: {"object_type": kind, "module_path": str(path)}
+        for name, kind in names.items()
+    }
+
+
+@pytest.mark.parametrize("by", ["file", "module"])
+def test_every_type_of_objects(module, by):
+    path = module("my_objects")
+    kinds = {name: kind for name, (kind, _) in TYPES.items()}
+    place = path if by == "file" else "my_objects"
+    register_objects({"custom_objects": section(place, **kinds)})
+    for name, (kind, table) in TYPES.items():
+        assert name in table
+        assert is_registered(kind, name)
+    assert "my_source" in SOURCE_CONFIGS
+
+
+def test_a_config_with_a_source_and_a_block_of_its_own(module):
+    path = module("my_objects")
+    objects = section(path, my_source="dataset", my_pre="preblock")
+    config = build_config(
+        example(custom_objects=objects, data__source__ERA5__dataset_type="my_source")
+    )
+    assert config.data.source["ERA5"].dataset_type == "my_source"
+
+
+def test_a_file_runs_once_until_it_changes(module, capsys):
+    path = module("talks", MODULE + "print('runs')")
+    wanted = {"custom_objects": section(path, my_loss="loss", my_metric="metric")}
+    for _ in range(2):
+        register_objects(wanted)
+    assert capsys.readouterr().out == "runs\n"
+    path.write_text(MODULE + "my_loss = LOSSES['mae']")
+    register_objects(wanted)
+    assert LOSSES["my_loss"] is LOSSES["mae"]
+
+
+def test_installed_packages_offer_theirs(module, monkeypatch):
+    """An entry point is imported only if a config names it."""
+    module("offers")
+    module("unasked", "raise SystemExit")
+    points = (
+        EntryPoint("my_loss", "offers", "credit_jax.loss"),
+        EntryPoint("their_loss", "unasked:their_loss", "credit_jax.loss"),
+    )
+    monkeypatch.setattr(custom_objects, "_entry_points", lambda: points)
+    build_config(example(loss__training_loss="my_loss"))
+    assert LOSSES["my_loss"] is LOSSES["mse"]
+    assert "unasked" not in sys.modules
+
+
+TORCH = """
+import torch
+class Loss(torch.nn.Module):
+    pass
+instance = Loss()
+"""
+CREDIT = """
+from credit.postblock.base import BasePostblock
+class Block(BasePostblock):
+    pass
+"""
+REFUSED = {
+    "a class of torch": (
+        TORCH,
+        {"Loss": "loss"},
+        r"Loss of .* is a class of PyTorch \(it derives from torch.nn.modules.module."
+        r"Module\); a loss here is a LossEntry of credit_jax.losses, as docs/adding_a_",
+    ),
+    "an object of torch": (TORCH, {"instance": "metric"}, "PyTorch.*a MetricEntry of"),
+    "a class of CREDIT": (
+        CREDIT,
+        {"Block": "postblock"},
+        "derives from credit.postblock.base.BasePostblock.*a TransformEntry of",
+    ),
+    "torch is not installed": (
+        "import torch.none",
+        {"A": "model"},
+        "code of PyTorch: it imports torch; a model here is a ModelEntry",
+    ),
+    "a number": (MODULE, {"number": "loss"}, "number of .* is a int; a loss here is"),
+    "a class": (MODULE, {"Plain": "dataset"}, "is the class Plain; a dataset here is"),
+    "another type": (MODULE, {"my_loss": "metric"}, "is a LossEntry; a metric here is"),
+    "no such object": (MODULE, {"other": "loss"}, "module_name: .* has no 'other'"),
+    "an error": ("1 / 0", {"a": "loss"}, "cannot be imported: ZeroDivisionError"),
+    "a missing package": (
+        "import no_such_package",
+        {"a": "loss"},
+        "needs no_such_package, which is not installed",
+    ),
+    "a name of credit_jax": (
+        MODULE + "mse = my_loss",
+        {"mse": "loss"},
+        "credit_jax has a loss mse itself; take another name",
+    ),
+    "a type": (MODULE, {"my_loss": "trainer"}, r"a.object_type|object_type: must be"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(module, name):
+    text, names, message = REFUSED[name]
+    path = module("refused", text)
+    with pytest.raises(ConfigError, match=message) as error:
+        register_objects({"custom_objects": section(path, **names)})
+    assert all(line.startswith("custom_objects.") for line in error.value.problems)
+
+
+def test_files_and_modules_that_are_not_there(tmp_path):
+    for place, message in {
+        str(tmp_path / "none.py"): "there is no file .*none.py",
+        "no_package.losses": "there is no module 'no_package'",
+        "credit_jax.no_losses": "there is no module 'credit_jax.no_losses'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            register_objects({"custom_objects": section(place, a="loss")})
+
+
+def test_one_name_from_two_files(module):
+    register_objects({"custom_objects": section(module("one"), my_loss="loss")})
+    with pytest.raises(ConfigError, match=r"already registered .*one.py; give one of"):
+        register_objects({"custom_objects": section(module("two"), my_loss="loss")})
+
+
+def test_a_package_refers_to_modules_only(module, tmp_path):
+    path = module("inside")
+    for place, message in {
+        str(path): "runs no code of its own: got the file",
+        "inside": "module 'inside' is in .*; work in another folder",
+    }.items():
+        config = {"custom_objects": section(place, my_loss="loss")}
+        with pytest.raises(ConfigError, match=message):
+            register_objects(config, package=tmp_path)
+    elsewhere = tmp_path / "package"
+    elsewhere.mkdir()
+    register_objects(config, package=elsewhere)
+    assert "my_loss" in LOSSES
