@@ -20,24 +20,67 @@ ROOT = Path(__file__).parents[2]
 # Plugins are built for one jaxlib and one Python.
 _BUILD = f"jaxlib-{version('jaxlib')}-{sys.implementation.cache_tag}"
 WHEELS = ROOT / ".cache" / "accelerator" / _BUILD
-# XLA's description of the device for deviceless compilation: limits of a streaming
-# multiprocessor, and versions of the libraries.
-_H100 = """
-gpu_device_info {
+# XLA's description of a GPU for deviceless compilation: limits of a multiprocessor, and
+# versions of the libraries.
+_DESCRIPTION = """
+gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132
-  fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
-  clock_rate_ghz: 1.98 device_memory_size: 84929347584
-  shared_memory_per_block_optin: 232448  # codespell:ignore optin
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
+  shared_memory_per_core: {chip.shared_memory} threads_per_core_limit: {chip.threads}
+  core_count: {chip.count} fpus_per_core: {chip.lanes}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth} l2_cache_size: {chip.cache}
+  clock_rate_ghz: {chip.boost} device_memory_size: {chip.memory}
+  shared_memory_per_block_optin: {chip.most_shared}  # codespell:ignore optin
+  cuda_compute_capability {{ major: {chip.capability[0]} minor: {chip.capability[1]} }}
+  registers_per_core_limit: {chip.registers}
+  registers_per_block_limit: {chip.registers}
+}}
 platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 7 }
-runtime_version { major: 12 minor: 8 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info {{ major: 9 minor: 7 }}
+runtime_version {{ major: 12 minor: 8 patch: 0 }}
+device_description_str: "{chip.name}"
 """
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The multiprocessors of a GPU, from the CUDA programming guide and data sheets.
+
+    Attributes:
+        name: as the driver names the device.
+        capability: CUDA compute capability.
+        architecture: that ptxas assembles for.
+        count: number of multiprocessors.
+        clock: Hz at which the peak of the data sheet holds.
+        boost: highest clock, GHz.
+        lanes: float32 operations of a multiprocessor at once; a warp of each of its
+            four schedulers issues one instruction a clock.
+        special: special functions of a multiprocessor at once.
+        registers, threads, programs: most of a multiprocessor.
+        shared_memory: bytes of a multiprocessor.
+        most_shared: bytes that one program can have.
+        cache: bytes of the L2 cache.
+        cache_bandwidth: bytes a second that the L2 cache gives, as microbenchmarks of
+            others measured it; no data sheet has it.
+        memory: bytes of the device.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    architecture: str
+    count: int
+    clock: float
+    boost: float
+    cache: int
+    cache_bandwidth: float
+    memory: int
+    shared_memory: int
+    most_shared: int
+    lanes: int
+    special: int = 16
+    registers: int = 65_536
+    threads: int = 2048
+    programs: int = 32
 
 
 @dataclass(frozen=True)
@@ -54,6 +97,7 @@ class Target:
         launch: seconds of a kernel besides its work.
         link: bytes per second that a device sends to its neighbors, in each direction.
         message: seconds of a collective besides its bytes.
+        chip: of a GPU.
     """
 
     name: str
@@ -65,6 +109,7 @@ class Target:
     launch: float
     link: float
     message: float
+    chip: Chip | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -99,8 +144,15 @@ class Target:
             )
         mark.write_text(wanted)
 
-    def environment(self, folder: Path = WHEELS) -> dict[str, str]:
-        """Environment of a process that compiles for it; to set before JAX starts."""
+    def environment(
+        self, folder: Path = WHEELS, *, optimize: bool = False
+    ) -> dict[str, str]:
+        """Environment of a process that compiles for it; to set before JAX starts.
+
+        Args:
+            folder: of the wheels.
+            optimize: whether LLVM optimizes machine code, as for a device.
+        """
         path = os.pathsep.join([str(folder), str(ROOT)])
         common = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
         if not self.is_gpu:
@@ -117,22 +169,27 @@ class Target:
             # Autotuning needs a device.
             "xla_gpu_autotune_level": 0,
             # The program is only read, so machine code is not optimized.
-            "xla_backend_optimization_level": 0,
             "xla_gpu_ptx_compiler_extra_flags": "-O0",
         }
+        if not optimize:
+            flags["xla_backend_optimization_level"] = 0
         return common | {
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
             "XLA_FLAGS": " ".join(as_flags(flags)),
         }
 
+    @property
+    def _description(self) -> str:
+        return _DESCRIPTION.format(chip=self.chip, bandwidth=int(self.bandwidth))
+
     def devices(self) -> list[Any]:
         """Eight devices to compile for; needs a process with its `environment`."""
         from jax.experimental import topologies
 
-        if self.is_gpu:
+        if self.chip is not None:
             found = topologies.get_topology_desc(
-                platform="cuda", target_config=_H100, topology=self.topology
+                platform="cuda", target_config=self._description, topology=self.topology
             )
         else:
             found = topologies.get_topology_desc(self.topology, "tpu")
@@ -152,6 +209,45 @@ TARGETS = {
             launch=2e-6,
             link=450e9,
             message=10e-6,
+            chip=Chip(
+                "NVIDIA H100 80GB HBM3",
+                (9, 0),
+                "sm_90a",
+                count=132,
+                clock=1.83e9,
+                boost=1.98,
+                cache=52_428_800,
+                cache_bandwidth=5.5e12,
+                memory=84_929_347_584,
+                shared_memory=233_472,
+                most_shared=232_448,
+                lanes=128,
+            ),
+        ),
+        Target(
+            "a100",
+            "NVIDIA A100 SXM, 40 GB",
+            "cuda",
+            "1x1x8",
+            peak=312e12,
+            bandwidth=1.555e12,
+            launch=2e-6,
+            link=300e9,
+            message=10e-6,
+            chip=Chip(
+                "NVIDIA A100-SXM4-40GB",
+                (8, 0),
+                "sm_80",
+                count=108,
+                clock=1.41e9,
+                boost=1.41,
+                cache=41_943_040,
+                cache_bandwidth=4.0e12,
+                memory=42_505_273_344,
+                shared_memory=167_936,
+                most_shared=166_912,
+                lanes=64,
+            ),
         ),
         Target(
             "v5p",
