@@ -87,7 +87,7 @@ class Case:
     definition: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     scales: tuple[float, ...]
-    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    dtypes: tuple[str, ...] = ("bfloat16",)
 
     def kernel(self, *arrays: Array) -> Any:
         """Calls the kernels, which compile for GPUs only."""
@@ -172,6 +172,7 @@ def _of_stage(stage: _Stage) -> list[Case]:
             plain_dense.dense,
             (field, (c, 3 * c)),
             (1.0, narrow),
+            ("bfloat16", "float32"),
         ),
         Case(
             f"layer_norm, {points} x {c}",
@@ -180,6 +181,7 @@ def _of_stage(stage: _Stage) -> list[Case]:
             _plain_layer_norm,
             (field, (c,), (c,)),
             (1.0, 1.0, 1.0),
+            ("bfloat16", "float32"),
         ),
     ]
 

@@ -1,8 +1,8 @@
 """Compiles the table of cases for a GPU, in a separate process.
 
-Of each case the optimized HLO, XLA's list of launches and the PTX of every kernel go to
-a folder. Run by `benchmarks.accelerator.machine_code`, with the environment of the
-target.
+The optimized HLO of each case goes to a folder, where XLA puts its list of launches and
+the PTX of every kernel beside it (`--xla_dump_to`). Run by `own_kernels`, with the
+environment of the target.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.accelerator.targets import TARGETS
 KERNEL, DEFINITION = "kernel", "definition"
 
 
-def slug(name: str) -> str:
-    """Returns the name of a case as that of a function.
+def function_name(case: str, dtype: str, side: str) -> str:
+    """Returns the name of the compiled function, which its files begin with.
 
-    >>> slug("feed_forward, 72000 x 256")
-    'feed_forward_72000_x_256'
+    >>> function_name("project, 72000 x 256", "bfloat16", "kernel")
+    'project_72000_x_256_bfloat16_kernel'
     """
-    return re.sub(r"\W+", "_", name)
+    return re.sub(r"\W+", "_", f"{case} {dtype} {side}")
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         ]
         began = time.perf_counter()
         function = case.with_gradients(getattr(case, side))
-        function.__name__ = f"{slug(name)}_{dtype}_{side}"
+        function.__name__ = function_name(name, dtype, side)
         lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
         program = lowered.compile()
         (folder / f"{function.__name__}.hlo").write_text(program.as_text())

@@ -15,6 +15,8 @@ from credit_jax.parallel.rows.reshard import WINDOWS
 from credit_jax.parallel.scopes import ATTENTION, PARTS
 
 OTHER = "other"
+# Kind of the kernels of `credit_jax.kernels.gpu`.
+OWN = "own kernel"
 # Suffix of computations whose collectives are one launch.
 GROUP = ".collectives_group"
 FORWARD, AGAIN, BACKWARD = "forward", "recomputed", "backward"
@@ -152,7 +154,7 @@ def kind_of(instruction: Instruction) -> str:
     if instruction.opcode == "custom-call":
         target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
         if target == KERNEL:
-            return "own kernel"
+            return OWN
         if "matmul" in target or "gemm" in target:
             return "library product"
         return "library convolution" if "conv" in target else target

@@ -148,7 +148,9 @@ class Kernel:
                 raise ValueError(f"{self.name}: a program with no end in sight")
             one = self.instructions[at]
             runs = _runs(one, registers)
-            if runs is not False:
+            # A branch is issued whether it is taken or not.
+            issued = one.name == "bra" or runs is not False
+            if issued and not _copies_nothing(one, registers):
                 counts[at] += 1
             if one.name == "bra" and runs is True:
                 at = self.labels[one.operands[-1]]
@@ -167,19 +169,25 @@ class Kernel:
         return total
 
 
+def entry(text: str) -> str | None:
+    """Returns the name of the kernel in a PTX text, None if there is none."""
+    found = _ENTRY.search(text)
+    return found[1] if found else None
+
+
 def parse(text: str) -> Kernel:
     """Reads the PTX of one kernel.
 
     Raises:
         ValueError: there is no entry in the text.
     """
-    entry = _ENTRY.search(text)
-    if entry is None:
+    found = _ENTRY.search(text)
+    if found is None:
         raise ValueError(f"no .entry in PTX that begins with {text[:80]!r}")
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     tables: dict[str, tuple[str, ...]] = {}
-    lines = iter(text[entry.end() :].splitlines())
+    lines = iter(text[found.end() :].splitlines())
     for line in lines:
         if table := _TARGETS.match(line.strip()):
             targets = line
@@ -191,7 +199,7 @@ def parse(text: str) -> Kernel:
         else:
             statements = line.split("//")[0].split(";")[:-1]
             instructions += [one for text in statements for one in _instruction(text)]
-    return Kernel(entry[1], tuple(instructions), labels, tables)
+    return Kernel(found[1], tuple(instructions), labels, tables)
 
 
 def _instruction(text: str) -> list[Instruction]:
@@ -219,6 +227,13 @@ def _value(operand: str, registers: Registers) -> int | None:
         return int(operand, 0)
     except ValueError:
         return registers.get(operand)
+
+
+def _copies_nothing(one: Instruction, registers: Registers) -> bool:
+    """Whether an asynchronous copy is of 0 bytes: that of a turn behind the last."""
+    if not one.opcode.startswith("cp.async.c") or len(one.operands) < 4:
+        return False
+    return _value(one.operands[-1], registers) == 0
 
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -269,8 +284,10 @@ def _result(parts: Sequence[str], values: list[int | None]) -> int | None:
         return _predicate(parts[0], values)
     bits = int(kind[1:])
     if parts[0] == "selp":
-        chosen = values[2]
-        return None if chosen is None else values[0 if chosen else 1]
+        first, second, chosen = values
+        if chosen is None:
+            return first if first == second else None
+        return first if chosen else second
     if any(value is None for value in values):
         return None
     known = [_signed(v, bits, kind[0] == "s") for v in values if v is not None]
