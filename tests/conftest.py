@@ -33,12 +33,24 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_addoption(parser):
+    """Adds the option of `tests.without_torch`."""
+    parser.addoption(
+        "--without-torch",
+        action="store_true",
+        help="leave out the tests that need torch or CREDIT",
+    )
+
+
 def pytest_configure(config):
     """Registers the plugins of these tests; with CI=true a skipped test fails."""
     optimize_little()
+    plugins = ["longest_first", "bounded_memory"]
     if os.environ.get("CI", "").lower() in ("true", "1"):
-        config.pluginmanager.import_plugin("tests.skips_fail")
-    for name in ("longest_first", "bounded_memory"):
+        plugins.append("skips_fail")
+    if config.getoption("without_torch"):
+        plugins.append("without_torch")
+    for name in plugins:
         config.pluginmanager.import_plugin(f"tests.{name}")
 
 
@@ -78,8 +90,8 @@ def rng():
 @pytest.fixture(autouse=True)
 def seeded_torch():
     """Seeds torch, so that modules have the same initial weights in every run."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -91,12 +103,17 @@ def make_mesh():
 
 
 @pytest.fixture(scope="session")
-def credit():
+def torch():
+    """PyTorch; a test that needs it is skipped where it is missing."""
+    return pytest.importorskip("torch", reason="no torch: make test installs it")
+
+
+@pytest.fixture(scope="session")
+def credit(torch):
     """CREDIT, the PyTorch reference (`tests.reference`).
 
     A test that needs it is skipped where it is missing, and fails with CI=true.
     """
-    pytest.importorskip("torch", reason="CREDIT needs torch: make test installs both")
     from importlib.util import find_spec
 
     if find_spec("credit") is None:

@@ -31,6 +31,9 @@ _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(
     r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
 )
+# Since jaxlib 0.11: mesh['dp'=2,'tp'=4] {'dp'}
+_AXIS_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{((?:'\w+',?)+)\}")
+_AXIS_SIZE = re.compile(r"'(\w+)'=(\d+)")
 _PAIRS = re.compile(r"source_target_pairs=\{\{([\d,]+)\}")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _LOOP = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -135,12 +138,22 @@ def _collective(match: re.Match[str], times: int) -> Collective:
 def _members(attributes: str) -> tuple[int, ...]:
     """The devices of the first group, see `Collective.members`.
 
-    XLA lists the groups, or writes the shape [groups, members] into which it reshapes
-    an array of devices whose dims may be transposed.
+    XLA lists the groups, names the axes of a mesh that the groups span, or writes the
+    shape [groups, members] into which it reshapes an array of devices whose dims may be
+    transposed.
     """
     listed = _GROUPS.search(attributes) or _PAIRS.search(attributes)
     if listed:
         return _numbers(listed[1])
+    named = _AXIS_GROUPS.search(attributes)
+    if named:
+        sizes = {name: int(size) for name, size in _AXIS_SIZE.findall(named[1])}
+        spanned = re.findall(r"\w+", named[2])
+        order = [*(name for name in sizes if name not in spanned), *spanned]
+        devices = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+        devices = devices.transpose([list(sizes).index(name) for name in order])
+        first = devices.reshape(-1, math.prod(sizes[name] for name in spanned))[0]
+        return tuple(first.tolist())
     iota = _IOTA_GROUPS.search(attributes)
     if not iota:
         raise ValueError(f"no groups of devices in {attributes[:200]}")
@@ -149,7 +162,7 @@ def _members(attributes: str) -> tuple[int, ...]:
     if iota[4]:
         devices = devices.transpose(_numbers(iota[4]))
     first = devices.reshape(int(iota[1]), int(iota[2]))[0]
-    return tuple(int(device) for device in first)
+    return tuple(first.tolist())
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -9,8 +9,7 @@ SEEDS = (0, 1, 42, 1000, 2**31, 2**32 - 1, 2**32 + 5, 2**40 + 3, -1)
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 10, 57, 623, 624, 625, 20001])
-def test_equals_torch(num_items):
-    torch = pytest.importorskip("torch")
+def test_equals_torch(torch, num_items):
     for seed in SEEDS:
         generator = torch.Generator()
         generator.manual_seed(seed)

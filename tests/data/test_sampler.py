@@ -24,8 +24,8 @@ def sampler(**changes):
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 24, 25])
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_order_is_torchs_distributed_sampler(num_samples, dp_size, shuffle):
-    data = pytest.importorskip("torch.utils.data")
+def test_order_is_torchs_distributed_sampler(torch, num_samples, dp_size, shuffle):
+    data = torch.utils.data
     for epoch in (0, 1, 9):
         order = epoch_order(
             num_samples, dp_size=dp_size, seed=5, epoch=epoch, shuffle=shuffle

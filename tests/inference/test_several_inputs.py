@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from rich.console import Console
 
@@ -131,6 +130,9 @@ def test_forecasts_are_those_of_credit(
     credit: Any, region: Path, folder: Path, name: str
 ) -> None:
     """Against two steps of CREDIT's model, called with the inputs of each step."""
+
+    import torch
+
     _, store = _run(region, folder, name, "1")
     raw = _config(region, folder, name)
     raw["data"]["forecast_len"] = 1

@@ -167,9 +167,8 @@ def test_without_a_validation_loss_ranks_are_scored_one_by_one():
 
 
 @pytest.mark.parametrize("mesh", [{}, *MESHES], ids=str)
-def test_spread_of_errors_is_that_of_the_log(mesh):
+def test_spread_of_errors_is_that_of_the_log(torch, mesh):
     """CREDIT logs torch's standard deviation of all errors, with divisor N - 1."""
-    torch = pytest.importorskip("torch")
     prediction, target = fields(5)
     error = torch.tensor(prediction + 3.0 - np.repeat(target, MEMBERS, axis=0))
     ours, _ = loss_and_gradient(

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from credit_jax.kernels import use_implementation
 from credit_jax.models.diffusion.process import (
@@ -29,7 +28,6 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
-from credit_torch_bridge.compare.credit_side import floats_of
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
 from tests.support import assert_close, assert_trees_close, make_mesh
 
@@ -68,6 +66,11 @@ def run_credit(
     credit: Any, block: dict[str, Any], dtype: str = "float32", mode: str = "eval"
 ) -> Theirs:
     """Runs a forward and backward pass of CREDIT's network within its process."""
+
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import floats_of
+
     wide = getattr(torch, dtype)
     model = credit.build_credit(block, seed=1).to(wide)
     arrays = inputs_of(block, BATCH, dtype)
@@ -196,6 +199,9 @@ def same_noise(model: Any, arrays: Arrays) -> Iterator[Noise]:
         model: CREDIT's process.
         arrays: NHWC by call site.
     """
+
+    import torch
+
     kept = model.randn_like_fn
 
     def draw(shape: Any = None, tensor: Any = None, device: Any = None) -> Any:
@@ -213,6 +219,11 @@ def assert_samples_equal_credit(
     credit: Any, block: dict[str, Any], name: str, dtype: str, tolerance: float
 ) -> None:
     """Asserts equal samples by all sampler steps, with the same noise at each step."""
+
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import floats_of
+
     theirs = run_credit(credit, block, dtype)
     model_def, rng = build(block), np.random.default_rng(2)
     batch, _, _, height, width = theirs.y.shape

@@ -63,8 +63,7 @@ def to_torch(param_spec, value):
 
 
 @pytest.mark.parametrize("path", ["linear", "conv", "qkv", "out"])
-def test_one_training_forward_is_that_of_torch(path):
-    torch = pytest.importorskip("torch")
+def test_one_training_forward_is_that_of_torch(torch, path):
     param_spec = DECLARATIONS[path]
     matrix = to_torch(param_spec, weights()[path])
     vectors = jax.jit(lambda key: init_spectral_norm(key, DECLARATIONS))(
@@ -98,9 +97,8 @@ def test_one_training_forward_is_that_of_torch(path):
 @pytest.mark.parametrize(
     ("degrees", "kernels"), [({}, "xla"), ({"dp": 2, "tp": 2}, "xla"), ({}, "gpu")]
 )
-def test_each_of_several_calls_is_that_of_torch(degrees, kernels):
+def test_each_of_several_calls_is_that_of_torch(torch, degrees, kernels):
     """Kernels, gradients and the final vectors, also of stacked blocks."""
-    torch = pytest.importorskip("torch")
     declarations = {"one": replace(LINEAR, calls=3), "twice": replace(LINEAR, calls=2)}
     declarations["stacked"] = declarations["one"].stack(2)
     params = {p: jnp.asarray(draw(d.shape, seed=3)) for p, d in declarations.items()}

@@ -1,10 +1,8 @@
 """Cases of 3-D convolutions and torch's results, for tests of all implementations."""
 
-import pytest
+import torch
 
 from tests.support.gradients import draw, torch_values
-
-torch = pytest.importorskip("torch")
 
 # name: input (depth, height, width, channels), kernel (sizes, channels out), keywords.
 CASES = {

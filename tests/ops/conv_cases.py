@@ -1,10 +1,8 @@
 """Cases of 2-D convolutions and torch's results, for tests of all implementations."""
 
-import pytest
+import torch
 
 from tests.support.gradients import draw, torch_values
-
-torch = pytest.importorskip("torch")
 
 # name: input (height, width, channels), kernel (height, width, channels out), keywords.
 CASES = {

@@ -3,12 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops.batch_stats import RunningStatistics, batch_norm
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-torch = pytest.importorskip("torch")
 
 CHANNELS = 5
 

@@ -2,12 +2,11 @@
 
 import jax.numpy as jnp
 import pytest
+import torch
 
 from credit_jax.ops import conv
 from tests.ops.conv_cases import CASES, arrays, of_torch
 from tests.support.gradients import assert_same, jax_values
-
-torch = pytest.importorskip("torch")
 
 
 # torch warns for even kernels with "same" that it copies the input.

@@ -7,8 +7,6 @@ from credit_jax.ops.conv3d import conv3d
 from tests.ops.conv3d_cases import CASES, arrays, of_torch
 from tests.support.gradients import assert_same, jax_values
 
-pytest.importorskip("torch")
-
 
 # torch warns for even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

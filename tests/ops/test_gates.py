@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops.gates import neighbor_gate, neighbor_taps, squeeze_gate
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
-torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops.gelu import gelu
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
-torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 

@@ -2,12 +2,11 @@
 
 import jax.numpy as jnp
 import pytest
+import torch
 
 from credit_jax.ops.norm import layer_norm
 from credit_jax.ops.shuffle import pixel_shuffle
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (2, 3, 5, 16), (7, 6)])

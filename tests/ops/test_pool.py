@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-torch = pytest.importorskip("torch")
 
 # name: height, width, kernel, torch's keywords.
 AVERAGES = {

@@ -3,12 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops.resize import area_taps, linear_taps, nearest_taps
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-torch = pytest.importorskip("torch")
 
 SIZES = [(5, 5), (4, 9), (9, 4), (181, 45), (45, 181), (180, 181), (721, 240)]
 SIZES += [(192, 181), (1, 3), (3, 1), (2, 640)]

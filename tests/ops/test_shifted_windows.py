@@ -14,11 +14,12 @@ import pytest
 from credit_jax.ops.drop_path import drop_path
 from credit_jax.ops.shifted_windows import beyond_edge, offset_index, scaled_offsets
 from credit_jax.ops.shuffle import unpatch
-from credit_torch_bridge.compare.credit_import import import_torchvision
 
 
 @pytest.fixture(scope="module")
 def timm() -> Any:
+    from credit_torch_bridge.compare.credit_import import import_torchvision
+
     import_torchvision()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

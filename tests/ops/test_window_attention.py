@@ -8,8 +8,6 @@ from tests.ops.window_attention_cases import CASES, of_torch, pairs_of_case
 from tests.support import assert_close
 from tests.support.gradients import assert_same, jax_values
 
-pytest.importorskip("torch")
-
 
 @pytest.mark.parametrize("case", CASES)
 def test_products_and_their_gradients_are_torchs(case):

@@ -1,10 +1,8 @@
 """Cases of attention products and torch's results, for all implementations."""
 
-import pytest
+import torch
 
 from tests.support.gradients import draw, torch_values
-
-torch = pytest.importorskip("torch")
 
 PAIRS, SUMS = "...id,...jd->...ij", "...ij,...jd->...id"
 # name: windows and heads, tokens i, tokens j, channels

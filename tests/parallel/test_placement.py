@@ -145,8 +145,7 @@ def test_a_batch_split_along_other_dims():
     assert placed["y"].shape == (2, 3, 8, 5)
 
 
-def test_a_batch_of_torch():
-    torch = pytest.importorskip("torch")
+def test_a_batch_of_torch(torch):
     batch = {"x": torch.from_numpy(draw((2, 3, 1, 7, 5))), "index": torch.arange(2)}
     placed = shard_batch(batch, make_mesh(domain=2))
     assert np.array_equal(placed["x"][..., :7, :], batch["x"].numpy())

@@ -1,9 +1,15 @@
-"""CREDIT, run serially on the CPU: the oracle of the parity tests."""
+"""CREDIT, run serially on the CPU: the oracle of the parity tests.
 
-from tests.reference.cases import CreditCase as CreditCase
-from tests.reference.cases import build_credit as build_credit
-from tests.reference.cases import credit_case as credit_case
-from tests.reference.dataset import write_dataset as write_dataset
-from tests.reference.training import GEN2_CONFIG as GEN2_CONFIG
-from tests.reference.training import CreditRun as CreditRun
-from tests.reference.training import credit_train as credit_train
+Names are imported when they are first used: the data set needs no torch.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "cases": ["CreditCase", "build_credit", "credit_case"],
+        "dataset": ["write_dataset"],
+        "training": ["GEN2_CONFIG", "CreditRun", "credit_train"],
+    },
+)

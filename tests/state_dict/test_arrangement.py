@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
@@ -45,7 +44,7 @@ def test_shapes_and_the_way_back(rng, name):
     assert back.flags.c_contiguous
 
 
-def test_rows_of_q_k_v_lie_as_credit_chunks_them():
+def test_rows_of_q_k_v_lie_as_credit_chunks_them(torch):
     rows = np.arange(24.0).reshape(24, 1, 1, 1)
     ours = QUERY_KEY_VALUE.to_ours(rows, (1, 3, 2, 4))
     q, k, v = torch.tensor(rows[:, 0, 0, 0]).chunk(3)

@@ -33,8 +33,7 @@ def draw(rng, size=1.0):
 
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, "dynamic"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_equals_torch(max_norm, weight_decay, rng):
-    torch = pytest.importorskip("torch")
+def test_equals_torch(torch, max_norm, weight_decay, rng):
     params = draw(rng) | {"scale": jnp.float32(1.0)}
     theirs = {k: torch.nn.Parameter(torch.tensor(v)) for k, v in numpy(params).items()}
     adamw = torch.optim.AdamW(
@@ -115,9 +114,8 @@ def test_small_gradients_are_not_scaled(rng):
     assert_trees_close(clip(grads, 1.0), grads, 0.0, "gradient")
 
 
-def test_clipping_to_the_norm_itself_equals_torch(rng):
+def test_clipping_to_the_norm_itself_equals_torch(torch, rng):
     """1e-6 is added to the norm, which matters for small gradients."""
-    torch = pytest.importorskip("torch")
     for size in (1e-6, 1e-4, 1.0):
         grads = draw(rng, size)
         theirs = {k: torch.zeros(g.shape) for k, g in grads.items()}

@@ -265,8 +265,7 @@ def test_a_fresh_state_is_made_in_shards() -> None:
 # ------------------------------------------------------------- float16
 
 
-def test_loss_scale_follows_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
+def test_loss_scale_follows_that_of_torch(torch: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)

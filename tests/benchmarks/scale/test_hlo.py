@@ -71,6 +71,8 @@ def test_axes_of_groups():
         ("replica_groups=[4,2]<=[8]", (0, 1)),
         ("replica_groups=[4,2]<=[2,2,2]T(1,0,2)", (0, 1)),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", (0, 4)),
+        ("replica_groups=mesh['dp'=2,'tp'=4] {'dp'}", (0, 4)),
+        ("replica_groups=mesh['dp'=2,'tp'=2,'domain'=2] {'dp','domain'}", (0, 1, 4, 5)),
     ],
 )
 def test_groups_are_read_however_they_are_written(text, members):

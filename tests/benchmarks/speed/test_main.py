@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("torch")
-
 import jax
+import pytest
 
 from benchmarks.speed.__main__ import accelerator_use, main
 from benchmarks.speed.cases import initial_weights, make_case

@@ -13,8 +13,6 @@ from tests.ops.conv_cases import CASES, arrays, of_torch
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values
 
-pytest.importorskip("torch")
-
 
 # torch warns for even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -3,13 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import torch
 
 from credit_jax import ops
 from credit_jax.kernels.cpu.conv_transpose import conv_transpose2d, conv_transpose3d
 from tests.ops.conv_transpose_cases import CASES_2D, CASES_3D, check
 from tests.support.gradients import assert_same, draw, jax_values
-
-torch = pytest.importorskip("torch")
 
 FEW = "few points, kernel is stride"
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import torch
 from jax.sharding import PartitionSpec as P
 
 from credit_jax import kernels
@@ -13,8 +14,6 @@ from tests.ops.test_dense import CASES
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 from tests.support.meshes import make_mesh
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("case", CASES)

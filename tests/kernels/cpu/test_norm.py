@@ -3,12 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import torch
 
 from credit_jax import ops
 from credit_jax.kernels.cpu.norm import layer_norm
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (2, 3, 5, 16), (7, 6)])

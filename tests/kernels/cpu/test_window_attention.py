@@ -10,8 +10,6 @@ from tests.ops.window_attention_cases import CASES, of_torch, pairs_of_case
 from tests.support import assert_close
 from tests.support.gradients import assert_same, jax_values
 
-pytest.importorskip("torch")
-
 FUNCTIONS = {attention_logits: ops.attention_logits, attend: ops.attend}
 
 

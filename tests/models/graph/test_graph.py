@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from credit_jax import from_state_dict, to_state_dict
 from credit_jax.models.graph.edge_file import read_edges
@@ -26,8 +25,6 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.state_dict.convert import key_plan_for
 from credit_torch_bridge import compare_with_credit
-from credit_torch_bridge.compare import comparison
-from credit_torch_bridge.compare.credit_side import cast_credit, share_edges
 from tests.models.graph.edges import write_edges
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults
 from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
@@ -71,6 +68,11 @@ def _x(edge_path: str, dtype: str) -> np.ndarray:
 
 def _credit(credit: Any, block: dict[str, Any], dtype: str) -> Any:
     """Returns CREDIT's state, prediction, and gradients by parameters and the input."""
+
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import cast_credit, share_edges
+
     wide = getattr(torch, dtype)
     model = credit.build_credit(block, seed=1)
     if block.get("use_edge_attr", True):
@@ -120,6 +122,11 @@ def test_compare_in_float64(
     credit: Any, edge_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where float32 is beyond its tolerance, both sides run in float64."""
+
+    import torch
+
+    from credit_torch_bridge.compare import comparison
+
     monkeypatch.setattr(comparison, "FORWARD", 0.0)
     block = _block(edge_path, n_blocks=2)
     state = credit.build_credit(block, seed=5).state_dict()
@@ -178,6 +185,9 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 
 def _train_credit(credit: Any, block: dict[str, Any], settle: int) -> Any:
     """Returns state, prediction, gradients and new state of a training forward."""
+
+    import torch
+
     model = credit.build_credit(block, seed=1).train()
     x = torch.from_numpy(_x(block["edge_path"], "float32").copy())
     with torch.no_grad():

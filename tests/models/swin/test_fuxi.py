@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import torch
 
 from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin import attention
@@ -54,8 +53,11 @@ def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
             assert np.array_equal(case.state[key], case.state_after[key]), key
 
 
-def _raise_scales(model: torch.nn.Module) -> None:
+def _raise_scales(model: Any) -> None:
     """Sets logit scales below, above and at the clamp."""
+
+    import torch
+
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("logit_scale"):
@@ -66,6 +68,9 @@ def test_the_mask_leaks_at_the_clamp_as_in_credit(
     credit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits reach +-100, so that tokens masked by -100 still get attention."""
+
+    import torch
+
     case = credit.credit_case(BASE, seed=3, dtype=torch.float64, prepare=_raise_scales)
     with jax.enable_x64(True):
         y, _, by_input, gradients = run_with_credits_weights(BASE, case)
@@ -83,7 +88,7 @@ def test_the_mask_leaks_at_the_clamp_as_in_credit(
     assert leak > 1e-4, "the case must have a leak to say much"
 
 
-def _train_qkv(model: torch.nn.Module) -> None:
+def _train_qkv(model: Any) -> None:
     """Makes CREDIT's layers use the parameter itself, so that it gets a gradient."""
     for name, module in model.named_modules():
         if name.endswith("qkv"):

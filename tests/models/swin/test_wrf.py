@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from credit_jax import from_state_dict, to_state_dict
@@ -27,7 +26,6 @@ from credit_jax.parallel.params.packing import unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.state_dict.convert import key_plan_for
-from credit_torch_bridge.compare.credit_side import cast_credit
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
 from tests.models.swin.cases import DSCALE, WRF
 from tests.reference.training import GEN2_CONFIG
@@ -47,6 +45,11 @@ def _inputs(name: str, batch: int, dtype: str) -> dict[str, np.ndarray]:
 @cache
 def _credit(credit: Any, name: str, dtype: str) -> tuple[Any, Any, Any, Any]:
     """Returns CREDIT's state, prediction, and gradients by parameters and inputs."""
+
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import cast_credit
+
     torch_dtype = getattr(torch, dtype)
     model = cast_credit(credit.build_credit(BLOCKS[name], seed=1), torch_dtype)
     generator = torch.Generator().manual_seed(0)

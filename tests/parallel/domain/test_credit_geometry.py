@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
@@ -16,8 +17,6 @@ from credit_jax.parallel.domain.windows import (
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support.credit_modules import credit_attribute
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-torch = pytest.importorskip("torch")
 
 
 def on_field(op):

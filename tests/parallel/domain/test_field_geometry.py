@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops.batch_stats import RunningStatistics
 from credit_jax.parallel.domain.channel_attention import (
@@ -38,7 +39,6 @@ from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
-torch = pytest.importorskip("torch")
 DIMS = pytest.mark.parametrize("dim", [1, 2])
 
 
