@@ -19,7 +19,7 @@ def test_the_import_alone_imports_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
-def test_every_name_is_a_function_or_a_class():
+def test_every_name_is_a_function_or_a_class(torch):
     names = credit_torch_bridge.__all__
     kinds = {n: type(getattr(credit_torch_bridge, n)).__name__ for n in names}
     assert set(kinds.values()) == {"function", "type"}, kinds

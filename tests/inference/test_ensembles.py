@@ -25,7 +25,9 @@ BATCH = {
     "last_init_date": "2000-01-01T12",
     "init_interval": "12h",
 }
-# Of bred and lagged members the steps before the start date are rounded, too.
+# Of bred and lagged members the steps before the start date are rounded, too. The
+# untrained model multiplies a difference by up to 30 in a step (jaxlib 0.12: 1e-6 m/s
+# to 1e-4 m/s in two steps), so that lagged members, with two steps before, have one.
 ROUNDING = 1e-6
 # WXFormer as wide as that of the demo, whose products depend on their number of rows.
 WIDE = {
@@ -54,8 +56,9 @@ LAYOUTS = {
 
 
 def ensemble(world, folder, name, members=3):
+    length = "6h" if name == "lagged" else BATCH["forecast_length"]
     inference = {
-        "batch_forecast": BATCH,
+        "batch_forecast": {**BATCH, "forecast_length": length},
         "output": {"format": "zarr"},
         "members": members,
         "perturbation": TYPES[name],

@@ -9,6 +9,7 @@ import pytest
 from tests.support.processes import run_program
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
     "seeds",
     [(0, 30), pytest.param((30, 130), marks=pytest.mark.slow)],
