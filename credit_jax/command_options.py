@@ -15,6 +15,7 @@ from credit_jax.commands import print_line
 from credit_jax.config import Config, load_config
 from credit_jax.config.dates import duration
 from credit_jax.config.trainer import MatmulPrecision
+from credit_jax.io.activity import silence
 from credit_jax.parallel.processes.connect import connect
 from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
 
@@ -145,6 +146,7 @@ def join_processes(args: argparse.Namespace) -> None:
     if launch is None and args.distributed is not False:
         launch = find_launch(os.environ)
     if launch is not None:
+        silence(is_silent=launch.process > 0)
         connect(
             launch,
             timeout=args.connect_timeout,

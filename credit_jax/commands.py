@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 import shtab
+from jaxlib import utils as jaxlib_utils  # type: ignore[attr-defined]
 from rich.console import Console
 
 from credit_jax.config.base import not_available
+from credit_jax.io.activity import line_written
+from credit_jax.io.heartbeat import Heartbeat
+from credit_jax.parallel.compile_stages import report_stages
 from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.parallel.processes.watch import end_all, leave_others, wait_for_reason
@@ -31,6 +35,8 @@ USER_ERROR = 2
 DIVERGED = 3  # a loss or a forecast that is not finite
 # 75, `parallel.processes.exit_code.RESUME`: not finished, to be resumed
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+_FATAL = 3  # absl's severity of what ends a process
 
 # Coroutines of Orbax, several of which fail at once.
 _READS = ("_read_array_index_and_device_put",)
@@ -186,7 +192,7 @@ def load_command(entry: Entry) -> Command:
 def _parse_and_run(command: Command, argv: Sequence[str] | None, prog: str) -> int:
     parser = argparse.ArgumentParser(prog=prog)
     _fill(parser, command)
-    return _run(command, parser.parse_args(argv))
+    return _run(command, parser.parse_args(argv), prog)
 
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
@@ -202,11 +208,12 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
             action.complete = COMPLETED[action.metavar]  # type: ignore[attr-defined]
 
 
-def _run(command: Command, args: argparse.Namespace) -> int:
+def _run(command: Command, args: argparse.Namespace, prog: str) -> int:
     code = FAILED
     try:
         _silence(debug=args.debug)
-        code = _run_alone(command, args)
+        report_stages()
+        code = _run_alone(command, args, prog)
     except Exception as error:
         # In a run of several processes, the loss of another one may be the cause.
         if wait_for_reason():
@@ -220,20 +227,30 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     return code
 
 
-def _run_alone(command: Command, args: argparse.Namespace) -> int:
+def _run_alone(command: Command, args: argparse.Namespace, prog: str) -> int:
+    heartbeat = Heartbeat(prog)
     try:
-        return command.run(args)
+        with heartbeat:
+            return command.run(args)
     except (CommandError, ValueError, OSError, MemoryError) as error:
         if args.debug:
             raise
         return _failed(error)
     except KeyboardInterrupt:
-        print_line("interrupted", "red", stderr=True)
+        # If it came as a signal, the heartbeat has answered already.
+        if not heartbeat.has_answered:
+            print_line("interrupted", "red", stderr=True)
         return INTERRUPTED
 
 
 def _silence(*, debug: bool) -> None:
-    """Silences what libraries log and print about errors that they also raise."""
+    """Silences what libraries log and print about errors that they also raise.
+
+    XLA's alarms, such as "Very slow compile?", are logged as errors, too. (JAX's option
+    `jax_logging_level` would also silence its own warnings.)
+    """
+    if not debug:
+        jaxlib_utils.absl_set_min_log_level(_FATAL)
     level = logging.ERROR if debug else logging.CRITICAL
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(level)
@@ -267,3 +284,4 @@ def print_line(text: str, style: str = "", *, stderr: bool = False) -> None:
     """Prints a line verbatim: no markup, no added line breaks."""
     console = Console(stderr=stderr)
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    line_written()

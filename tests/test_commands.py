@@ -1,5 +1,6 @@
 """Features of all commands: exit codes, errors, help."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -158,3 +159,51 @@ def test_late_callbacks_after_a_failed_read_are_dropped(monkeypatch):
         sys.unraisablehook(SimpleNamespace(object=None, exc_value=error))
     (found,) = seen
     assert str(found.exc_value) == "another error"
+
+
+QUIET = """
+import sys, time
+import jax
+from jax.sharding import PartitionSpec as P
+from credit_jax.commands import run_module
+from credit_jax.io import heartbeat
+
+HELP, EXAMPLE = "A command.", ""
+heartbeat.SECONDS, heartbeat._LOOK = 0.3, 0.1
+
+def add_arguments(parser):
+    pass
+
+def late(x, place):
+    time.sleep(2.5 * int(place))
+    return x
+
+def summed(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    y = jax.pure_callback(late, shape, x, jax.lax.axis_index("d"))
+    return jax.lax.psum(y, "d")
+
+def run(args):
+    jax.config.update("jax_num_cpu_devices", 2)
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+    program = jax.shard_map(summed, mesh=mesh, in_specs=P("d"), out_specs=P())
+    print(jax.jit(program)(jax.numpy.arange(4.0)))
+    return 0
+
+sys.exit(run_module(__name__, None, prog="it"))
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_alarms_of_xla_do_not_come_through(debug, monkeypatch):
+    """Only with `--debug`; the log says that the command runs."""
+    alarm = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1"
+    monkeypatch.setenv("XLA_FLAGS", alarm)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    words = [sys.executable, "-c", QUIET, *(["--debug"] if debug else [])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "[2. 4.]\n"), done.stderr
+    assert ("may be stuck" in done.stderr) == debug
+    if not debug:
+        *lines, _ = done.stderr.splitlines()
+        assert "it is running" in lines

@@ -26,6 +26,7 @@ from credit_jax.checkpoint.trees import (
     with_random_keys,
     without_random_keys,
 )
+from credit_jax.io.activity import activity
 from credit_jax.io.digests import find_damage, record_files, write_records
 from credit_jax.io.write_errors import write_errors
 from credit_jax.parallel.processes.coordinator import of_first, process_number
@@ -119,6 +120,7 @@ class CheckpointStore:
         steps = self.steps()
         return steps[-1] if steps else None
 
+    @activity("comparing a checkpoint with its digests")
     def damage(self, step: int) -> list[str]:
         """Lists the files of a checkpoint that have changed since it was written.
 
@@ -199,6 +201,7 @@ class CheckpointStore:
                 records.pop(_WRITTEN_LATER, None)
                 write_records(folder / DIGESTS, records)
 
+    @activity("writing a checkpoint")
     def wait(self) -> None:
         """Returns when the last checkpoint is on disk.
 
@@ -244,6 +247,7 @@ class CheckpointStore:
         self._manager_with(step)
         return [name for name in ITEMS if (self.path(step) / name).is_dir()]
 
+    @activity("reading a checkpoint")
     def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Reads items of a checkpoint.
 
@@ -281,6 +285,7 @@ class CheckpointStore:
             for name, tree in targets.items()
         }
 
+    @activity("reading a checkpoint")
     def read_array(self, step: int, item: str, name: str) -> np.ndarray:
         """One whole array of an item, on the host.
 

@@ -21,6 +21,7 @@ from credit_jax.data.further_inputs import (
 )
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 
 
@@ -209,6 +210,7 @@ def path_at(
     return sources[name].path_of(field_type, variable, label)
 
 
+@activity("opening the data")
 def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Dataset:
     """Opens the files of a data section, without reading fields.
 

@@ -13,6 +13,7 @@ The same arguments give the same fields on the same machine and versions.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from credit_jax.demo.write import (
     solar_fields,
     write_static,
 )
+from credit_jax.io.activity import activity, live_display
 
 if TYPE_CHECKING:
     from credit_jax.demo.dynamics import Climate
@@ -76,7 +78,8 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         f"(after {demo.spinup_days} days of spin-up); they are kept for later runs."
     )
     # dinosaur needs rank promotion, which the caller may have disabled.
-    with jax.numpy_rank_promotion("allow"), _progress(console) as progress:
+    shown = live_display() if console.is_terminal else nullcontext()
+    with jax.numpy_rank_promotion("allow"), shown, _progress(console) as progress:
         task = progress.add_task("days", total=demo.spinup_days + demo.days)
         with new_dataset(folder, wanted) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
@@ -121,6 +124,7 @@ def _chunks(
     """Runs the climate; yields times and fields by `DAYS_AT_ONCE`, after spin-up."""
     state = climate.initial
     rain = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
+    all_days = demo.spinup_days + demo.days
     for start in range(-demo.spinup_days, demo.days, DAYS_AT_ONCE):
         num_days = min(DAYS_AT_ONCE, demo.days - start)
         times: Any = pd.date_range(
@@ -129,11 +133,12 @@ def _chunks(
             freq="6h",
         )
         outputs: list[dict[str, Any]] = []
-        for time, day in zip(times, days_of_year(times), strict=True):
-            if time >= FIRST_TIME:
-                outputs.append({**climate.fields(state), "TP": rain})
-            state, rain = climate.advance(state, day)
-        jax.block_until_ready(state)
+        with activity(f"demo data, {start + demo.spinup_days} of {all_days} days"):
+            for time, day in zip(times, days_of_year(times), strict=True):
+                if time >= FIRST_TIME:
+                    outputs.append({**climate.fields(state), "TP": rain})
+                state, rain = climate.advance(state, day)
+            jax.block_until_ready(state)
         advance(num_days)
         if outputs:
             fields = {

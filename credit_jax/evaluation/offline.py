@@ -18,6 +18,7 @@ from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.mesh_sums import NON_FINITE, Grid, MeshSums
 from credit_jax.evaluation.regions import BANDS, Region
 from credit_jax.evaluation.sums import ScoreLayout, ScoreSums
+from credit_jax.io.activity import activity
 from credit_jax.io.workers import ReadAhead
 from credit_jax.parallel.mesh.dims import ParallelDims
 
@@ -51,7 +52,8 @@ def score_files(
     total: ScoreSums | None = None
     try:
         for number, start in enumerate(files.starts):
-            own = _of_start(measure, reader, start, len(files.leads))
+            with activity(f"scoring start date {number + 1}/{len(files.starts)}"):
+                own = _of_start(measure, reader, start, len(files.leads))
             total = own if total is None else total.merge(own)
             progress(number + 1)
     finally:

@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     wait_for_all("the folder of the forecasts")
     weights = Forecaster(model, *checkpoint.restore(model)).weights
     _print(header(args.package or args.config, plan, model, checkpoint))
-    with StopRequests(stop_at) as requests:
+    promise = "the command ends after the forecasts in progress"
+    with StopRequests(stop_at, promise=promise) as requests:
         campaign = Campaign.of_plan(
             plan,
             model,

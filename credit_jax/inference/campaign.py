@@ -31,6 +31,7 @@ from credit_jax.inference.schedule import Task
 from credit_jax.inference.sharing import Share, added_up
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.summary import DeviceClock, Summary, Times
+from credit_jax.io.activity import activity
 from credit_jax.io.workers import ReadAhead, Workers
 from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
@@ -155,7 +156,8 @@ class Campaign:
                 return made, stopped
             threads.prepare(number)
             own = _Group(self, threads, group, threads.full[number])
-            own.run()
+            with activity(f"forecasts {number + 1}/{len(todo)}"):
+                own.run()
             made.append(own.tasks)
             self.progress(sum(missing[: number + 1]))
         return made, None
@@ -308,10 +310,11 @@ class _Group:
                 forcing = next(threads.reader)
             start = time.perf_counter()
             noise = None if self.noise is None else self.noise.fold_in(step)
-            state, found = campaign.step(
-                campaign.weights, state, constants, forcing, noise
-            )
-            self._hand_over(step, found, start)
+            with activity(f"forecast step {step}/{campaign.num_steps}"):
+                state, found = campaign.step(
+                    campaign.weights, state, constants, forcing, noise
+                )
+                self._hand_over(step, found, start)
         if self.scored is not None:
             threads.host.submit(self.scored.save)
         threads.host.submit(partial(threads.delivery.finish, self.tasks))

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, Full, Queue
 from typing import Any, Generic, TypeVar
 
+from credit_jax.io.activity import activity
+
 Item = TypeVar("Item")
 # Interval at which a blocked thread checks whether to stop, in seconds.
 _POLL = 0.1
@@ -31,6 +33,7 @@ class Workers:
     """
 
     def __init__(self, num_threads: int, max_pending: int, name: str) -> None:
+        self._name = name
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._slots = threading.BoundedSemaphore(max_pending)
         self._lock = threading.Lock()
@@ -41,7 +44,8 @@ class Workers:
         """Queues a job; blocks while `max_pending` jobs wait or run."""
         self.check()
         start = time.perf_counter()
-        self._slots.acquire()
+        with activity(f"waiting for {self._name} jobs"):
+            self._slots.acquire()
         with self._lock:
             self.blocked += time.perf_counter() - start
         try:
@@ -57,7 +61,8 @@ class Workers:
 
     def close(self) -> None:
         """Waits for all jobs, and raises the first error."""
-        self._pool.shutdown(wait=True)
+        with activity(f"finishing {self._name} jobs"):
+            self._pool.shutdown(wait=True)
         self.check()
 
     def cancel(self) -> None:
@@ -101,7 +106,8 @@ class ReadAhead(Generic[Item]):
         self._thread.start()
 
     def __next__(self) -> Item:
-        kind, value = self._get()
+        with activity("reading"):
+            kind, value = self._get()
         if kind == "error":
             raise value
         if kind == "end":

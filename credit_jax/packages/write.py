@@ -28,6 +28,7 @@ from credit_jax.inference.forecast_data import (
 )
 from credit_jax.inference.outputs import read_attributes
 from credit_jax.inference.plan import forecast_pipeline, forecast_schema
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files
 from credit_jax.models.model_def import ModelDef
@@ -100,6 +101,7 @@ def open_contents(config: Config) -> Contents:
     return Contents(config, model_def, opened, pipeline, schema, latitude, longitude)
 
 
+@activity("writing the package")
 def write_package(
     contents: Contents,
     weights: RunWeights,

@@ -9,6 +9,7 @@ from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
@@ -92,6 +93,7 @@ class RunPlan:
         )
 
 
+@activity("planning the run")
 def plan_run(
     config: Config,
     *,

@@ -26,6 +26,7 @@ from credit_jax.data.checks import check_dataset
 from credit_jax.data.dataset import Sample, collate
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.values import BadValuesError, check_sample
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.preprocess.fits import Collected, leaves
 from credit_jax.preprocess.planning import FitPlan
@@ -84,6 +85,7 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
     return Samples(dataset, tuple(batches))
 
 
+@activity("fitting")
 def fit_samples(
     plan: FitPlan, samples: Samples, display: Display, *, num_threads: int
 ) -> dict[str, Collected]:
@@ -102,7 +104,7 @@ def fit_samples(
         lines = [own for own in tried if isinstance(own, str)]
         return (plan.collect(collate(read)) if read else {}), lines
 
-    display.start("fitting", total=samples.count, waiting="reading")
+    display.start("fitting", total=samples.count)
     total: dict[str, Collected] = {}
     bad: list[str] = []
     done = in_threads(collect, samples.batches, num_threads)

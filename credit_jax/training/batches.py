@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from credit_jax.data import Batch, Loader
+from credit_jax.io.activity import activity
 
 
 def num_batches(loader: Loader, cap: int) -> int:
@@ -26,7 +27,8 @@ def with_wait(
     """Yields each group with the seconds that the step waited for it."""
     while True:
         began = time.monotonic()
-        group = next(groups, None)
+        with activity("reading a batch"):
+            group = next(groups, None)
         if group is None:
             return
         yield group, time.monotonic() - began

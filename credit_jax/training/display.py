@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from credit_jax.io.activity import description, line_written, live_display
 
 PLAIN_SECONDS = 10.0
 _SMOOTH = 0.9
@@ -29,6 +33,7 @@ class Display:
         self._task = None
         self._rate = Rate()
         self._last_line = 0.0
+        self._live = ExitStack()
 
     def __enter__(self) -> Display:
         if self.console.is_terminal and not self._silent:
@@ -36,10 +41,11 @@ class Display:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[text]}"),
+                _NumbersColumn(),
                 console=self.console,
                 transient=True,
             )
+            self._live.enter_context(live_display())
             self._bar.start()
         return self
 
@@ -52,16 +58,9 @@ class Display:
         if self._bar:
             self._bar.stop()
             self._bar = None
+            self._live.close()
 
-    def start(
-        self,
-        title: str,
-        *,
-        total: int,
-        done: int = 0,
-        left: int = 0,
-        waiting: str = "compiling",
-    ) -> None:
+    def start(self, title: str, *, total: int, done: int = 0, left: int = 0) -> None:
         """Begins a phase of the run: the training or validation batches of an epoch.
 
         Args:
@@ -70,7 +69,6 @@ class Display:
             done: batches of the phase that an earlier run has trained.
             left: batches of the run after this phase, for the estimate of the remaining
                 time.
-            waiting: what is shown until the first batch is finished.
         """
         self._title, self._total, self._done, self._left = title, total, done, left
         self._rate = Rate()
@@ -78,9 +76,7 @@ class Display:
         if self._bar:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._task = self._bar.add_task(
-                title, total=total, completed=done, text=waiting
-            )
+            self._task = self._bar.add_task(title, total=total, completed=done, text="")
 
     def advance(
         self,
@@ -107,6 +103,7 @@ class Display:
         """Prints a line that stays above the bar."""
         if not self._silent:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            line_written()
 
     def _is_time(self) -> bool:
         now = time.monotonic()
@@ -122,6 +119,14 @@ class Display:
             left = self._total - self._done + self._left
             parts.append(f"{clock(left * self._rate.seconds_per_batch)} left")
         return "  ".join(parts)
+
+
+class _NumbersColumn(ProgressColumn):
+    """The numbers of the last batch; what is being done, until there are any."""
+
+    def render(self, task: Task) -> Text:
+        """The text of the column."""
+        return Text(task.fields["text"] or description())
 
 
 class Rate:

@@ -16,6 +16,7 @@ import numpy as np
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
+from credit_jax.io.activity import activity
 from credit_jax.training.agreement import Agreement
 from credit_jax.training.batches import grouped, num_batches, with_wait
 from credit_jax.training.epoch_end import progress_after
@@ -101,13 +102,15 @@ class TrainingLoop:
         reason: str | None = None
         with self.loggers.display, StopRequests(self.stop_at) as requests:
             for epoch in range(first, last):
-                reason = self._train_epoch(epoch, last, requests)
-                reason = reason or self._end_epoch(epoch, last)
+                with activity(f"epoch {epoch + 1}/{last}"):
+                    reason = self._train_epoch(epoch, last, requests)
+                    reason = reason or self._end_epoch(epoch, last)
                 if epoch + 1 < last:
                     reason = reason or requests.of_any_process()
                 if reason:
                     break
-            self.loggers.store.checkpoints.wait()
+            with activity("writing the last checkpoint"):
+                self.loggers.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     @property
@@ -145,9 +148,10 @@ class TrainingLoop:
                 while pending:
                     self._finish_update(epoch, *pending.popleft())
                 profile.switch(self._next_update)
-            self._state, info = self.steps.train(
-                self._state, self.steps.place_train(group), self._kept_rate
-            )
+            with activity(f"update {self._next_update}"):
+                self._state, info = self.steps.train(
+                    self._state, self.steps.place_train(group), self._kept_rate
+                )
             pending.append((info, group))
             while len(pending) > ahead:
                 self._finish_update(epoch, *pending.popleft())
@@ -185,7 +189,8 @@ class TrainingLoop:
         self, epoch: int, info: dict[str, Any], group: Sequence[Batch]
     ) -> None:
         """Waits for an update, checks its numbers, and displays them."""
-        losses = np.asarray(info["loss"], np.float64).reshape(-1)
+        with activity("waiting for the devices"):
+            losses = np.asarray(info["loss"], np.float64).reshape(-1)
         norm = float(info["grad_norm"])
         skipped = bool(info.get("skipped", False))
         check_finite(
@@ -214,7 +219,7 @@ class TrainingLoop:
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
                 "data wait s": self._numbers.waits[-1],
-                "saved min ago": self._saves.minutes,
+                **self._saves.minutes_ago("saved min ago"),
                 **self._scaling(info, skipped=skipped),
             },
         )
@@ -306,7 +311,7 @@ class TrainingLoop:
             "data_wait_seconds": self._numbers.mean_wait,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
-            "saved_minutes_ago": self._saves.minutes,
+            **self._saves.minutes_ago("saved_minutes_ago"),
             **({"bad_samples": self._numbers.num_bad} if skips else {}),
         }
 
@@ -328,7 +333,7 @@ class TrainingLoop:
         # A killed run resumes from this checkpoint and keeps the records up to it.
         if self.loggers.records:
             self.loggers.records.flush()
-        with self._saves.saving():
+        with self._saves.saving(), activity(f"saving step {self._micro_step}"):
             self.loggers.store.save(self._micro_step, self._state, self._progress)
         self._resume_clock()
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
 from credit_jax.io.write_errors import write_errors
 
@@ -195,7 +196,8 @@ class StepRecords:
 
     def _operations(self, count: float, seconds: float, updates: int) -> Record:
         if self._flops is None:
-            self._flops = self.work.flops()
+            with activity("counting the operations of a step"):
+                self._flops = self.work.flops()
             self._ended_at = self.clock()
         flops, devices = count * self._flops, self.work.devices
         peak = peak_of(devices[0].device_kind)

@@ -24,6 +24,7 @@ class SaveSchedule:
     leads: bool = True
     clock: Callable[[], float] = time.monotonic
     _updates: int = 0
+    _has_saved: bool = False
     _saved_at: float = field(init=False)
     _began_at: float = field(init=False)
     _total: float = 0.0
@@ -53,12 +54,17 @@ class SaveSchedule:
         """Minutes since the last save, or since the start."""
         return (self.clock() - self._saved_at) / 60
 
+    def minutes_ago(self, name: str) -> dict[str, float]:
+        """`minutes` by this name; {} before the first save of this command."""
+        return {name: self.minutes} if self._has_saved else {}
+
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Wraps a save: restarts the schedule, and adds up the time of saving."""
         began = self.clock()
         yield
         self._updates, self._saved_at = 0, self.clock()
+        self._has_saved = True
         self._total += self._saved_at - began
 
     @property

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any
 
+from credit_jax.io.activity import description
+from credit_jax.io.heartbeat import answered
 from credit_jax.parallel.processes.coordinator import of_all
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -18,13 +21,21 @@ _REASONS = (*(number.name for number in SIGNALS), TIME_LIMIT)
 class StopRequests:
     """Catches the first signal; a second one ends the process as usual."""
 
-    def __init__(self, stop_at: float | None = None) -> None:
+    def __init__(
+        self,
+        stop_at: float | None = None,
+        *,
+        promise: str = "the run is saved and ends after the update in progress",
+    ) -> None:
         """Sets the time limit.
 
         Args:
             stop_at: when the run is to end, by `time.monotonic`; None for no limit.
+            promise: what follows a signal, for the line that acknowledges it.
         """
         self._stop_at = stop_at
+        self._promise = promise
+        self._answered = ExitStack()
         self._caught: str | None = None
         self._previous: dict[int, Any] = {}
 
@@ -32,6 +43,7 @@ class StopRequests:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 self._previous[number] = signal.signal(number, self._note)
+            self._answered.enter_context(answered(self._answer))
         return self
 
     def __exit__(
@@ -41,6 +53,11 @@ class StopRequests:
         trace: TracebackType | None,
     ) -> None:
         self._restore_handlers()
+        self._answered.close()
+
+    def _answer(self, name: str) -> str:
+        doing = f"; now {text}" if (text := description()) else ""
+        return f"{name}: {self._promise}{doing}. A second signal ends it at once."
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame

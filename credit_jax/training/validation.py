@@ -10,6 +10,7 @@ import numpy as np
 
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
+from credit_jax.io.activity import activity
 from credit_jax.nn.noise import Noise
 from credit_jax.training.batches import num_batches
 from credit_jax.training.display import Display
@@ -47,9 +48,10 @@ def validate(
     found: dict[str, list[float]] = {}
     for index, batch in enumerate(itertools.islice(loader.epoch(epoch), total)):
         noise = Noise(jax.random.key(index))
-        values = steps.evaluate(*weights, steps.place_valid(batch), noise)
-        for name, value in values.items():
-            found.setdefault(name, []).append(float(value))
+        with activity(f"validation batch {index + 1}/{total}"):
+            values = steps.evaluate(*weights, steps.place_valid(batch), noise)
+            for name, value in values.items():
+                found.setdefault(name, []).append(float(value))
         seen(batch)
         display.advance(1, len(batch.x) * jax.process_count())
     return {name: float(np.mean(values)) for name, values in found.items()}

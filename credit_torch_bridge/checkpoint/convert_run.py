@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.io.write_errors import write_errors
@@ -99,6 +100,7 @@ class RunConversion:
         self._copy_log(folder)
         yield from self._notes_to_jax(newest)
 
+    @activity("reading CREDIT's checkpoint")
     def _read_torch(self, found: TorchCheckpoint, allocate: Allocate) -> JaxCheckpoint:
         return to_jax_checkpoint(
             self.run_config,
@@ -171,6 +173,7 @@ class RunConversion:
         found = read_run(self.source, model_def, step, allocate, verify=verify)
         return replace(found, moments=None) if self.weights_only else found
 
+    @activity("writing CREDIT's checkpoint")
     def _write_torch(
         self, folder: Path, prefix: str, checkpoint: JaxCheckpoint, allocate: Allocate
     ) -> None:

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from credit_jax.io.activity import activity
+
 _LONGEST = 7 * 24 * 3600 * 1000  # milliseconds
 _turns: Counter[str] = Counter()
 _lock = threading.Lock()
@@ -72,7 +74,8 @@ def wait_for_all(what: str, processes: Sequence[int] | None = None) -> None:
         processes: numbers of the processes that take part; None for all.
     """
     if num_processes() > 1:
-        coordinator().wait_at_barrier(_turn(what), _LONGEST, processes)
+        with activity(f"waiting for the other processes ({what})"):
+            coordinator().wait_at_barrier(_turn(what), _LONGEST, processes)
 
 
 def of_all(what: str, text: str) -> list[str]:
@@ -108,7 +111,8 @@ def of_first(what: str, text: str) -> str:
 
 
 def _get(key: str) -> str:
-    return coordinator().blocking_key_value_get(key, _LONGEST)
+    with activity("waiting for the other processes"):
+        return coordinator().blocking_key_value_get(key, _LONGEST)
 
 
 def _turn(what: str) -> str:

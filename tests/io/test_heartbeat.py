@@ -1,0 +1,136 @@
+"""Lines of a quiet log, and signals while the main thread does not answer."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from credit_jax.io import heartbeat as module
+from credit_jax.io.activity import activity
+from credit_jax.io.heartbeat import Heartbeat, answered
+
+# As a compilation of XLA, the hash lets other threads run, but answers no signal.
+BUSY = """
+import hashlib, sys
+from credit_jax.io import heartbeat
+from credit_jax.training.signals import StopRequests
+from credit_jax.io.activity import activity
+
+heartbeat._GRACE = 0.3
+def busy():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10**9)
+
+with heartbeat.Heartbeat("train"), activity("compiling step"):
+    if "stop" in sys.argv:
+        with StopRequests():
+            busy()
+    busy()
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts a busy process, which ends with the test."""
+    processes = []
+
+    def start(*args):
+        command = [sys.executable, "-c", BUSY, *args]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **options)
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [(signal.SIGTERM, "ended by SIGTERM"), (signal.SIGINT, "interrupted")],
+)
+def test_a_signal_ends_a_process_that_is_busy(start, number, line):
+    process = start()
+    sent = time.monotonic()
+    process.send_signal(number)
+    assert process.stderr.readline() == f"{line}\n"
+    assert process.wait(timeout=20) == -number
+    assert time.monotonic() - sent < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_run_acknowledges_the_first_signal_and_ends_with_the_second(start, number):
+    process = start("stop")
+    process.send_signal(number)
+    line = process.stderr.readline()
+    assert line.startswith(
+        f"{number.name}: the run is saved and ends after the update in progress; "
+        "now compiling step ("
+    )
+    assert line.endswith(" s). A second signal ends it at once.\n")
+    assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(timeout=20) == -number
+
+
+def test_a_quiet_log_says_what_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    monkeypatch.setattr(module, "_LOOK", 0.02)
+    with Heartbeat("train"):
+        time.sleep(0.5)
+        with activity("reading a batch"):
+            time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert set(lines) == {"train is running", "reading a batch (0 s)"}
+    assert 2 <= len(lines) <= 4, "one every 0.2 s"
+
+
+def test_handlers_are_those_of_before():
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(number) for number in numbers]
+    with Heartbeat("train"):
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_that_the_program_handles_is_left_to_it(capsys):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("term"))
+    try:
+        with Heartbeat("train"):
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["term"]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_that_is_taken_raises(capsys):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Heartbeat("train") as heartbeat, pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert heartbeat.has_answered
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_block_that_answers_is_the_innermost(capsys):
+    with (
+        Heartbeat("train"),
+        answered(lambda name: f"outer {name}"),
+        answered(lambda name: f"inner {name}"),
+    ):
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "inner SIGTERM\n"
