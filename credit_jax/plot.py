@@ -22,12 +22,13 @@ from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
 from credit_jax.visualization.card import ERRORS, card_panel, differences
 from credit_jax.visualization.choice import choose, find_lead, truth_of
-from credit_jax.visualization.curves import NAMES, curve_panels
+from credit_jax.visualization.curves import NAMES, curve_charts
+from credit_jax.visualization.labels import channel_text, region_text
 from credit_jax.visualization.page import write_page
 from credit_jax.visualization.panels import panels_figure
 from credit_jax.visualization.projections import PLAIN, PROJECTIONS, Projection
 from credit_jax.visualization.scene import Scene
-from credit_jax.visualization.spectra import rank_panels, spectrum_panels
+from credit_jax.visualization.spectra import rank_panels, spectrum_charts
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels
 from credit_jax.visualization.windows import find_window
 
@@ -164,12 +165,15 @@ def scores_figure(args: argparse.Namespace) -> Any:
     _check_choice("--channel", channels, scores["channel"].values)
     if args.kind == "card":
         return _card(scores, args.baseline, metric, region)
-    made = {
-        "curves": lambda: curve_panels(scores, channels, metric=metric, region=region),
-        "spectra": lambda: spectrum_panels(scores, channels, band=args.region),
-        "ranks": lambda: rank_panels(scores, channels, region=region),
-    }
-    panels = made[args.kind]()
+    if args.kind == "ranks":
+        panels = rank_panels(scores, channels, region=region)
+    else:
+        charts = (
+            curve_charts(scores, channels, metric=metric, region=region)
+            if args.kind == "curves"
+            else spectrum_charts(scores, channels, band=args.region)
+        )
+        panels = [chart.panel for chart in charts.values()]
     if not panels:
         what = metric if args.kind == "curves" else args.kind
         there = ", ".join(str(name) for name in scores.data_vars)
@@ -177,10 +181,11 @@ def scores_figure(args: argparse.Namespace) -> Any:
             f"--kind {args.kind}: {args.scores} has no {what} of these channels; there "
             f"are: {there}"
         )
+    where = region_text(region)
     titles = {
-        "curves": f"{NAMES[metric]}, {region}",
-        "spectra": f"Zonal energy spectra, {region}",
-        "ranks": f"Rank histograms, {region}",
+        "curves": f"{NAMES[metric]}, {where}",
+        "spectra": f"Zonal energy spectra, {where}",
+        "ranks": f"Rank of the truth among members, {where}",
     }
     legend = args.kind == "curves"
     return panels_figure(panels, title=titles[args.kind], legend=legend)
@@ -202,8 +207,10 @@ def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
         found = differences(scores, other, metric=metric, region=region)
     except (KeyError, ValueError) as error:
         raise ValueError(f"--baseline {baseline}: {error}") from error
-    title = f"{NAMES[metric]} of the forecast beside {baseline}, {region}, %"
-    return panels_figure([card_panel(found, title)], title=title, legend=False)
+    where = region_text(region)
+    title = f"{NAMES[metric]} of the forecast beside {baseline}, {where}, %"
+    names = [channel_text(scores, str(own)) for own in found["channel"].values]
+    return panels_figure([card_panel(found, title, names)], title=title, legend=False)
 
 
 def _check_choice(option: str, wanted: Sequence[str], there: np.ndarray) -> None:

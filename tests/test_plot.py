@@ -85,7 +85,7 @@ def test_truth_forecast_and_error_side_by_side(truth, tmp_path):
         assert_close(found.at(lead), choice.field(lead) + 2, 1e-6, f"lead {lead}")
     axes = Scene(choice, found).figure(1).figure.axes
     titles = [axis.get_title() for axis in axes if axis.get_title()]
-    assert titles == ["truth", "forecast", "error, RMSE 2"]
+    assert titles == ["truth", "forecast", "error, RMSE 2.00 K"]
     out = tmp_path / "map.svg"
     options = ("--variable", "T", "--level", 850, "--truth", truth, *DATE)
     assert plot(out, "--forecast", tmp_path, *options) == OK

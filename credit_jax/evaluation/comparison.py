@@ -104,9 +104,18 @@ def compare(
         if own.levels is None or pair[0] is None:
             channels.append(Channel(name, None, *texts))
             continue
-        channels += [Channel(name, float(own.levels[k]), *texts) for k in pair[0]]
+        named, places = own, pair[0]
         if _one_is_numbered(own.levels, other.levels):
             numbered.append(name)
+            if is_numbered(own.levels):
+                named, places = other, pair[1]
+        assert named.levels is not None
+        assert places is not None
+        units = own.level_units or other.level_units
+        channels += [
+            Channel(name, float(named.levels[k]), *texts, level_units=units)
+            for k in places
+        ]
         if len(pair[0]) < len(own.levels):
             left = len(own.levels) - len(pair[0])
             notes.append(f"{name}: {left} levels are not in the truth, and left out")
@@ -203,10 +212,12 @@ def _one_is_numbered(ours: np.ndarray, theirs: np.ndarray | None) -> bool:
     """
     if theirs is None or np.isin(ours, theirs).all():
         return False
-    ours_is, theirs_is = (
-        np.array_equal(own, np.arange(len(own))) for own in (ours, theirs)
-    )
-    return ours_is != theirs_is
+    return is_numbered(ours) != is_numbered(theirs)
+
+
+def is_numbered(levels: np.ndarray) -> bool:
+    """Whether levels are 0, 1, 2, ..., as where nothing names them."""
+    return np.array_equal(levels, np.arange(len(levels)))
 
 
 def _listed(values: Sequence[float] | np.ndarray | None) -> str:

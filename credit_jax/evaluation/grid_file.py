@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -15,6 +16,15 @@ _ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")
 # Name of a variable -> positions of its levels; None for one without levels.
 Wanted = Mapping[str, tuple[int, ...] | None]
 _PASCAL = ("pa", "pascal", "pascals")
+_HECTOPASCAL = (
+    "hpa",
+    "hectopascal",
+    "hectopascals",
+    "mb",
+    "mbar",
+    "millibar",
+    "millibars",
+)
 # Largest difference, in degrees, of two coordinates that count as equal.
 SAME_DEGREES = 1e-2
 
@@ -26,11 +36,34 @@ class Variable:
     Attributes:
         levels: values of its level coordinate, pressures in hPa; None at the surface.
         units, long_name: "" if the file has none.
+        level_units: of the levels, see `level_units`.
     """
 
     levels: np.ndarray | None = None
     units: str = ""
     long_name: str = ""
+    level_units: str = ""
+
+
+def level_units(levels: np.ndarray, attributes: Mapping[str, Any]) -> str:
+    """Units of a level coordinate: "hPa", "sigma", those of the file, or "".
+
+    Args:
+        levels: values of the coordinate, pressures in hPa; numbers have no units.
+        attributes: CF attributes of the coordinate.
+
+    >>> level_units(np.array([500.0, 850.0]), {"units": "millibars"})
+    'hPa'
+    """
+    is_number = any(np.array_equal(levels, np.arange(len(levels)) + k) for k in (0, 1))
+    if is_number and len(levels) > 1:
+        return ""
+    units = str(attributes.get("units", ""))
+    if units.lower() in (*_PASCAL, *_HECTOPASCAL):
+        return "hPa"
+    if "sigma" in str(attributes.get("standard_name", "")) and levels.max() <= 1.5:
+        return "sigma"
+    return "" if units in ("1", "level", "levels", "layer") else units
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +134,10 @@ class GridFile:
         if level not in self.dataset.coords:
             return Variable(np.arange(array.sizes[level], dtype=float), *texts)
         values = self.dataset[level].values.astype(float)
-        unit = str(self.dataset[level].attrs.get("units", "")).lower()
-        return Variable(values / 100 if unit in _PASCAL else values, *texts)
+        attributes = self.dataset[level].attrs
+        if str(attributes.get("units", "")).lower() in _PASCAL:
+            values = values / 100
+        return Variable(values, *texts, level_units=level_units(values, attributes))
 
     def _level_dim(self, array: xr.DataArray) -> str | None:
         known = {*self.others, *_ROWS, *_COLUMNS}

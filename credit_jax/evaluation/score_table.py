@@ -24,9 +24,10 @@ MAX_LEADS = 5
 
 
 def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
-    """Global RMSE of each variable, from the mean square over its levels.
+    """Global RMSE of each variable; of several levels the root mean square over them.
 
-    The forecast is green where it is below all others.
+    The table says so, and has the units. The forecast is green where it is below all
+    others.
 
     Args:
         scores: the data set.
@@ -39,7 +40,9 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     members = int(scores.attrs.get("num_members", 1))
     what = f", mean of {members} members" if members > 1 else ""
     dates = counted(int(scores.attrs["num_start_dates"]), "start date")
-    title = f"RMSE, global, {dates}{what}"
+    counts = scores["variable"].to_series().value_counts()
+    levels = "" if counts.max() == 1 else "; root mean square over the levels"
+    title = f"RMSE, global, {dates}{what}{levels}"
     table = Table(title=title, title_justify="left", box=HORIZONTALS)
     table.add_column("variable")
     table.add_column("system", min_width=max(map(len, systems)))
@@ -51,8 +54,17 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
         for row, system in enumerate(systems):
             cells = [_cell(column, row) for column in values.T]
             last = system == systems[-1]
-            table.add_row("" if row else name, system, *cells, end_section=last)
+            head = _head(scores, name)[row] if row < 2 else ""
+            table.add_row(head, system, *cells, end_section=last)
     return table
+
+
+def _head(scores: xr.Dataset, variable: str) -> tuple[str, str]:
+    """Variable with its units, and its number of levels if there are several."""
+    own = scores["variable"].values == variable
+    units = str(scores["units"].values[own][0]) if "units" in scores.coords else ""
+    name = f"{variable} ({units})" if units not in ("", "1") else variable
+    return name, f"{own.sum()} levels" if own.sum() > 1 else ""
 
 
 def _cell(values: np.ndarray, row: int) -> str:

@@ -17,7 +17,8 @@ Coordinates:
                          scored separately, then averaged), "persistence",
                          "climatology", "truth" (only activity and energy_spectrum)
     channel              labels, "T500" or "t2m"; with it `variable` (name), `level`
-                         (NaN at the surface), `units` and `long_name` ("" if unknown)
+                         (NaN at the surface), `units` and `long_name` ("" if unknown),
+                         `level_units` ("hPa", "sigma"; "" if levels are numbers)
     region               names of `evaluation.regions`, "global" first
     prediction_timedelta lead times, increasing, without 0
     rank                 0 (the truth is below all members) to the number of members

@@ -41,12 +41,14 @@ class Channel:
         variable: its name.
         level: its level; None at the surface.
         units, long_name: "" if they are unknown.
+        level_units: of the level, "hPa" or "sigma"; "" for a number.
     """
 
     variable: str
     level: float | None = None
     units: str = ""
     long_name: str = ""
+    level_units: str = ""
 
     @property
     def label(self) -> str:
@@ -192,6 +194,7 @@ class ScoreLayout:
             "level": (CHANNEL, np.array(levels)),
             "units": (CHANNEL, [c.units for c in channels]),
             "long_name": (CHANNEL, [c.long_name for c in channels]),
+            "level_units": (CHANNEL, [c.level_units for c in channels]),
             REGION: list(self.regions),
             LEAD: self.leads.astype("timedelta64[ns]"),
             RANK: np.arange(self.num_members + 1),

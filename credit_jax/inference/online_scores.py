@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from credit_jax.data.calendars import shift_all
 from credit_jax.evaluation.comparison import Comparison
-from credit_jax.evaluation.grid_file import Variable
+from credit_jax.evaluation.grid_file import Variable, level_units
 from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums
 from credit_jax.evaluation.offline import grid_of, layout_of
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
@@ -185,7 +185,11 @@ def online_scores(
         texts = [str(attributes.get(key, "")) for key in ("units", "long_name")]
         levels = variable.levels
         values = None if levels is None else np.asarray(levels, float)
-        variables[variable.name] = Variable(values, *texts)
+        units = ""
+        if values is not None:
+            about = outputs.attributes_of_levels(variable.level_dim)
+            units = level_units(values, about)
+        variables[variable.name] = Variable(values, *texts, level_units=units)
     grid = grid_of(outputs.latitude, outputs.longitude, regions)
     keys = {variable.name: variable.key for variable in outputs.variables}
     MeshSums(model.mesh, grid, size, schedule.num_members)

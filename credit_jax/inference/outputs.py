@@ -95,7 +95,7 @@ class Outputs:
             dim: its name, a key of `levels`.
         """
         if dim != LEVEL:
-            return {}
+            return {"units": "hPa"} if dim == PRESSURE else {}
         keys = (
             v.key for v in self.variables if v.level_dim == dim and v.levels is not None
         )

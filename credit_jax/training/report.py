@@ -15,6 +15,7 @@ from credit_jax.config import ConfigError
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import LEAD, write_scores
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
 from credit_jax.training.display import Display
 from credit_jax.training.held_out import HeldOut, plan_held_out
@@ -25,9 +26,8 @@ from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 from credit_jax.visualization.canvas import png_of
 from credit_jax.visualization.choice import choose, truth_of
-from credit_jax.visualization.losses import loss_panel
+from credit_jax.visualization.losses import loss_chart
 from credit_jax.visualization.page import PAGE_NAME, write_page
-from credit_jax.visualization.panels import panels_figure
 from credit_jax.visualization.scene import Scene
 
 FORECAST_FOLDER, SCORES_FOLDER = "forecast", "scores"
@@ -35,6 +35,7 @@ FIGURE_NAME = "forecast.png"
 MAX_MAPS = 3
 
 
+@activity("forecasts and scores of held-out days")
 def report_scores(
     setup: Setup, folder: Path, outcome: Outcome, display: Display
 ) -> None:
@@ -64,12 +65,12 @@ def report_scores(
         display.message(f"note: {held_out.left_out}")
     names = [own.name for own in held_out.outputs.variables]
     maps = _maps(held_out, folder, scored(names, scores))
-    log = folder / LOG_NAME
+    log, losses = folder / LOG_NAME, None
     if log.exists() and (rows := read_log(log)):
-        figure = panels_figure([loss_panel(rows)], title="Loss by epoch", columns=1)
-        maps.append(("Loss by epoch", png_of(figure)))
+        losses = loss_chart(rows)
     page = folder / SCORES_FOLDER / PAGE_NAME
-    write_page(scores, page, title=f"Scores of {folder.name}", maps=maps)
+    title = f"Scores of {folder.name}"
+    write_page(scores, page, title=title, maps=maps, losses=losses)
     display.console.print(score_table(scores, _leads(scores)))
     display.message(f"Scores: {page}")
     display.message(
@@ -108,6 +109,7 @@ def scored(names: Sequence[str], scores: xr.Dataset) -> list[str]:
     return [name for name in names if name in there]
 
 
+@activity("drawing maps")
 def _maps(
     held_out: HeldOut, folder: Path, names: Sequence[str]
 ) -> list[tuple[str, bytes]]:

@@ -56,16 +56,25 @@ def differences(
     return found.transpose("channel", "prediction_timedelta")
 
 
-def card_panel(difference: Float[xr.DataArray, "channel lead"], title: str) -> Panel:
-    """Returns the score card of `differences`, with at most MAX_LEADS lead times."""
+def card_panel(
+    difference: Float[xr.DataArray, "channel lead"], title: str, names: Sequence[str]
+) -> Panel:
+    """Returns the score card of `differences`, with at most MAX_LEADS lead times.
+
+    Args:
+        difference: in percent.
+        title: of the card.
+        names: of the channels.
+    """
     num = difference.sizes["prediction_timedelta"]
     places = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
     shown = difference.isel(prediction_timedelta=places)
     height = 0.9 + 0.24 * shown.sizes["channel"]
-    return Panel(title, _drawer(shown), 2.0 + 0.52 * len(places), height)
+    width = 1.7 + 0.07 * max(map(len, names), default=0) + 0.52 * len(places)
+    return Panel(title, _drawer(shown, names), width, height)
 
 
-def _drawer(shown: xr.DataArray) -> Any:
+def _drawer(shown: xr.DataArray, names: Sequence[str]) -> Any:
     values = shown.values
     leads = [lead_text(own) for own in shown["prediction_timedelta"].values]
 
@@ -92,7 +101,7 @@ def _drawer(shown: xr.DataArray) -> Any:
                 )
         long = max(map(len, leads)) > 5
         axis.set_xticks(np.arange(len(leads)) + 0.5, leads, rotation=60 if long else 0)
-        axis.set_yticks(np.arange(len(values)) + 0.5, shown["channel"].values)
+        axis.set_yticks(np.arange(len(values)) + 0.5, names)
         axis.tick_params(length=0)
         axis.invert_yaxis()
         axis.set_xlabel("lead time")

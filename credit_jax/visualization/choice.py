@@ -17,7 +17,7 @@ from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
 from credit_jax.evaluation.references import NamedData, open_truth
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.labels import field_text, lead_text
 
 MEAN, SPREAD = "mean", "spread"
 
@@ -58,10 +58,10 @@ class Choice:
     @property
     def label(self) -> str:
         """Variable and level."""
-        levels = self.about.levels
-        if self.level is None or levels is None:
-            return self.variable
-        return f"{self.variable}{levels[self.level]:g}"
+        levels, level = self.about.levels, None
+        if self.level is not None and levels is not None:
+            level = float(levels[self.level])
+        return field_text(self.variable, level, self.about.level_units)
 
     def title(self, lead: int) -> str:
         """Title of a map: field, lead time, start date and valid time."""

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
-from credit_jax.evaluation.scores import CLIMATOLOGY, FORECAST, PERSISTENCE
-from credit_jax.visualization.labels import channel_units, days_of
-from credit_jax.visualization.panels import Panel
-from credit_jax.visualization.summary import (
-    BASELINES,
-    GLOBAL,
-    series,
+from credit_jax.evaluation.scores import CLIMATOLOGY, FORECAST, LEAD, PERSISTENCE
+from credit_jax.visualization.charts import Chart, Line
+from credit_jax.visualization.labels import (
+    channel_text,
+    channel_units,
+    days_of,
+    with_units,
 )
+from credit_jax.visualization.summary import BASELINES, GLOBAL
 
 # Colors distinguishable on white, on black, and with most color deficiencies.
 LOOKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -43,14 +46,14 @@ NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def curve_panels(
+def curve_charts(
     scores: xr.Dataset,
     channels: Sequence[str],
     *,
     metric: str = "rmse",
     region: str = GLOBAL,
-) -> list[Panel]:
-    """Returns a panel for each channel that has the metric.
+) -> dict[str, Chart]:
+    """Returns the chart of each channel that has the metric, by channel.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.
@@ -58,39 +61,40 @@ def curve_panels(
         metric: one of NAMES; for "rmse" of an ensemble the spread is drawn, too.
         region: name of the region.
     """
-    return [
-        Panel(_title(scores, channel, metric), _drawer(scores, channel, metric, region))
-        for channel in channels
-        if series(scores, metric, channel, region=region) is not None
-    ]
-
-
-def _title(scores: xr.Dataset, channel: str, metric: str) -> str:
-    units = "" if metric in RATIOS else channel_units(scores, channel)
-    return f"{NAMES[metric]} of {channel}" + (f" ({units})" if units else "")
-
-
-def _drawer(scores: xr.Dataset, channel: str, metric: str, region: str) -> Any:
-    lines = {
-        system: series(scores, metric, channel, system=system, region=region)
+    found = {
+        system: _by_channel(scores, metric, system, region)
         for system in (FORECAST, *BASELINES)
     }
     if metric == "rmse":
-        lines["spread"] = series(scores, "spread", channel, region=region)
+        found["spread"] = _by_channel(scores, "spread", FORECAST, region)
+    days = days_of(scores["prediction_timedelta"].values)
+    charts = {}
+    for channel in channels:
+        place = scores.get_index("channel").get_loc(channel)
+        if not np.isfinite(found[FORECAST][place]).any():
+            continue
+        lines = [
+            Line(name, days, values[place], LOOKS[name], has_markers=len(days) <= 12)
+            for name, values in found.items()
+            if np.isfinite(values[place]).any()
+        ]
+        units = "" if metric in RATIOS else channel_units(scores, channel)
+        title = f"{NAMES[metric]} of {channel_text(scores, channel)}"
+        charts[channel] = Chart(
+            with_units(title, units),
+            "lead time (days)",
+            lines,
+            y_from=None if metric in (*RATIOS, "bias") else 0.0,
+            level=0.0 if metric == "bias" else None,
+        )
+    return charts
 
-    def draw(axis: Any) -> None:
-        for name, line in lines.items():
-            if line is not None:
-                days = days_of(line["prediction_timedelta"])
-                marker = "o" if len(days) <= 12 else None
-                look = {"marker": marker, "markersize": 3.0, **LOOKS[name]}
-                axis.plot(days, line.values, label=name, **look)
-        axis.set_xlabel("lead time (days)")
-        axis.set_xlim(left=0)
-        if metric == "bias":
-            axis.axhline(0, color="#8a8f98", linewidth=0.8)
-        elif metric not in RATIOS:
-            axis.set_ylim(bottom=0)
-        axis.grid(True)
 
-    return draw
+def _by_channel(
+    scores: xr.Dataset, metric: str, system: str, region: str
+) -> Float[np.ndarray, "channel lead"]:
+    """A metric of a system in a region; NaN if it is not known."""
+    if metric not in scores or system not in scores["system"].values:
+        return np.full((scores.sizes["channel"], scores.sizes[LEAD]), np.nan)
+    found = scores[metric].sel(system=system, region=region)
+    return found.transpose("channel", LEAD).values

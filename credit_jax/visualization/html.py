@@ -101,26 +101,54 @@ def _row(row: Row) -> str:
     return element("tr", name + cells, data)
 
 
-def select(name: str, label: str, choices: Sequence[str], chosen: str) -> str:
+def select(name: str, label: str, texts: Mapping[str, str], chosen: str) -> str:
     """Returns a menu; if there are several choices, with an additional choice "all".
 
     Args:
         name: of the filtered values (`Row.data`).
         label: text next to the menu.
-        choices: values, which are also the texts.
-        chosen: the initial choice.
+        texts: by value.
+        chosen: the value of the initial choice.
     """
     options = "".join(
-        element(
-            "option",
-            escape(own),
-            {"value": own, **({"selected": ""} if own == chosen else {})},
-        )
-        for own in choices
+        element("option", escape(text), _option(value, is_chosen=value == chosen))
+        for value, text in texts.items()
     )
-    if len(choices) > 1:
+    if len(texts) > 1:
         options += element("option", "all", {"value": ""})
     return element("label", f"{label} {element('select', options, {'name': name})}")
+
+
+def choices(
+    name: str, contents: Mapping[str, str], texts: Mapping[str, str], chosen: str
+) -> str:
+    """Returns contents of which one is shown, with a menu if there are several.
+
+    The others are templates, which a browser builds when they are chosen.
+
+    Args:
+        name: of what is chosen, and label of the menu.
+        contents: HTML by key.
+        texts: of the menu, by key.
+        chosen: key of the initial choice.
+    """
+    parts = []
+    for key, content in contents.items():
+        tag = "div" if key == chosen else "template"
+        parts.append(element(tag, content, {"data-choice": key}))
+    menu = ""
+    if len(contents) > 1:
+        options = "".join(
+            element("option", escape(texts[key]), _option(key, is_chosen=key == chosen))
+            for key in contents
+        )
+        label = element("label", f"{name} {element('select', options)}")
+        menu = element("div", label, {"class": "filters", "hidden": ""})
+    return element("div", menu + "".join(parts), {"class": "choices"})
+
+
+def _option(value: str, *, is_chosen: bool) -> dict[str, str]:
+    return {"value": value, **({"selected": ""} if is_chosen else {})}
 
 
 def image(png: bytes, text: str) -> str:

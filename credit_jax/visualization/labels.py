@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,97 @@ def days_of(leads: Any) -> np.ndarray:
     return np.asarray(leads) / DAY
 
 
+def level_text(level: float, units: str = "") -> str:
+    """Formats a level.
+
+    Args:
+        level: value of its coordinate.
+        units: "hPa", "sigma" or other units; "" for a number.
+
+    >>> level_text(500.0, "hPa"), level_text(0.25, "sigma"), level_text(120.0)
+    ('500 hPa', 'sigma 0.25', 'level 120')
+    """
+    if units == "sigma":
+        return f"sigma {level:g}"
+    return f"{level:g} {units}" if units else f"level {level:g}"
+
+
+def field_text(variable: str, level: float | None, units: str = "") -> str:
+    """Names a variable and its level: "T at 500 hPa"; without a level the variable."""
+    if level is None or math.isnan(level):
+        return variable
+    return f"{variable} at {level_text(level, units)}"
+
+
+def channel_text(scores: xr.Dataset, channel: str) -> str:
+    """Names a channel of scores by its variable and level, such as "T at 500 hPa"."""
+    place = scores.get_index("channel").get_loc(channel)
+    units = ""
+    if "level_units" in scores.coords:
+        units = str(scores["level_units"].values[place])
+    variable, level = scores["variable"].values[place], scores["level"].values[place]
+    return field_text(str(variable), float(level), units)
+
+
+# Names of regions that are not their keys with blanks.
+_REGIONS = {
+    "global": "globe",
+    "ausnz": "Australia and New Zealand",
+    "extra-tropics": "extratropics",
+    "arctic": "Arctic",
+    "antarctic": "Antarctic",
+}
+
+
+def region_text(region: str) -> str:
+    """Names a region.
+
+    >>> region_text("northern-hemisphere"), region_text("east-asia")
+    ('northern hemisphere', 'East Asia')
+    """
+    if region in _REGIONS:
+        return _REGIONS[region]
+    text = region.replace("-", " ")
+    return text if text.endswith(("hemisphere", "tropics")) else text.title()
+
+
+_FACTOR = re.compile(r"([A-Za-z%]+)(?:\*\*|\^)?(-?\d+)?")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def superscript(number: int) -> str:
+    """A number in superscript digits.
+
+    >>> superscript(-12)
+    '⁻¹²'
+    """
+    return str(number).translate(_SUPERSCRIPTS)
+
+
+def squared(units: str) -> str:
+    """Units of a mean square.
+
+    >>> squared("K"), squared("m s-1"), squared("m**2 s**-2"), squared("dB(Z)")
+    ('K²', 'm² s⁻²', 'm⁴ s⁻⁴', '(dB(Z))²')
+    """
+    factors = [_FACTOR.fullmatch(factor) for factor in units.split()]
+    if not all(factors):
+        return f"({units})²"
+    found = [factor.groups() for factor in factors if factor is not None]
+    return " ".join(f"{name}{superscript(2 * int(n or 1))}" for name, n in found)
+
+
+def with_units(text: str, units: str) -> str:
+    """Text with units in brackets, if there are any; "1" is none."""
+    return f"{text} ({units})" if units not in ("", "1") else text
+
+
 def channel_units(scores: xr.Dataset, channel: str) -> str:
     """Units of a channel; empty if unknown."""
     if "units" not in scores.coords:
         return ""
-    return str(scores["units"].sel(channel=channel).item())
+    place = scores.get_index("channel").get_loc(channel)
+    return str(scores["units"].values[place])
 
 
 def number_text(value: float) -> str:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from credit_jax.visualization.panels import Panel
+import numpy as np
 
-NAMES = ("train_loss", "valid_loss")
+from credit_jax.visualization.charts import Chart, Line
+from credit_jax.visualization.curves import LOOKS
+
+# Columns of the training log, and their names.
+_NAMES = {"train_loss": "training", "valid_loss": "validation"}
 
 
-def loss_panel(rows: Sequence[Mapping[str, float]]) -> Panel:
-    """Returns a panel of the losses of the training log.
+def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
+    """Returns the chart of the losses of the training log.
 
     Args:
         rows: of the log, with "epoch", "train_loss" and "valid_loss".
     """
-
-    def draw(axis: Any) -> None:
-        for name in NAMES:
-            points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", label=name)
-        axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_yscale("log")
-        axis.grid(True)
-
-    return Panel("loss", draw, 6.0, 2.8)
+    lines = []
+    for (column, name), look in zip(_NAMES.items(), LOOKS.values(), strict=False):
+        points = [(row["epoch"] + 1, row[column]) for row in rows if column in row]
+        if points:
+            epochs, losses = np.array(points, float).T
+            lines.append(Line(name, epochs, losses, look, has_markers=True))
+    return Chart("loss by epoch", "epoch", lines, y_is_log=True, has_legend=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,12 @@ from credit_jax.visualization.coastline import coastline
 from credit_jax.visualization.projections import Projection
 from credit_jax.visualization.windows import Window, window_of
 
-SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
+# Of fields of one sign, of fields of both, and of errors.
+SEQUENTIAL, SIGNED, DIVERGING = "viridis", "PuOr_r", "RdBu_r"
+# Units of velocities, of which fields with both signs have a direction.
+_VELOCITIES = ("m s-1", "m/s", "m s**-1", "m s^-1", "Pa s-1", "Pa/s", "Pa s**-1")
+# Smallest ratio of the values of the rarer sign to the others in other signed fields.
+_SIGNED_RATIO = 0.2
 # Fraction of the values at either end that may be outside of the color range.
 CLIPPED = 0.001
 
@@ -39,6 +44,23 @@ class Grid:
             )
 
 
+@dataclass(frozen=True)
+class Colors:
+    """The colors of maps.
+
+    Attributes:
+        low, high: values of the first and the last color.
+        name: matplotlib's name of the color map.
+        extend: which ends of the range values are beyond: "neither", "min", "max" or
+            "both".
+    """
+
+    low: float
+    high: float
+    name: str = SEQUENTIAL
+    extend: Literal["neither", "min", "max", "both"] = "neither"
+
+
 @dataclass(frozen=True, eq=False)
 class Map:
     """A field and how it is shown.
@@ -46,15 +68,12 @@ class Map:
     Attributes:
         title: above it.
         field: values on the grid; NaN is left blank.
-        low, high: the range of the colors.
-        colors: matplotlib's name of the color map.
+        colors: of the values.
     """
 
     title: str
     field: Float[np.ndarray, "lat lon"]
-    low: float
-    high: float
-    colors: str = SEQUENTIAL
+    colors: Colors
 
 
 def comparison(
@@ -62,8 +81,8 @@ def comparison(
     truth: Float[np.ndarray, "lat lon"] | None,
     *,
     units: str = "",
-    limits: tuple[float, float] | None = None,
-    error_limit: float | None = None,
+    colors: Colors | None = None,
+    error_colors: Colors | None = None,
 ) -> list[Map]:
     """Returns the map of a forecast; with a truth, those of truth, forecast and error.
 
@@ -73,36 +92,66 @@ def comparison(
         forecast: field.
         truth: field at the same time, or None.
         units: of both.
-        limits: color range; None is that of the values.
-        error_limit: largest error of the color range; None is that of the values.
+        colors: of both fields; None is `colors_of` these.
+        error_colors: of the error; None is `error_colors_of` it.
     """
     given = [forecast] if truth is None else [truth, forecast]
-    low, high = limits or limits_of(given)
+    colors = colors or colors_of(given, units)
     if truth is None:
-        return [Map("forecast", forecast, low, high)]
+        return [Map("forecast", forecast, colors)]
     error = forecast - truth
-    largest = error_limit or largest_of([error])
-    text = f"error ({units})" if units else "error"
     return [
-        Map("truth", truth, low, high),
-        Map("forecast", forecast, low, high),
-        Map(text, error, -largest, largest, DIVERGING),
+        Map("truth", truth, colors),
+        Map("forecast", forecast, colors),
+        Map("error", error, error_colors or error_colors_of([error])),
     ]
 
 
-def limits_of(fields: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Returns the common color range of fields: their quantiles at CLIPPED."""
-    values = np.concatenate([field[np.isfinite(field)] for field in fields])
+def colors_of(fields: Sequence[np.ndarray], units: str = "") -> Colors:
+    """Returns the common colors of fields, whose range are quantiles at CLIPPED.
+
+    Velocities of both signs, and other fields with large values of both, have colors
+    that diverge from zero.
+
+    Args:
+        fields: with the same colors.
+        units: of the values.
+    """
+    values = _known(fields)
     if not values.size:
-        return 0.0, 1.0
-    low, high = np.quantile(values, [CLIPPED, 1 - CLIPPED])
-    return (float(low), float(high)) if high > low else (float(low), float(low) + 1)
+        return Colors(0.0, 1.0)
+    low, high = map(float, np.quantile(values, [CLIPPED, 1 - CLIPPED]))
+    if low < 0 < high and (
+        units in _VELOCITIES or min(-low, high) > _SIGNED_RATIO * max(-low, high)
+    ):
+        return _about_zero(values, max(-low, high), SIGNED)
+    return _extended(values, low, high if high > low else low + 1, SEQUENTIAL)
 
 
-def largest_of(errors: Sequence[np.ndarray]) -> float:
-    """Returns the largest error of the color range, a quantile of absolute errors."""
-    values = np.concatenate([np.abs(own[np.isfinite(own)]) for own in errors])
-    return float(np.quantile(values, 1 - 2 * CLIPPED)) or 1.0 if values.size else 1.0
+def error_colors_of(errors: Sequence[np.ndarray]) -> Colors:
+    """Returns colors about zero, up to a quantile of absolute errors."""
+    values = _known(errors)
+    if not values.size:
+        return Colors(-1.0, 1.0, DIVERGING)
+    largest = float(np.quantile(np.abs(values), 1 - 2 * CLIPPED)) or 1.0
+    return _about_zero(values, largest, DIVERGING)
+
+
+def _known(fields: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *(own[np.isfinite(own)] for own in fields)])
+
+
+def _about_zero(values: np.ndarray, largest: float, name: str) -> Colors:
+    return _extended(values, -largest, largest, name)
+
+
+def _extended(values: np.ndarray, low: float, high: float, name: str) -> Colors:
+    # Quantiles of equal values differ by rounding.
+    slack = 1e-6 * (high - low)
+    below, above = values.min() < low - slack, values.max() > high + slack
+    if below and above:
+        return Colors(low, high, name, "both")
+    return Colors(low, high, name, "min" if below else "max" if above else "neither")
 
 
 class MapFigure:
@@ -133,13 +182,15 @@ class MapFigure:
         shape = self._window.north - self._window.south
         aspect = 0.5 if not projection.is_plain else shape / self._width()
         width = 4.8 if len(maps) > 1 else 7.0
-        height = min(max(width * aspect, 1.6), 1.3 * width) + 1.0
+        height = min(max(width * aspect, 1.6), 1.3 * width) + 1.25
         with style():
             self.figure = new_figure(width * len(maps), height)
             self._images = [
                 self._draw(own, place, len(maps), units, projection)
                 for place, own in enumerate(maps)
             ]
+            # Room between the title of the figure and those of the maps.
+            self.figure.get_layout_engine().set(h_pad=0.12)
             self.figure.suptitle(title)
 
     def update(self, maps: Sequence[Map], title: str) -> None:
@@ -167,9 +218,9 @@ class MapFigure:
             longitude,
             latitude,
             np.ma.masked_invalid(field),
-            cmap=own.colors,
-            vmin=own.low,
-            vmax=own.high,
+            cmap=own.colors.name,
+            vmin=own.colors.low,
+            vmax=own.colors.high,
             shading="nearest",
             rasterized=True,
             **transform,
@@ -183,7 +234,13 @@ class MapFigure:
         axis.add_collection(lines, autolim=False)
         projection.frame(axis, window)
         bar = self.figure.colorbar(
-            image, ax=axis, orientation="horizontal", shrink=0.8, pad=0.03, aspect=35
+            image,
+            ax=axis,
+            orientation="horizontal",
+            extend=own.colors.extend,
+            shrink=0.8,
+            pad=0.03,
+            aspect=35,
         )
         bar.ax.xaxis.get_major_locator().set_params(nbins=6)
         bar.formatter.set_powerlimits((-3, 4))

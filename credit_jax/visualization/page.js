@@ -26,7 +26,7 @@ for (const head of document.querySelectorAll("table.sortable thead th")) {
     body.append(...rows.map((pair) => pair[1]));
   });
 }
-for (const filters of document.querySelectorAll(".filters")) {
+for (const filters of document.querySelectorAll(".filters[data-table]")) {
   filters.hidden = false;
   const body = document.getElementById(filters.dataset.table).tBodies[0];
   const selects = [...filters.querySelectorAll("select")];
@@ -37,4 +37,23 @@ for (const filters of document.querySelectorAll(".filters")) {
   };
   for (const select of selects) select.addEventListener("change", update);
   update();
+}
+for (const box of document.querySelectorAll(".choices")) {
+  const menu = box.querySelector(":scope > .filters");
+  if (!menu) continue;
+  menu.hidden = false;
+  menu.querySelector("select").addEventListener("change", (event) => {
+    const chosen = event.target.value;
+    for (const part of [...box.children]) {
+      if (part === menu) continue;
+      if (part.tagName === "TEMPLATE" && part.dataset.choice === chosen) {
+        const shown = document.createElement("div");
+        shown.dataset.choice = chosen;
+        shown.append(part.content);
+        part.replaceWith(shown);
+      } else {
+        part.hidden = part.dataset.choice !== chosen;
+      }
+    }
+  });
 }

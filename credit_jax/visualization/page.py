@@ -10,25 +10,35 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
 from credit_jax.visualization.card import card_panel, differences
-from credit_jax.visualization.curves import LOOKS, NAMES, curve_panels
-from credit_jax.visualization.html import definitions, element, image
-from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.charts import DASHES, Chart
+from credit_jax.visualization.curves import LOOKS, NAMES, curve_charts
+from credit_jax.visualization.html import choices, definitions, element, image
+from credit_jax.visualization.labels import channel_text, lead_text, region_text
 from credit_jax.visualization.panels import Panel, panel_svg
+from credit_jax.visualization.provenance import provenance_texts
 from credit_jax.visualization.score_tables import score_table, skill_table, verdict
-from credit_jax.visualization.spectra import rank_panels, spectrum_panels
+from credit_jax.visualization.spectra import (
+    bands_of,
+    rank_panels,
+    small_scales_text,
+    spectrum_charts,
+)
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels, series
 
 PAGE_NAME = "scores.html"
 
 
+@activity("drawing the page of scores")
 def write_page(
     scores: xr.Dataset,
     path: str | Path,
     *,
     title: str = "Forecast scores",
     maps: Sequence[tuple[str, bytes]] = (),
+    losses: Chart | None = None,
 ) -> Path:
     """Writes the page.
 
@@ -37,17 +47,23 @@ def write_page(
         path: of the HTML file.
         title: of the page.
         maps: captions and PNG bytes of maps to show.
+        losses: those of the training, by epoch.
 
     Returns:
         The path.
     """
     with new_file(path) as partial:
-        partial.write_text(page_of(scores, title=title, maps=maps), encoding="utf-8")
+        text = page_of(scores, title=title, maps=maps, losses=losses)
+        partial.write_text(text, encoding="utf-8")
     return Path(path)
 
 
 def page_of(
-    scores: xr.Dataset, *, title: str, maps: Sequence[tuple[str, bytes]] = ()
+    scores: xr.Dataset,
+    *,
+    title: str,
+    maps: Sequence[tuple[str, bytes]] = (),
+    losses: Chart | None = None,
 ) -> str:
     """The text of the page; see `write_page`."""
     region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
@@ -57,19 +73,10 @@ def page_of(
         "Scores": score_table(scores, region),
         "Curves": _curves(scores, region) if several else "",
         "Score cards": _cards(scores, region) if several else "",
-        "Spectra": _panels(
-            spectrum_panels(scores, chosen_channels(scores)),
-            "spectrum",
-            "Where lines of longer lead times fall below, forecasts are too smooth.",
-        ),
-        "Rank histograms": _panels(
-            rank_panels(scores, chosen_channels(scores), region=region),
-            "ranks",
-            "Where the truth lies among the members, in shares of all points and "
-            "dates. A reliable ensemble follows the dashed line; high ends mean that "
-            "its spread is too small.",
-        ),
+        "Spectra": _spectra(scores),
+        "Rank histograms": _ranks(scores, region),
         "Maps": "".join(image(png, text) for text, png in maps),
+        "Training": "" if losses is None else _figure(losses),
         "Provenance": _provenance(scores),
     }
     sections = {name: content for name, content in made.items() if content}
@@ -116,21 +123,81 @@ def _of_what(scores: xr.Dataset) -> str:
 
 
 def _curves(scores: xr.Dataset, region: str) -> str:
-    channels = chosen_channels(scores)
+    """Curves of all channels, in the region that is chosen."""
+    regions = [str(name) for name in scores["region"].values]
+    content = {own: _curves_in(scores, own) for own in regions}
+    content = {own: charts for own, charts in content.items() if charts}
+    shown = {own: region_text(own) for own in content}
+    return _key(scores, region) + choices("region", content, shown, region)
+
+
+def _curves_in(scores: xr.Dataset, region: str) -> str:
+    channels = [str(name) for name in scores["channel"].values]
     parts = []
     for metric in ("rmse", "acc", "crps"):
-        panels = curve_panels(scores, channels, metric=metric, region=region)
-        if panels:
-            parts.append(f"<h3>{NAMES[metric]}, {escape(region)}</h3>")
-            parts.append(_panels(panels, metric))
+        charts = curve_charts(scores, channels, metric=metric, region=region)
+        if charts:
+            parts.append(f"<h3>{NAMES[metric]}, {escape(region_text(region))}</h3>")
+            parts.append(_charts(scores, charts))
+    return "".join(parts)
+
+
+def _spectra(scores: xr.Dataset) -> str:
+    """Spectra of all channels, in the band of latitudes that is chosen."""
+    channels = [str(name) for name in scores["channel"].values]
+    content = {}
+    for band in bands_of(scores):
+        if charts := spectrum_charts(scores, channels, band=band):
+            text = " ".join(small_scales_text(scores, band))
+            note = element("p", escape(text)) if text else ""
+            content[band] = note + _charts(scores, charts)
+    if not content:
+        return ""
+    note = (
+        "Mean square amplitude of each zonal wave, in units squared. Where forecasts "
+        "lie below the truth they are too smooth, where they lie above it too rough."
+    )
+    shown = {band: region_text(band) for band in content}
+    first = next(iter(content))
+    return (
+        element("p", note, {"class": "note"})
+        + _lead_key(next(iter(spectrum_charts(scores, channels).values())))
+        + choices("band", content, shown, first)
+    )
+
+
+def _ranks(scores: xr.Dataset, region: str) -> str:
+    channels = chosen_channels(scores)
     shown = len(channels), scores.sizes["channel"]
-    note = "" if shown[0] == shown[1] else f" {shown[0]} of {shown[1]} channels."
-    return _key(scores, region) + element("p", note, {"class": "note"}) + "".join(parts)
+    some = "" if shown[0] == shown[1] else f" {shown[0]} of {shown[1]} channels."
+    return _panels(
+        rank_panels(scores, channels, region=region),
+        "ranks",
+        "Where the truth lies among the members, in shares of all points and "
+        f"dates ({region_text(region)}). A reliable ensemble follows the dashed line; "
+        f"high ends mean that its spread is too small.{some}",
+    )
+
+
+def _charts(scores: xr.Dataset, charts: Mapping[str, Chart]) -> str:
+    """A grid of charts, which can be filtered by variable."""
+    shown = [
+        _figure(
+            chart, {"data-variable": str(scores["variable"].sel(channel=own).item())}
+        )
+        for own, chart in charts.items()
+    ]
+    return element("div", "\n".join(shown), {"class": "panels"})
+
+
+def _figure(chart: Chart, attributes: Mapping[str, str] | None = None) -> str:
+    caption = element("figcaption", escape(chart.title))
+    return element("figure", caption + chart.svg, attributes)
 
 
 def _provenance(scores: xr.Dataset) -> str:
-    pairs = {str(name): str(value) for name, value in scores.attrs.items()}
-    return definitions(pairs) if pairs else ""
+    texts = provenance_texts(scores.attrs)
+    return definitions(texts) if texts else ""
 
 
 def _key(scores: xr.Dataset, region: str) -> str:
@@ -140,16 +207,23 @@ def _key(scores: xr.Dataset, region: str) -> str:
         series(scores, "spread", own, region=region) is not None for own in channels
     )
     names = [own for own in LOOKS if own != "spread" or has_spread]
-    dashes = {"--": "6 3", "-.": "6 3 1.5 3", ":": "2 3"}
+    return _legend({name: LOOKS[name] for name in names})
+
+
+def _lead_key(chart: Chart) -> str:
+    """The legend of all spectra."""
+    return _legend({line.name: line.look for line in chart.lines})
+
+
+def _legend(looks: Mapping[str, Mapping[str, Any]]) -> str:
     items = []
-    for name in names:
-        look = LOOKS[name]
+    for name, look in looks.items():
         line = {
             "d": "M0 5H36",
             "fill": "none",
             "stroke": look["color"],
             "stroke-width": "2.5",
-            "stroke-dasharray": dashes.get(look.get("linestyle", ""), "none"),
+            "stroke-dasharray": DASHES[look.get("linestyle", "-")],
         }
         box = {"aria-hidden": "true", "viewBox": "0 0 36 10"}
         sample = element("svg", element("path", "", line), box)
@@ -164,8 +238,10 @@ def _cards(scores: xr.Dataset, region: str) -> str:
             found = differences(scores, baseline, region=region)
         except (KeyError, ValueError):
             continue
-        title = f"RMSE of the forecast beside that of {baseline}, {region}"
-        panel = card_panel(found, title)
+        where = region_text(region)
+        title = f"RMSE of the forecast beside that of {baseline}, {where}"
+        names = [channel_text(scores, str(own)) for own in found["channel"].values]
+        panel = card_panel(found, title, names)
         card = panel_svg(panel, f"card-{baseline}")
         # The card is as wide as its columns need; the page scrolls it.
         card = card.replace("<svg ", f'<svg width="{90 * panel.width:g}" ', 1)
@@ -183,8 +259,8 @@ def _panels(panels: Sequence[Panel], prefix: str, note: str = "") -> str:
     shown = [
         element(
             "figure",
-            panel_svg(panel, f"{prefix}-{place}")
-            + element("figcaption", escape(panel.title)),
+            element("figcaption", escape(panel.title))
+            + panel_svg(panel, f"{prefix}-{place}"),
         )
         for place, panel in enumerate(panels)
     ]

@@ -10,13 +10,15 @@ import numpy as np
 
 from credit_jax.visualization.animation import write_animation
 from credit_jax.visualization.choice import Choice, Truth
+from credit_jax.visualization.labels import number_text
 from credit_jax.visualization.maps import (
+    Colors,
     Grid,
     Map,
     MapFigure,
+    colors_of,
     comparison,
-    largest_of,
-    limits_of,
+    error_colors_of,
 )
 from credit_jax.visualization.projections import Projection
 from credit_jax.visualization.windows import Window
@@ -47,7 +49,7 @@ class Scene:
         Raises:
             ValueError: the field has no finite values.
         """
-        return self._figure(lead, *self._limits([lead]))
+        return self._figure(lead, *self._colors([lead]))
 
     def write_animation(
         self, path: str | Path, leads: Sequence[int], *, frames_per_second: float = 4.0
@@ -65,10 +67,10 @@ class Scene:
         if not frames_per_second > 0:
             raise ValueError(f"--fps must be above 0, got {frames_per_second:g}")
         shown = [lead for lead in leads if np.isfinite(self._forecast(lead)).any()]
-        limits = self._limits(shown)
+        colors = self._colors(shown)
         return write_animation(
-            self._figure(shown[0], *limits),
-            ((self.choice.title(own), self._maps(own, *limits)) for own in shown),
+            self._figure(shown[0], *colors),
+            ((self.choice.title(own), self._maps(own, *colors)) for own in shown),
             path,
             frames_per_second=frames_per_second,
         )
@@ -79,30 +81,30 @@ class Scene:
         grid = self.choice.files.grid
         return Grid(grid.latitude, grid.longitude)
 
-    def _figure(
-        self, lead: int, limits: tuple[float, float], largest: float
-    ) -> MapFigure:
+    def _figure(self, lead: int, colors: Colors, error_colors: Colors) -> MapFigure:
         return MapFigure(
-            self._maps(lead, limits, largest),
+            self._maps(lead, colors, error_colors),
             self.grid,
             title=self.choice.title(lead),
-            units=self.choice.about.units or (self.truth.units if self.truth else ""),
+            units=self._units,
             window=self.window,
             projection=self.projection,
         )
 
-    def _maps(
-        self, lead: int, limits: tuple[float, float], largest: float
-    ) -> list[Map]:
+    @property
+    def _units(self) -> str:
+        return self.choice.about.units or (self.truth.units if self.truth else "")
+
+    def _maps(self, lead: int, colors: Colors, error_colors: Colors) -> list[Map]:
         forecast, truth = self._forecast(lead), self._truth(lead)
-        maps = comparison(forecast, truth, limits=limits, error_limit=largest)
+        maps = comparison(forecast, truth, colors=colors, error_colors=error_colors)
         if truth is None:
             return maps
-        rmse = self._rmse(forecast - truth)
-        return [*maps[:-1], replace(maps[-1], title=f"error, RMSE {rmse:.3g}")]
+        rmse = f"{number_text(self._rmse(forecast - truth))} {self._units}".rstrip()
+        return [*maps[:-1], replace(maps[-1], title=f"error, RMSE {rmse}")]
 
-    def _limits(self, leads: Sequence[int]) -> tuple[tuple[float, float], float]:
-        """Color ranges of these lead times: range of the field, largest error."""
+    def _colors(self, leads: Sequence[int]) -> tuple[Colors, Colors]:
+        """Colors of the field and of the error at these lead times."""
         fields, errors = [], []
         for lead in leads:
             forecast, truth = self._inside(self._forecast(lead)), self._truth(lead)
@@ -115,7 +117,7 @@ class Scene:
                 f"{self.choice.label}: no values at that lead time"
                 + (" in that region" if self.window else "")
             )
-        return limits_of(fields), largest_of(errors) if errors else 1.0
+        return colors_of(fields, self._units), error_colors_of(errors)
 
     def _forecast(self, lead: int) -> np.ndarray:
         return self.choice.field(lead)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -19,7 +20,12 @@ from credit_jax.visualization.html import (
     select,
     table,
 )
-from credit_jax.visualization.labels import channel_units, lead_text
+from credit_jax.visualization.labels import (
+    channel_text,
+    channel_units,
+    lead_text,
+    region_text,
+)
 from credit_jax.visualization.summary import (
     BASELINES,
     Skillful,
@@ -52,7 +58,7 @@ def verdict(scores: xr.Dataset, region: str) -> str:
     first = lead_text(scores["prediction_timedelta"].values[0])
     for baseline in BASELINES:
         found = {
-            own: skill
+            channel_text(scores, own): skill
             for own in channels_of(scores)
             if (skill := skillful_until(scores, own, baseline, region=region))
         }
@@ -77,14 +83,24 @@ def _sentence(found: dict[str, Skillful], baseline: str, first: str) -> str:
     else:
         text += f"all {num} channels."
     if ending:
-        by_time = sorted(ending, key=lambda name: found[name].days)
-        shortest, longest = (lead_text(found[by_time[i]].until) for i in (0, -1))
-        text += f" This ends first for {by_time[0]}, after {shortest}"
-        if longest != shortest:
-            text += f", and last for {by_time[-1]}, after {longest}"
+        ends: dict[str, Any] = {name: found[name].until for name in ending}
+        first_end, last_end = min(ends.values()), max(ends.values())
+        text += f" This ends first for {_tied(ends, first_end)}"
+        if first_end != last_end:
+            text += f", and last for {_tied(ends, last_end)}"
         kept = len(found) - len(never) - len(ending)
         text += f"; it holds to the end for {kept} of {len(found)}." if kept else "."
     return text
+
+
+def _tied(ends: Mapping[str, Any], end: Any) -> str:
+    """All channels with this end, and the end: "T at 500 hPa and SP, after 3 d"."""
+    names = [name for name, own in ends.items() if own == end]
+    after = f"after {lead_text(end)}"
+    if len(names) > MAX_NAMES:
+        return f"{len(names)} channels ({_few(names)}), {after}"
+    *others, last = names
+    return f"{', '.join(others)} and {last}, {after}" if others else f"{last}, {after}"
 
 
 def _few(names: Sequence[str]) -> str:
@@ -107,8 +123,9 @@ def skill_table(scores: xr.Dataset, region: str) -> str:
                 kind = "bad" if skill.until is None else "good" * skill.to_the_end
                 cells.append(Cell(skill.text, skill.days, kind))
         cells.append(_text(scores, "long_name", channel))
-        rows.append(Row(channel, cells))
-    return table("skill-table", columns, rows, f"Lead times with skill, {region}")
+        rows.append(Row(channel_text(scores, channel), cells))
+    caption = f"Lead times with skill, {region_text(region)}"
+    return table("skill-table", columns, rows, caption)
 
 
 def _units(scores: xr.Dataset, channel: str) -> tuple[str, None, str]:
@@ -131,7 +148,7 @@ def score_table(scores: xr.Dataset, region: str) -> str:
         region: initial choice of the menu.
     """
     leads = chosen_leads(scores)
-    regions = [str(name) for name in scores["region"].values]
+    regions = {own: region_text(own) for own in map(str, scores["region"].values)}
     others = [
         metric
         for metric in OTHERS
@@ -142,12 +159,15 @@ def score_table(scores: xr.Dataset, region: str) -> str:
     columns += [(NAMES[metric], False) for metric in others]
     columns += [("region", True)]
     rows = _score_rows(scores, leads, others)
-    texts = [lead_text(lead) for lead in leads]
+    texts = {text: text for text in map(lead_text, leads)}
     menus = select("region", "region", regions, region)
-    menus += select("lead", "lead time", texts, texts[0] if texts else "")
+    menus += select("lead", "lead time", texts, next(iter(texts), ""))
     attributes = {"class": "filters", "data-table": "score-table", "hidden": ""}
-    note = "Persistence and climatology: their RMSE. The other lead times are in "
-    note += "scores.csv and scores.nc."
+    note = (
+        "Persistence and climatology: their RMSE. RMSE, MAE, bias, activity, CRPS and "
+    )
+    note += "spread are in the units of the channel, the others are ratios. The other "
+    note += "lead times are in scores.csv and scores.nc."
     if int(scores.attrs.get("num_members", 1)) > 1:
         note += " RMSE, MAE, bias, ACC and activity are those of the ensemble mean."
     return (
@@ -173,9 +193,10 @@ def _score_rows(
     days = [float(lead / np.timedelta64(1, "D")) for lead in leads]
     texts = [lead_text(lead) for lead in leads]
     units = [Cell(*_units(scores, own)) for own in channels_of(scores)]
+    names = [channel_text(scores, own) for own in channels_of(scores)]
     rows = []
     for r, region in enumerate(map(str, scores["region"].values)):
-        for c, channel in enumerate(channels_of(scores)):
+        for c in range(len(names)):
             for k, text in enumerate(texts):
                 values = [float(array[c, r, k]) for array in errors]
                 cells = [
@@ -184,9 +205,10 @@ def _score_rows(
                     *map(number_cell, values),
                     _better(values),
                     *(number_cell(float(array[c, r, k])) for array in rest),
-                    Cell(region, None, "text"),
+                    Cell(region_text(region), None, "text"),
                 ]
-                rows.append(Row(channel, cells, {"region": region, "lead": text}))
+                filtered = {"region": region, "lead": text}
+                rows.append(Row(names[c], cells, filtered))
     return rows
 
 

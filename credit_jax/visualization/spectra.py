@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from credit_jax.evaluation.scores import FORECAST, MEMBERS, TRUTH, WAVENUMBER
-from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.charts import Chart, Line
+from credit_jax.visualization.labels import (
+    channel_text,
+    channel_units,
+    lead_text,
+    squared,
+    with_units,
+)
 from credit_jax.visualization.panels import Panel
 from credit_jax.visualization.summary import GLOBAL, chosen_leads
 
 SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"
+MAX_WAVES = 64  # points of a line
+OFF = 1.1  # ratio of energies that is mentioned
 
 
-def spectrum_panels(
+def spectrum_charts(
     scores: xr.Dataset, channels: Sequence[str], *, band: str | None = None
-) -> list[Panel]:
-    """Spectra of the truth and of forecasts at some lead times.
+) -> dict[str, Chart]:
+    """Spectra of the truth and of forecasts at some lead times, by channel.
+
+    Energies that rounding errors of float32 alone would give (`rounding_energy`) are
+    not drawn.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.
@@ -27,41 +40,148 @@ def spectrum_panels(
         band: of latitudes; None is the globe if available, otherwise the first one.
     """
     if SPECTRUM not in scores:
-        return []
-    found = scores[SPECTRUM]
-    bands = found["band"].values
-    band = band or (GLOBAL if GLOBAL in bands else str(bands[0]))
-    found = found.sel(band=band, drop=True)
-    return [
-        Panel(f"Energy of {channel} by zonal wavenumber", _spectra(found, channel))
+        return {}
+    found = scores[SPECTRUM].sel(band=band or bands_of(scores)[0], drop=True)
+    return {
+        channel: _spectra(scores, found.sel(channel=channel), channel)
         for channel in channels
         if bool(found.sel(channel=channel).notnull().any())
-    ]
+    }
 
 
-def _spectra(spectrum: xr.DataArray, channel: str) -> Any:
-    own = spectrum.sel(channel=channel)
-    lines = dict(_lines(own))
+def bands_of(scores: xr.Dataset) -> list[str]:
+    """The bands of latitudes that have spectra, the globe first; [] without spectra."""
+    if SPECTRUM not in scores:
+        return []
+    names = [str(name) for name in scores["band"].values]
+    return sorted(names, key=lambda name: name != GLOBAL)
 
-    def draw(axis: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, NullLocator
 
-        colors = iter(_shades(len(lines.keys() - {TRUTH})))
-        for label, line in lines.items():
-            wave = line[WAVENUMBER].values
-            shown = (wave > 0) & (line.values > 0)
-            look: dict[str, Any] = {"color": "#8a8f98", "linewidth": 2.5}
-            if label != TRUTH:
-                look = {"color": next(colors), "linewidth": 1.5}
-            axis.loglog(wave[shown], line.values[shown], label=label, **look)
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_minor_locator(NullLocator())
-            side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_xlabel("zonal wavenumber")
-        axis.grid(True)
-        axis.legend(fontsize=7, framealpha=0, handlelength=1.2)
+def _spectra(scores: xr.Dataset, own: xr.DataArray, channel: str) -> Chart:
+    spectra = dict(_lines(own))
+    shades = iter(_shades(len(spectra.keys() - {TRUTH})))
+    lines = []
+    for label, spectrum in spectra.items():
+        look: dict[str, Any] = {"color": "#8a8f98", "linewidth": 2.5}
+        if label != TRUTH:
+            look = {"color": next(shades), "linewidth": 1.5}
+        waves = spectrum[WAVENUMBER].values.astype(float)
+        energy = spectrum.values.astype(float)
+        shown = (waves > 0) & (energy > rounding_energy(energy))
+        places = _thinned(waves[shown])
+        lines.append(Line(label, waves[shown][places], energy[shown][places], look))
+    units = squared(channel_units(scores, channel))
+    title = with_units(f"Energy of {channel_text(scores, channel)}", units)
+    logs = {"x_is_log": True, "y_is_log": True}
+    return Chart(title, "zonal wavenumber", lines, **logs, has_legend=True)
 
-    return draw
+
+def rounding_energy(spectrum: np.ndarray) -> float:
+    """Energy of a wave below which it may consist of rounding errors of float32.
+
+    A value x has the rounding error 2^-24 abs(x) / sqrt(3) in root mean square; its
+    energy is spread over all waves. Transforms between grids add some more: waves of
+    less than 100 times this energy count as zero.
+
+    Args:
+        spectrum: energy by wavenumber; its sum is the mean square of the field.
+    """
+    total = float(np.nansum(spectrum))
+    return 100.0 * total * 2.0**-48 / 3 / max(len(spectrum) - 1, 1)
+
+
+def _thinned(waves: np.ndarray) -> np.ndarray:
+    """Positions of about MAX_WAVES wavenumbers, evenly on a logarithmic axis."""
+    if len(waves) <= MAX_WAVES:
+        return np.arange(len(waves))
+    spaced = np.geomspace(1, len(waves), MAX_WAVES).round().astype(int)
+    return np.unique(spaced) - 1
+
+
+@dataclass(frozen=True)
+class SmallScales:
+    """The energy of a forecast at short waves, beside that of the truth.
+
+    Attributes:
+        first, last: the shorter half of the waves in which the truth has energy.
+        ratio: energy of the forecast in these, over that of the truth.
+        beyond: whether the forecast has energy in shorter waves, where the truth has
+            only rounding errors.
+    """
+
+    first: int
+    last: int
+    ratio: float
+    beyond: bool
+
+
+def small_scales(
+    scores: xr.Dataset, channel: str, band: str, lead: np.timedelta64
+) -> SmallScales | None:
+    """Compares the energy at short waves; None if a spectrum is not known."""
+    if SPECTRUM not in scores:
+        return None
+    own = scores[SPECTRUM].sel(channel=channel, band=band)
+    spectra = dict(_lines(own.sel(prediction_timedelta=[lead])))
+    if len(spectra) < 2 or TRUTH not in spectra:
+        return None
+    truth = spectra.pop(TRUTH).values.astype(float)
+    forecast = next(iter(spectra.values())).values.astype(float)
+    if not (np.isfinite(truth).all() and np.isfinite(forecast).all()):
+        return None
+    known = np.flatnonzero(truth > rounding_energy(truth))
+    last = int(known[-1]) if len(known) else 0
+    if last < 2:
+        return None
+    first = last // 2 + 1
+    part = slice(first, last + 1)
+    beyond = bool((forecast[last + 1 :] > rounding_energy(forecast)).any())
+    return SmallScales(first, last, forecast[part].sum() / truth[part].sum(), beyond)
+
+
+def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
+    """Sentences on the energy at short waves, at the last lead time of the charts."""
+    leads = chosen_leads(scores)
+    channels = [str(name) for name in scores["channel"].values]
+    if not len(leads):
+        return []
+    compared = {c: small_scales(scores, c, band, leads[-1]) for c in channels}
+    found = {channel: own for channel, own in compared.items() if own is not None}
+    if not found:
+        return []
+    ratios = {channel: own.ratio for channel, own in found.items()}
+    start = f"At {lead_text(leads[-1])}, in the shorter half of the waves of the truth,"
+    parts = []
+    for is_excess, what, most_is in (
+        (True, "too much energy (too rough)", "at most"),
+        (False, "too little (too smooth)", "at least"),
+    ):
+        names = [c for c, r in ratios.items() if _is_off(r) and (r > 1) == is_excess]
+        if names:
+            most = max(names, key=lambda name: abs(np.log(max(ratios[name], 1e-300))))
+            parts.append(
+                f"{what} in {len(names)} of {len(found)} channels, {most_is} "
+                f"{ratios[most]:.2g} times that of the truth ("
+                f"{channel_text(scores, most)})"
+            )
+    text = f"{start} forecasts have {', and '.join(parts)}."
+    if not parts:
+        text = f"{start} forecasts have the energy of the truth, within 10 %."
+    sentences = [text]
+    beyond = [channel for channel, own in found.items() if own.beyond]
+    if beyond:
+        lasts = {found[channel].last for channel in beyond}
+        waves = " to ".join(str(wave) for wave in sorted({min(lasts), max(lasts)}))
+        s = "s" if len(lasts) > 1 else ""
+        sentences.append(
+            f"Beyond wavenumber{s} {waves} the truth of {len(beyond)} channels is zero "
+            "but for rounding, which is not drawn, and the forecast is not."
+        )
+    return sentences
+
+
+def _is_off(ratio: float) -> bool:
+    return not 1 / OFF <= ratio <= OFF
 
 
 def _lines(own: xr.DataArray) -> list[tuple[str, xr.DataArray]]:
@@ -82,12 +202,13 @@ def _known(own: xr.DataArray, system: str) -> bool:
     return bool(own.sel(system=system).notnull().any())
 
 
-def _shades(count: int) -> list[Any]:
+def _shades(count: int) -> list[str]:
+    """Colors of lead times, from early to late."""
     import matplotlib
+    from matplotlib.colors import to_hex
 
-    return [*matplotlib.colormaps["plasma"](np.linspace(0.3, 0.88, max(count, 1)))][
-        :count
-    ]
+    places = np.linspace(0.3, 0.88, max(count, 1))[:count]
+    return [to_hex(color) for color in matplotlib.colormaps["plasma"](places)]
 
 
 def rank_panels(
@@ -109,7 +230,7 @@ def rank_panels(
         return []
     found = found.sel(system=known[0])
     return [
-        Panel(f"Rank of the truth among members, {channel}", _ranks(found, channel))
+        Panel(f"Rank of {channel_text(scores, channel)}", _ranks(found, channel))
         for channel in channels
         if bool(found.sel(channel=channel).notnull().any())
     ]

@@ -61,7 +61,8 @@ def make_scores(levels=(250.0, 500.0, 850.0), num_days=10, step=12, members=0):
             "variable": ("channel", [own[1] for own in names]),
             "level": ("channel", [own[2] for own in names]),
             "units": ("channel", ["Pa" if n[1] == "SP" else "K" for n in names]),
-            "long_name": ("channel", [f"name of {own[0]}" for own in names]),
+            "long_name": ("channel", [f"name of {own[1]}" for own in names]),
+            "level_units": ("channel", ["hPa" if own[2] > 0 else "" for own in names]),
             "region": list(REGIONS),
             "band": ["global", "tropics"],
             "prediction_timedelta": leads,
@@ -70,7 +71,7 @@ def make_scores(levels=(250.0, 500.0, 850.0), num_days=10, step=12, members=0):
             "num_start_dates": 12,
             "num_members": max(1, members),
             "truth": "truth <of> 2001 & more",
-            "credit-jax": "0.1.0",
+            "forecast_credit-jax": "0.1.0",
         },
     )
     check_scores(scores, "synthetic")

@@ -8,12 +8,16 @@ import pytest
 from credit_jax.visualization.canvas import png_of
 from credit_jax.visualization.coastline import coastline
 from credit_jax.visualization.maps import (
+    DIVERGING,
+    SEQUENTIAL,
+    SIGNED,
+    Colors,
     Grid,
     Map,
     MapFigure,
+    colors_of,
     comparison,
-    largest_of,
-    limits_of,
+    error_colors_of,
 )
 from credit_jax.visualization.projections import PROJECTIONS, Projection
 from credit_jax.visualization.windows import (
@@ -90,27 +94,68 @@ def test_the_window_of_a_regional_grid():
 
 
 def test_truth_and_forecast_have_the_same_colors_and_errors_are_about_zero():
-    maps = comparison(FIELD + 3, FIELD, units="K")
+    field = FIELD + 300
+    maps = comparison(field + 3, field, units="K")
     truth, forecast, error = maps
-    assert [own.title for own in maps] == ["truth", "forecast", "error (K)"]
-    assert (truth.low, truth.high) == (forecast.low, forecast.high)
-    assert truth.low == pytest.approx(FIELD.min(), abs=1.0)
-    assert truth.high == pytest.approx(FIELD.max() + 3, abs=1.0)
-    assert (error.low, error.high) == (-3, 3)
-    assert error.colors != truth.colors
+    assert [own.title for own in maps] == ["truth", "forecast", "error"]
+    assert truth.colors == forecast.colors
+    assert truth.colors.low == pytest.approx(field.min(), abs=1.0)
+    assert truth.colors.high == pytest.approx(field.max() + 3, abs=1.0)
+    assert error.colors.name == DIVERGING
+    assert error.colors.extend == "neither"
+    assert (error.colors.low, error.colors.high) == pytest.approx((-3, 3))
     assert comparison(FIELD, None)[0].title == "forecast"
 
 
 def test_colors_of_fields_of_one_value_or_none():
     empty = np.full((2, 2), np.nan)
-    assert limits_of([empty]) == (0.0, 1.0)
-    assert limits_of([np.ones((2, 2))]) == (1.0, 2.0)
-    assert largest_of([np.zeros((2, 2))]) == 1.0
-    assert largest_of([empty]) == 1.0
+    assert colors_of([empty]) == Colors(0.0, 1.0)
+    assert colors_of([np.ones((2, 2))]) == Colors(1.0, 2.0)
+    assert error_colors_of([np.zeros((2, 2))]) == Colors(-1.0, 1.0, DIVERGING)
+    assert error_colors_of([empty]) == Colors(-1.0, 1.0, DIVERGING)
+    assert error_colors_of([]) == Colors(-1.0, 1.0, DIVERGING)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "units", "name"),
+    [
+        (-5.0, 60.0, "m s-1", SIGNED),
+        (0.0, 60.0, "m s-1", SEQUENTIAL),
+        (-60.0, 60.0, "", SIGNED),
+        (-1e-6, 1e-2, "kg kg-1", SEQUENTIAL),
+        (200.0, 300.0, "K", SEQUENTIAL),
+        (-30.0, 30.0, "degC", SIGNED),
+    ],
+)
+def test_winds_and_other_signed_fields_have_colors_about_zero(low, high, units, name):
+    colors = colors_of([np.linspace(low, high, 100).reshape(10, 10)], units)
+    assert colors.name == name
+    if name == SIGNED:
+        assert colors.low == -colors.high
+
+
+def test_bars_have_arrows_where_colors_are_clipped():
+    field = np.linspace(200.0, 300.0, 10000).reshape(100, 100)
+    assert colors_of([field]).extend == "both"
+    field[field > 250] = 250
+    assert colors_of([field]).extend == "min"
+    assert error_colors_of([field - 200]).extend == "neither"
+    colors = Colors(0, 1, extend="max")
+    figure = MapFigure([Map("m", FIELD, colors)], GRID, title="t")
+    assert figure.figure.axes[0].collections[0].colorbar.extend == "max"
+
+
+def test_the_title_is_clear_of_the_maps():
+    maps = [Map(name, FIELD, Colors(0, 1)) for name in ("truth", "forecast", "error")]
+    figure = MapFigure(maps, GRID, title="T at 500 hPa", units="K").figure
+    figure.canvas.draw()
+    title = figure._suptitle.get_window_extent()
+    tops = [axis.title.get_window_extent().y1 for axis in figure.axes[:3]]
+    assert title.y0 - max(tops) > 0.5 * title.height
 
 
 def test_every_point_is_drawn_where_it_is():
-    figure = MapFigure([Map("m", FIELD, 0, 1)], GRID, title="t", units="K")
+    figure = MapFigure([Map("m", FIELD, Colors(0, 1))], GRID, title="t", units="K")
     axis = figure.figure.axes[0]
     assert axis.get_xlim() == (-180, 180)
     assert axis.get_ylim() == (-90, 90)
@@ -123,7 +168,7 @@ def test_every_point_is_drawn_where_it_is():
         place = np.unravel_index(distance.argmin(), distance.shape)
         assert distance.min() < 1e-9
         assert values[place] == FIELD[row, column]
-    figure.update([Map("other", FIELD + 1, 0, 1)], "later")
+    figure.update([Map("other", FIELD + 1, Colors(0, 1))], "later")
     assert axis.get_title() == "other"
     assert mesh.get_array().max() == FIELD.max() + 1
 
@@ -131,14 +176,14 @@ def test_every_point_is_drawn_where_it_is():
 def test_missing_values_are_blank():
     field = FIELD.copy()
     field[2, 3] = np.nan
-    figure = MapFigure([Map("m", field, 0, 1)], GRID, title="t")
+    figure = MapFigure([Map("m", field, Colors(0, 1))], GRID, title="t")
     assert np.ma.count_masked(figure.figure.axes[0].collections[0].get_array()) == 1
 
 
 def test_curvilinear_grids():
     y, x = np.mgrid[30:50:5.0, 220:280:10.0]
     grid = Grid(y + x / 50, x)
-    figure = MapFigure([Map("m", y, 30, 50)], grid, title="t")
+    figure = MapFigure([Map("m", y, Colors(30, 50))], grid, title="t")
     assert figure.figure.axes[0].get_xlim() == (-140, -90)
     assert png_of(figure.figure)[1:4] == b"PNG"
     with pytest.raises(ValueError, match="one or both two dims, got 2 and 1"):
@@ -148,7 +193,7 @@ def test_curvilinear_grids():
 @pytest.mark.parametrize("name", PROJECTIONS[1:])
 def test_projections_of_cartopy(name):
     window = find_window("arctic") if "pole" in name else None
-    maps = [Map("m", FIELD, 0, 1)]
+    maps = [Map("m", FIELD, Colors(0, 1))]
     figure = MapFigure(
         maps, GRID, title="t", window=window, projection=Projection(name)
     )

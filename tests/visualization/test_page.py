@@ -6,7 +6,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.curves import NAMES
+from credit_jax.visualization.labels import channel_text, lead_text, region_text
+from credit_jax.visualization.losses import loss_chart
 from credit_jax.visualization.page import page_of, write_page
 from tests.visualization.synthetic import make_scores
 
@@ -111,9 +113,54 @@ def test_the_sections(page):
     assert "Scores of <one> model" in shown
     assert "truth <of> 2001 & more" in shown
     figures = [given for tag, given in page.tags if tag == "svg" and "role" in given]
-    channels = 4
-    assert len(figures) == 3 * channels + 2 + 2 * channels
+    channels, regions, bands = 4, 2, 2
+    num_charts = (3 * regions + bands) * channels
+    assert len(figures) == num_charts + channels + 2, "and ranks, and score cards"
     assert all(given["aria-label"] for given in figures)
+
+
+def test_curves_of_every_channel_in_every_region(scores, page):
+    """Those of the regions that are not shown first are templates."""
+    labels = [given["aria-label"] for tag, given in page.tags if "aria-label" in given]
+    names = {own: channel_text(scores, own) for own in scores["channel"].values}
+    assert names["T500"] == "T at 500 hPa"
+    for metric in ("rmse", "acc", "crps"):
+        for channel, name in names.items():
+            units = (
+                ""
+                if metric == "acc"
+                else f" ({scores.units.sel(channel=channel).item()})"
+            )
+            assert labels.count(f"{NAMES[metric]} of {name}{units}") == 2
+    chosen = [
+        (tag, given["data-choice"])
+        for tag, given in page.tags
+        if "data-choice" in given
+    ]
+    assert chosen == [
+        ("div", "global"),
+        ("template", "tropics"),
+        ("div", "global"),
+        ("template", "tropics"),
+    ]
+
+
+def test_nothing_is_called_by_its_key(page):
+    shown = "".join(page.text)
+    for key in ("T500", "num_start_dates", "forecast_", "train_loss", "_ratio"):
+        assert key not in shown, key
+    assert "start dates" in shown
+    assert "forecast with credit_jax" in shown
+
+
+def test_losses_are_a_chart(scores):
+    rows = [
+        {"epoch": 0, "train_loss": 3.0, "valid_loss": 4.0},
+        {"epoch": 1, "train_loss": 2.0},
+    ]
+    text = page_of(scores, title="one", losses=loss_chart(rows))
+    assert 'aria-label="loss by epoch"' in text
+    assert "<title>validation</title>" in text
 
 
 def test_the_table_of_scores_is_that_of_the_data_set(scores, page):
@@ -123,17 +170,20 @@ def test_the_table_of_scores_is_that_of_the_data_set(scores, page):
     keys += ["mae", "bias", "acc", "activity", "crps", "spread"]
     keys += ["spread_skill_ratio", "region"]
     assert len(names) == len(keys)
-    seen = set()
+    seen, keys_of = (
+        set(),
+        {channel_text(scores, k): k for k in scores["channel"].values},
+    )
     for data, cells in rows:
         found = dict(zip(keys, cells, strict=True))
         lead = np.timedelta64(round(24 * float(found["lead"][0])), "h")
         place = {
-            "channel": found["channel"][1],
+            "channel": keys_of[found["channel"][1]],
             "region": data["data-region"],
             "prediction_timedelta": lead,
         }
         assert found["lead"][1] == data["data-lead"] == lead_text(lead)
-        assert found["region"][1] == data["data-region"]
+        assert found["region"][1] == region_text(data["data-region"])
         seen.add(tuple(place.values()))
         own = scores.sel(place)
         assert found["units"][1] == own["units"].item()
@@ -160,9 +210,12 @@ def test_the_page_says_until_when_there_is_skill(scores, page):
         "beats persistence until",
         "beats climatology until",
     ]
-    assert [cells[0][1] for _, cells in rows] == [*scores["channel"].values]
-    for _, cells in rows:
-        own = scores["rmse"].sel(channel=cells[0][1], region="global")
+    channels = scores["channel"].values
+    assert [cells[0][1] for _, cells in rows] == [
+        channel_text(scores, k) for k in channels
+    ]
+    for channel, (_, cells) in zip(channels, rows, strict=True):
+        own = scores["rmse"].sel(channel=channel, region="global")
         for (_, found), name in zip(
             cells[1:3], ("persistence", "climatology"), strict=True
         ):
@@ -175,8 +228,30 @@ def test_the_page_says_until_when_there_is_skill(scores, page):
                 assert found == lead_text(last)
     shown = "".join(page.text)
     assert "below that of persistence at every lead time, to 5 d, for all 4" in shown
-    assert "This ends first for t2m, after 4 d, and last for U500, after " in shown
+    assert (
+        "This ends first for t2m and SP, after 4 d, and last for U at 500 hPa, after "
+        in shown
+    )
     assert "it holds to the end for 1 of 4." in shown
+
+
+def test_ties_are_said_to_be_ties():
+    scores = make_scores(levels=(250.0, 500.0, 850.0), num_days=3)
+    rmse = scores["rmse"]
+    rmse.loc[{"system": "forecast"}] = 1.0
+    rmse.loc[{"system": "persistence"}] = 2.0
+    late = scores["prediction_timedelta"] > np.timedelta64(24, "h")
+    rmse.loc[{"system": "forecast", "prediction_timedelta": late}] = 3.0
+    rmse.loc[{"system": "forecast", "channel": "SP"}] = 1.0
+    last = scores["prediction_timedelta"][-1]
+    at_the_end = {"system": "forecast", "channel": "SP", "prediction_timedelta": last}
+    rmse.loc[at_the_end] = 3.0
+    shown = "".join(Page(page_of(scores, title="ties")).text)
+    assert (
+        "This ends first for 7 channels (T at 250 hPa, T at 500 hPa, T at 850 hPa, "
+        "U at 250 hPa, U at 500 hPa, U at 850 hPa and 1 more), after 1 d, and last for "
+        "SP, after 2 d 12 h." in shown
+    )
 
 
 def test_a_page_of_little(tmp_path, scores):

@@ -11,9 +11,15 @@ from credit_jax.visualization.canvas import (
     style,
 )
 from credit_jax.visualization.card import card_panel, differences, percent_text
-from credit_jax.visualization.curves import curve_panels
+from credit_jax.visualization.curves import curve_charts
+from credit_jax.visualization.labels import channel_text
 from credit_jax.visualization.panels import panel_svg, panels_figure
-from credit_jax.visualization.spectra import rank_panels, spectrum_panels
+from credit_jax.visualization.spectra import (
+    rank_panels,
+    rounding_energy,
+    small_scales_text,
+    spectrum_charts,
+)
 from tests.visualization.synthetic import make_scores
 
 
@@ -30,9 +36,10 @@ def axes_of(panel):
 
 
 def test_curves_are_the_scores(scores):
-    panel, *others = curve_panels(scores, ["T500", "t2m"], region="tropics")
-    assert panel.title == "RMSE of T500 (K)"
-    assert len(others) == 1
+    charts = curve_charts(scores, ["T500", "t2m"], region="tropics")
+    assert [*charts] == ["T500", "t2m"]
+    panel = charts["T500"].panel
+    assert panel.title == "RMSE of T at 500 hPa (K)"
     lines = {line.get_label(): line for line in axes_of(panel).get_lines()}
     assert set(lines) == {"forecast", "persistence", "climatology", "spread"}
     own = scores["rmse"].sel(channel="T500", region="tropics", system="persistence")
@@ -41,12 +48,10 @@ def test_curves_are_the_scores(scores):
 
 
 def test_metrics_that_are_not_there_have_no_panels(scores):
-    assert curve_panels(scores, ["T500"], metric="missing") == []
-    assert [own.title for own in curve_panels(scores, ["SP"], metric="acc")] == [
-        "ACC of SP"
-    ]
+    assert curve_charts(scores, ["T500"], metric="missing") == {}
+    assert curve_charts(scores, ["SP"], metric="acc")["SP"].title == "ACC of SP"
     plain = scores[["rmse"]]
-    assert spectrum_panels(plain, ["T500"]) == []
+    assert spectrum_charts(plain, ["T500"]) == {}
     assert rank_panels(plain, ["T500"]) == []
 
 
@@ -72,30 +77,72 @@ def test_a_baseline_without_values_is_refused(scores):
 
 def test_the_card_shows_every_difference(scores):
     found = differences(scores, "persistence")
-    axis = axes_of(card_panel(found, "card"))
+    names = [channel_text(scores, own) for own in scores["channel"].values]
+    axis = axes_of(card_panel(found, "card", names))
     texts = [own.get_text() for own in axis.texts]
     assert texts == [percent_text(value) for value in found.values.ravel()]
     labels = [own.get_text() for own in axis.get_yticklabels()]
-    assert labels == [*scores["channel"].values]
+    assert labels == names
+    assert names[0] == "T at 500 hPa"
 
 
 def test_numbers_of_a_card_can_be_read(scores):
     """In black or white, whichever differs more from its cell."""
     found = differences(scores, "climatology")[:1, :6].copy()
     found[...] = [[-60, -36, -15, 15, 36, 60]]
-    axis = axes_of(card_panel(found, "card"))
+    axis = axes_of(card_panel(found, "card", ["T at 500 hPa"]))
     colors = [text.get_color() for text in axis.texts]
     assert colors == ["white", "white", "black", "black", "white", "white"]
 
 
 def test_spectra_leave_the_mean_out(scores):
-    (panel,) = spectrum_panels(scores, ["T500"], band="tropics")
-    lines = {line.get_label(): line for line in axes_of(panel).get_lines()}
+    chart = spectrum_charts(scores, ["T500"], band="tropics")["T500"]
+    assert chart.title == "Energy of T at 500 hPa (K²)"
+    lines = {line.get_label(): line for line in axes_of(chart.panel).get_lines()}
     assert [*lines] == ["truth", "1 d", "3 d", "5 d"]
     own = scores["energy_spectrum"].sel(channel="T500", band="tropics")
     own = own.sel(system="members", prediction_timedelta=np.timedelta64(72, "h"))
     assert np.array_equal(lines["3 d"].get_ydata(), own[1:])
     assert lines["3 d"].get_xdata()[0] == 1
+
+
+def test_energy_that_is_rounding_is_not_drawn():
+    """That of a field of few waves, in float32 on 64 points, at the others."""
+    points = np.arange(64) * 2 * np.pi / 64
+    field = 250 + sum(np.cos(k * points) for k in range(1, 11))
+    waves = np.fft.rfft(field.astype(np.float32).astype(float)) / 64
+    energy = 2 * np.abs(waves) ** 2
+    energy[0] /= 2
+    assert 0 < energy[11:].max() < rounding_energy(energy) < 1e-6 * energy[1:11].min()
+    scores = make_scores(levels=(500.0,), num_days=1)
+    spectrum = scores["energy_spectrum"]
+    spectrum.loc[{"system": ["truth", "forecast"]}] = energy
+    chart = spectrum_charts(scores, ["T500"])["T500"]
+    truth = next(line for line in chart.lines if line.name == "truth")
+    assert truth.x.tolist() == [*range(1, 11)]
+    assert np.array_equal(truth.y, energy[1:11])
+
+
+def test_excess_and_lack_at_short_waves_are_said():
+    scores = make_scores(levels=(500.0,), num_days=1)
+    spectrum = scores["energy_spectrum"]
+    truth = np.where(np.arange(33) <= 20, 1.0, 1e-20)
+    forecast = {"T500": 4.0, "U500": 0.5, "t2m": 1.05, "SP": 3.0}
+    spectrum.loc[{"system": "truth"}] = truth
+    for channel, factor in forecast.items():
+        changed = np.where(np.arange(33) > 10, factor * truth, truth)
+        spectrum.loc[{"system": ["forecast", "members"], "channel": channel}] = changed
+    assert small_scales_text(scores, "global") == [
+        "At 1 d, in the shorter half of the waves of the truth, forecasts have too "
+        "much energy (too rough) in 2 of 4 channels, at most 4 times that of the truth "
+        "(T at 500 hPa), and too little (too smooth) in 1 of 4 channels, at least 0.5 "
+        "times that of the truth (U at 500 hPa)."
+    ]
+    spectrum.loc[{"system": ["forecast", "members"], "zonal_wavenumber": 25}] = 1e-3
+    assert small_scales_text(scores, "global")[1] == (
+        "Beyond wavenumber 20 the truth of 4 channels is zero but for rounding, which "
+        "is not drawn, and the forecast is not."
+    )
 
 
 def test_rank_histograms_are_shares(scores):
@@ -106,7 +153,8 @@ def test_rank_histograms_are_shares(scores):
 
 
 def test_figures_and_their_formats(scores, tmp_path):
-    panels = curve_panels(scores, ["T500", "t2m", "SP"])
+    charts = curve_charts(scores, ["T500", "t2m", "SP"])
+    panels = [chart.panel for chart in charts.values()]
     figure = panels_figure(panels, title="RMSE, global", columns=2)
     assert len(figure.axes) == 3
     assert save_figure(figure, tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
@@ -117,7 +165,7 @@ def test_figures_and_their_formats(scores, tmp_path):
 
 
 def test_svg_has_the_color_of_the_page_and_is_reproducible(scores):
-    (panel,) = curve_panels(scores, ["T500"])
+    panel = curve_charts(scores, ["T500"])["T500"].panel
     text = panel_svg(panel, "p")
     assert "currentColor" in text
     assert INK not in text
