@@ -204,7 +204,7 @@ class _Frame:
         """A line, interrupted where a value is not finite, and its markers."""
         places = self.x_axis.places(line.x), self.y_axis.places(line.y)
         points = np.stack(places, axis=1)
-        known: np.ndarray = np.isfinite(points).all(axis=1)
+        known = np.isfinite(places[0] + places[1])
         path, pen = [], "M"
         for is_known, (x, y) in zip(known, points, strict=True):
             if is_known:

@@ -40,6 +40,8 @@ def test_levels_that_are_numbers_are_compared_in_order():
     found = forecast([0, 1, 2])
     assert (found.forecast["U"], found.in_truth["U"]) == ((0, 1, 2), (0, 1, 2))
     assert found.notes[-1].startswith("T, U: levels 0, 1, 2 are taken in order as 0.25")
+    levels = [channel.level for channel in found.channels if channel.variable == "T"]
+    assert levels == [0.25, 0.5, 0.75], "the values, which the truth knows"
     with pytest.raises(ValueError, match=r"T: one side only numbers its levels.*0, 1;"):
         forecast([0, 1])
     found = forecast([0, 2], there=[0.0, 1.0, 2.0])

@@ -7,7 +7,7 @@ import xarray as xr
 from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
-from credit_jax.evaluation.grid_file import GridFile, align
+from credit_jax.evaluation.grid_file import GridFile, align, level_units
 from credit_jax.evaluation.mesh_sums import Grid
 from credit_jax.evaluation.offline import grid_of
 from credit_jax.evaluation.references import NamedData
@@ -139,3 +139,31 @@ def test_dims_that_are_no_level():
         GridFile("f.nc", field).variables  # noqa: B018
     with pytest.raises(ValueError, match="no coordinate latitude or lat; it has T"):
         GridFile("f.nc", field).latitude  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("levels", "attributes", "units"),
+    [
+        ([500.0, 850.0], {"units": "hPa"}, "hPa"),
+        ([500.0, 850.0], {"units": "millibars"}, "hPa"),
+        ([500.0, 850.0], {"units": "Pa"}, "hPa"),
+        ([500.0, 850.0], {}, ""),
+        ([10.0, 80.0], {"units": "m"}, "m"),
+        ([0.25, 0.75], {"standard_name": "atmosphere_sigma_coordinate"}, "sigma"),
+        ([0.25, 0.75], {"units": "1"}, ""),
+        ([0.0, 1.0, 2.0], {"units": "hPa"}, ""),
+        ([1.0, 2.0, 3.0], {"standard_name": "atmosphere_sigma_coordinate"}, ""),
+    ],
+)
+def test_units_of_levels(levels, attributes, units):
+    assert level_units(np.array(levels), attributes) == units
+
+
+def test_a_file_knows_the_units_of_its_levels():
+    """Pressures in Pa are given in hPa."""
+    coords = {"level": ("level", [50000.0, 85000.0], {"units": "Pa"})}
+    coords |= {"latitude": LATITUDE, "longitude": LONGITUDE}
+    field = ("level", "latitude", "longitude"), np.zeros((2, 6, 10))
+    found = GridFile("a.nc", xr.Dataset({"T": field}, coords)).variables["T"]
+    assert found.levels.tolist() == [500.0, 850.0]
+    assert found.level_units == "hPa"

@@ -94,8 +94,10 @@ def test_saves_by_updates_and_by_the_clock() -> None:
     schedule.updated()
     schedule.updated()
     assert schedule.due_by_steps
+    assert schedule.minutes_ago("ago") == {}, "nothing was saved yet"
     with schedule.saving():
         now += 12
+    assert schedule.minutes_ago("ago") == {"ago": 0}
     assert not schedule.due_by_steps
     assert not schedule.due_by_clock
     assert schedule.minutes == 0

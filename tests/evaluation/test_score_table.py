@@ -1,0 +1,36 @@
+"""The table of scores on the console."""
+
+import numpy as np
+from rich.console import Console
+
+from credit_jax.evaluation.score_table import score_table
+from tests.visualization.synthetic import make_scores
+
+
+def printed(scores, *leads):
+    console = Console(width=100)
+    with console.capture() as text:
+        console.print(score_table(scores, leads))
+    return text.get().splitlines()
+
+
+def test_numbers_have_units_and_say_over_how_many_levels_they_are():
+    scores = make_scores(levels=(250.0, 500.0, 850.0), num_days=2)
+    assert score_table(scores).title == (
+        "RMSE, global, 12 start dates; root mean square over the levels"
+    )
+    lines = printed(scores, "24h", "48h")
+    heads = [line[:13].strip() for line in lines]
+    place = heads.index("T (K)")
+    assert heads[place + 1] == "3 levels"
+    assert "SP (Pa)" in heads
+    assert heads[heads.index("t2m (K)") + 1] == "", "one level"
+    own = scores["rmse"].sel(system="forecast", region="global")
+    own = own.sel(channel=["T250", "T500", "T850"]).isel(prediction_timedelta=[1, 3])
+    mean = np.sqrt((own**2).mean("channel")).values
+    assert lines[place].split()[-2:] == [f"{value:.3g}" for value in mean]
+
+
+def test_without_levels_nothing_is_said_of_them():
+    scores = make_scores(levels=(500.0,), num_days=1)
+    assert score_table(scores).title == "RMSE, global, 12 start dates"
