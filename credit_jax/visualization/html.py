@@ -110,41 +110,50 @@ def select(name: str, label: str, texts: Mapping[str, str], chosen: str) -> str:
         texts: by value.
         chosen: the value of the initial choice.
     """
-    options = "".join(
-        element("option", escape(text), _option(value, is_chosen=value == chosen))
-        for value, text in texts.items()
-    )
-    if len(texts) > 1:
-        options += element("option", "all", {"value": ""})
-    return element("label", f"{label} {element('select', options, {'name': name})}")
+    every = {"": "all"} if len(texts) > 1 else {}
+    return _menu(name, label, {**texts, **every}, chosen)
 
 
 def choices(
-    name: str, contents: Mapping[str, str], texts: Mapping[str, str], chosen: str
+    name: str,
+    contents: Mapping[str, str],
+    texts: Mapping[str, str],
+    chosen: str,
+    variables: Sequence[str],
 ) -> str:
-    """Returns contents of which one is shown, with a menu if there are several.
+    """Returns contents of which one is shown, with menus where there are several.
 
     The others are templates, which a browser builds when they are chosen.
 
     Args:
         name: of what is chosen, and label of the menu.
-        contents: HTML by key.
+        contents: HTML by key; figures have the attribute `data-variable`.
         texts: of the menu, by key.
         chosen: key of the initial choice.
+        variables: by which figures can be filtered.
     """
     parts = []
     for key, content in contents.items():
         tag = "div" if key == chosen else "template"
         parts.append(element(tag, content, {"data-choice": key}))
-    menu = ""
+    menus = ""
     if len(contents) > 1:
-        options = "".join(
-            element("option", escape(texts[key]), _option(key, is_chosen=key == chosen))
-            for key in contents
-        )
-        label = element("label", f"{name} {element('select', options)}")
-        menu = element("div", label, {"class": "filters", "hidden": ""})
-    return element("div", menu + "".join(parts), {"class": "choices"})
+        shown = {key: texts[key] for key in contents}
+        menus += _menu("choice", name, shown, chosen)
+    if len(variables) > 1:
+        every = {"": "all", **{variable: variable for variable in variables}}
+        menus += _menu("variable", "variable", every, "")
+    if menus:
+        menus = element("div", menus, {"class": "filters", "hidden": ""})
+    return element("div", menus + "".join(parts), {"class": "choices"})
+
+
+def _menu(name: str, label: str, texts: Mapping[str, str], chosen: str) -> str:
+    options = "".join(
+        element("option", escape(text), _option(value, is_chosen=value == chosen))
+        for value, text in texts.items()
+    )
+    return element("label", f"{label} {element('select', options, {'name': name})}")
 
 
 def _option(value: str, *, is_chosen: bool) -> dict[str, str]:

@@ -42,17 +42,21 @@ for (const box of document.querySelectorAll(".choices")) {
   const menu = box.querySelector(":scope > .filters");
   if (!menu) continue;
   menu.hidden = false;
-  menu.querySelector("select").addEventListener("change", (event) => {
-    const chosen = event.target.value;
+  const [choice, variable] = ["choice", "variable"].map((name) => menu.querySelector(`select[name=${name}]`));
+  menu.addEventListener("change", () => {
     for (const part of [...box.children]) {
       if (part === menu) continue;
-      if (part.tagName === "TEMPLATE" && part.dataset.choice === chosen) {
-        const shown = document.createElement("div");
-        shown.dataset.choice = chosen;
+      let shown = part;
+      const chosen = !choice || part.dataset.choice === choice.value;
+      if (part.tagName === "TEMPLATE" && chosen) {
+        shown = document.createElement("div");
+        shown.dataset.choice = part.dataset.choice;
         shown.append(part.content);
         part.replaceWith(shown);
-      } else {
-        part.hidden = part.dataset.choice !== chosen;
+      }
+      shown.hidden = !chosen;
+      for (const figure of shown.querySelectorAll("figure")) {
+        figure.hidden = Boolean(variable && variable.value && figure.dataset.variable !== variable.value);
       }
     }
   });

@@ -76,7 +76,7 @@ def page_of(
         "Spectra": _spectra(scores),
         "Rank histograms": _ranks(scores, region),
         "Maps": "".join(image(png, text) for text, png in maps),
-        "Training": "" if losses is None else _figure(losses),
+        "Training": "" if losses is None else _losses(losses),
         "Provenance": _provenance(scores),
     }
     sections = {name: content for name, content in made.items() if content}
@@ -128,7 +128,9 @@ def _curves(scores: xr.Dataset, region: str) -> str:
     content = {own: _curves_in(scores, own) for own in regions}
     content = {own: charts for own, charts in content.items() if charts}
     shown = {own: region_text(own) for own in content}
-    return _key(scores, region) + choices("region", content, shown, region)
+    return _key(scores, region) + choices(
+        "region", content, shown, region, _variables(scores)
+    )
 
 
 def _curves_in(scores: xr.Dataset, region: str) -> str:
@@ -161,9 +163,13 @@ def _spectra(scores: xr.Dataset) -> str:
     first = next(iter(content))
     return (
         element("p", note, {"class": "note"})
-        + _lead_key(next(iter(spectrum_charts(scores, channels).values())))
-        + choices("band", content, shown, first)
+        + _chart_key(next(iter(spectrum_charts(scores, channels).values())))
+        + choices("band", content, shown, first, _variables(scores))
     )
+
+
+def _variables(scores: xr.Dataset) -> list[str]:
+    return [*dict.fromkeys(map(str, scores["variable"].values))]
 
 
 def _ranks(scores: xr.Dataset, region: str) -> str:
@@ -210,8 +216,13 @@ def _key(scores: xr.Dataset, region: str) -> str:
     return _legend({name: LOOKS[name] for name in names})
 
 
-def _lead_key(chart: Chart) -> str:
-    """The legend of all spectra."""
+def _losses(chart: Chart) -> str:
+    shown = element("div", _figure(chart), {"class": "panels"})
+    return _chart_key(chart) + shown
+
+
+def _chart_key(chart: Chart) -> str:
+    """The legend of charts with the lines of one."""
     return _legend({line.name: line.look for line in chart.lines})
 
 

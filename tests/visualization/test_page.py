@@ -145,6 +145,16 @@ def test_curves_of_every_channel_in_every_region(scores, page):
     ]
 
 
+def test_charts_can_be_filtered_by_variable(scores, page):
+    menus = [given for tag, given in page.tags if tag == "select"]
+    names = [given["name"] for given in menus]
+    assert names == ["region", "lead", *["choice", "variable"] * 2]
+    variables = {
+        given["data-variable"] for _, given in page.tags if "data-variable" in given
+    }
+    assert variables == set(scores["variable"].values)
+
+
 def test_nothing_is_called_by_its_key(page):
     shown = "".join(page.text)
     for key in ("T500", "num_start_dates", "forecast_", "train_loss", "_ratio"):
