@@ -16,6 +16,9 @@ DESCRIPTION = "CREDIT's weather models as pure JAX functions, exact on every mes
 
 MODULES: Mapping[str, Entry] = MappingProxyType(
     {
+        "init": Entry(
+            "credit_jax.init.__main__", "a config for your own files", "", "cpu"
+        ),
         "check": Entry("credit_jax.check.__main__", "report on a config, no training"),
         "preprocess": Entry(
             "credit_jax.preprocess.__main__", "fit the scalers of a config", "", "cpu"

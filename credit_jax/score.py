@@ -140,7 +140,8 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
     truth: str | NamedData | None = args.truth
     training = None
     if config is not None:
-        training = NamedData.before(config.preblocks, config.data)
+        if config.data.has_period:
+            training = NamedData.before(config.preblocks, config.data)
         inference = config.inference or InferenceConfig()
         truth = truth or forecast_truth(config, inference)
     if truth is None:
@@ -183,7 +184,8 @@ def _config(record: Record, files: ForecastFiles) -> Config | None:
     # Keys without effect were noted when the forecasts were made.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConfigWarning)
-        config = build_config(dict(raw), source="the config of the forecast")
+        source = "the config of the forecast"
+        config = build_config(dict(raw), source=source, training=False)
         _ = config.inference
     return config
 

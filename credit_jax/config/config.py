@@ -119,11 +119,12 @@ class Config(StrictModel):
         return self.loss.scores_ensemble and self.trainer.ensemble_size > 1
 
 
-def section_conflicts(config: Config) -> list[str]:
+def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
     """Checks the sections of a config against each other.
 
     Args:
         config: a config whose sections are valid by themselves.
+        training: whether to check what training reads, such as the period.
 
     Returns:
         One line per conflict, which starts with the dotted path of a key.
@@ -135,6 +136,8 @@ def section_conflicts(config: Config) -> list[str]:
             "set; set it, or write the path"
         )
     problems += _source_problems("data", config.data)
+    if not training:
+        return problems
     problems += _step_problems(config)
     problems += _date_problems("data", config.data, config.trainer.train_batch_size)
     if config.trainer.skip_validation:

@@ -20,6 +20,21 @@ from credit_jax.io.atomic import new_file
 # default of this key is 2.
 FRAMES_OF_DATA = ("unet", "unet_downscaling")
 
+# Placeholders for sections of training, which forecasts do not read.
+_NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "loss": {"training_loss": "mse"},
+    "trainer": {
+        "type": "gen2",
+        "parallelism": {"data": "none", "tensor": 1, "domain": 1},
+        "learning_rate": 1.0,
+        "weight_decay": 0.0,
+        "amp": False,
+        "train_batch_size": 1,
+        "valid_batch_size": 1,
+    },
+}
+_NO_DATE = "2000-01-01"
+
 _GEN1 = (
     "data: has flat variables, as CREDIT's generation 1; convert the file first: "
     "credit-jax config --to jax FILE --out NEW_FILE"
@@ -31,6 +46,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     absent: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    forecasts: bool = False,
 ) -> Config:
     """Reads a config, applies overrides and validates it.
 
@@ -39,6 +55,8 @@ def load_config(
         overrides: strings such as "trainer.epochs=3"; see `apply_overrides`.
         absent: section -> default values of its keys, for a command that does not
             require them.
+        forecasts: whether the config is to make forecasts alone, for which it needs
+            neither loss nor trainer, and no end of its dates; see `for_forecasts`.
 
     Returns:
         The config. Relative paths in it are relative to the working directory.
@@ -51,7 +69,13 @@ def load_config(
     Warns:
         ConfigWarning: once, if there are keys that are accepted but have no effect.
     """
-    return config_of(read_yaml(path), overrides, absent=absent, source=str(path))
+    return config_of(
+        read_yaml(path),
+        overrides,
+        absent=absent,
+        forecasts=forecasts,
+        source=str(path),
+    )
 
 
 def config_of(
@@ -59,13 +83,14 @@ def config_of(
     overrides: Sequence[str] = (),
     *,
     absent: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    forecasts: bool = False,
     source: str = "config",
 ) -> Config:
     """Builds a config from the content of a YAML file; see `load_config`.
 
     Args:
         mapping: the content of the file; it is not modified.
-        overrides, absent: see `load_config`.
+        overrides, absent, forecasts: see `load_config`.
         source: name of the mapping in errors.
 
     Raises:
@@ -79,7 +104,41 @@ def config_of(
     problems = [line for text in overrides for line in _unread(text)]
     if problems:
         raise ConfigError(problems, "overrides")
-    return build_config(written, source=source)
+    if forecasts:
+        written = for_forecasts(written)
+    return build_config(written, source=source, training=not forecasts)
+
+
+def for_forecasts(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Fills in what forecasts do not read, and what they read by default.
+
+    Without loss and trainer it gets placeholders. Without dates, or with a start alone,
+    the data section gets no period of training: its end is its start. Such a start is
+    the start date of a forecast if the `inference` section names none.
+
+    Args:
+        mapping: the content of a YAML file; it is not modified.
+    """
+    filled = dict(mapping)
+    for name, keys in _NO_TRAINING.items():
+        section = filled.get(name)
+        if section is None or isinstance(section, Mapping):
+            filled[name] = {**keys, **(section or {})}
+    data = filled.get("data")
+    if not isinstance(data, Mapping):
+        return filled
+    data = filled["data"] = {"forecast_len": 1, **data}
+    if data.get("date_ranges") is not None or data.get("end_datetime") is not None:
+        return filled
+    start = data.get("start_datetime")
+    if start is not None:
+        inference = dict(filled.get("inference") or {})
+        if not any(inference.get(f"{mode}_forecast") for mode in ("batch", "single")):
+            inference["run_mode"] = "single"
+            inference["single_forecast"] = {"start_datetime": start}
+        filled["inference"] = inference
+    data["start_datetime"] = data["end_datetime"] = start or _NO_DATE
+    return filled
 
 
 def _unread(override: str) -> Iterator[str]:
@@ -109,8 +168,15 @@ def _sections_of(section: type[StrictModel], key: str) -> list[type[StrictModel]
     return [k for k in kinds if isinstance(k, type) and issubclass(k, StrictModel)]
 
 
-def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Config:
+def build_config(
+    mapping: Mapping[str, Any], *, source: str = "config", training: bool = True
+) -> Config:
     """Validates a mapping that has the structure of the YAML file; see `load_config`.
+
+    Args:
+        mapping: the content of the YAML file.
+        source: name of the mapping in errors.
+        training: whether the dates must give samples to train on.
 
     Raises:
         ConfigError: the config has problems; all are listed.
@@ -120,7 +186,7 @@ def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Confi
     register_objects(mapping, source=source)
     mapping = _with_frames_of_data(mapping, source)
     config = parse(Config, mapping, source=source)
-    problems = section_conflicts(config)
+    problems = section_conflicts(config, training=training)
     if problems:
         raise ConfigError(problems, source)
     config._written = copy.deepcopy(dict(mapping))

@@ -128,7 +128,7 @@ def _config(args: argparse.Namespace, package: Package | None) -> Config:
     """The config of the run or of the package; its sections are checked."""
     with warnings_as_notes():
         config = (
-            load_config(args.config, args.set)
+            load_config(args.config, args.set, forecasts=True)
             if package is None
             else package.config(args.set, args.data)
         )

@@ -40,19 +40,6 @@ from credit_jax.packages.weights import read_weights
 from credit_jax.state_dict.key_plan import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
 
-# Placeholders for sections of training, which packages lack and forecasts do not read.
-_NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
-    "loss": {"training_loss": "mse"},
-    "trainer": {
-        "type": "gen2",
-        "parallelism": {"data": "none", "tensor": 1, "domain": 1},
-        "learning_rate": 1.0,
-        "weight_decay": 0.0,
-        "amp": False,
-        "train_batch_size": 1,
-        "valid_batch_size": 1,
-    },
-}
 # Placeholder for the path of variables that forecasts do not read.
 _NOWHERE = "not in the package"
 
@@ -127,7 +114,7 @@ class Package:
             return config_of(
                 config,
                 overrides,
-                absent=_NO_TRAINING,
+                forecasts=True,
                 source=written if data is None else f"{written} with {data}",
             )
         except ConfigError as error:

@@ -33,6 +33,7 @@ FILE_KEYS = frozenset(
         "source_level_info_file",
         "dest_level_info_file",
         "edge_path",
+        "surface_geopotential_file",
         "metadata",
     }
 )

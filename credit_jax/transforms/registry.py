@@ -36,7 +36,8 @@ def _fixer(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
 
 def _diagnostic(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
     """Entry of a diagnostic, which reads static fields."""
-    return TransformEntry(args, build, POSTBLOCKS, _BOTH, needs=("ic_raw",))
+    files = ("surface_geopotential_file",)
+    return TransformEntry(args, build, POSTBLOCKS, _BOTH, files, ("ic_raw",))
 
 
 _PREBLOCKS: dict[str, TransformEntry] = {
@@ -128,8 +129,11 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
     "global_energy_fixer_updown": _fixer(
         conservation.EnergyFixerArgs, conservation.build_energy_fixer
     ),
+    "global_energy_fixer_net": _fixer(
+        conservation.NetEnergyFixerArgs, conservation.build_energy_fixer
+    ),
     "mslp_diagnostic": _diagnostic(
-        diagnostics.SeaLevelArgs, diagnostics.SeaLevelPressure
+        diagnostics.SeaLevelArgs, diagnostics.build_sea_level
     ),
     "geopotential_diagnostic": _diagnostic(
         diagnostics.GeopotentialArgs, diagnostics.build_geopotential

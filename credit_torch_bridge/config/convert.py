@@ -15,6 +15,7 @@ from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
 from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
+    forecasts_alone,
     gen2_to_credit,
     refuse_rollouts,
     sections_are_there,
@@ -61,7 +62,13 @@ def convert_config(
         if not editor.has(key):
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
-    sections_are_there(editor)
+    if (found, to) == (GEN1, GEN2) and isinstance(editor.get("predict"), dict):
+        mode = editor.get("trainer.mode", "none")
+        editor.default("predict.mode", mode, "trainer.mode, which it was taken from")
+    training = not forecasts_alone(editor)
+    sections_are_there(editor, training=training)
+    if to == GEN1 and not training:
+        editor.problem("trainer", "missing; gen1 asks for it in forecasts, too")
     if to == JAX:
         register_for_jax(editor)
     else:

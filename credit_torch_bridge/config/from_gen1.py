@@ -8,6 +8,7 @@ from credit_jax.config.base import nearest_key
 from credit_jax.config.trainer import TrainerConfig
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1_data import ONE_SAMPLE, data_to_gen2
+from credit_torch_bridge.config.from_gen1_predict import predict_to_inference
 from credit_torch_bridge.config.post_conf import (
     GEN1,
     active_physics,
@@ -60,10 +61,15 @@ def gen1_to_gen2(
     keeps the model's flat padding keys, which gen2 does not read, invents levels, adds
     a year to the training years, and enables other features.
     """
+    training = editor.has("trainer")
     kind = editor.get("trainer.type")
     # Diffusion models are trained by a trainer of gen1 and by credit_jax, not by gen2.
     diffusion = "diffusion" in str(editor.get("model.type")) and for_jax
-    if kind not in TRAINERS and not (diffusion and kind == DIFFUSION_TRAINER):
+    if (
+        training
+        and kind not in TRAINERS
+        and not (diffusion and kind == DIFFUSION_TRAINER)
+    ):
         editor.problem(
             "trainer.type",
             f"{kind!r} is another way of training, which gen2's trainer does not have; "
@@ -75,12 +81,15 @@ def gen1_to_gen2(
     data_to_gen2(editor, level_coord, for_jax=for_jax)
     if editor.problems:
         return
+    editor.default("postblocks", {"per_step": _postblocks(editor)}, _METRICS)
+    predict_to_inference(editor, for_jax=for_jax)
+    if not training:
+        return
     trainer_to_gen2(editor)
     if one_sample:
         for key in ("train_batch_size", "valid_batch_size"):
             editor.compute(f"trainer.{key}", 1, f"{ONE_SAMPLE} gives one sample")
     _loss(editor, weighted)
-    editor.default("postblocks", {"per_step": _postblocks(editor)}, _METRICS)
 
 
 def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
@@ -207,8 +216,6 @@ def mode_to_parallelism(editor: ConfigEditor) -> None:
         )
         return
     degree = 1 if mode == "none" else degree
-    if isinstance(editor.get("predict"), dict):
-        editor.default("predict.mode", mode, "trainer.mode, which it was taken from")
     block = {"data": DATA_OF_MODE[mode], "tensor": 1, "domain": degree}
     if editor.has("trainer.mode"):
         editor.move("trainer.mode", "trainer.parallelism", block)

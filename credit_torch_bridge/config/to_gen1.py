@@ -6,6 +6,7 @@ from typing import Any
 
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import note_ensemble
+from credit_torch_bridge.config.from_gen1_predict import inference_to_predict
 from credit_torch_bridge.config.post_conf import active_physics, post_conf_to_gen1
 from credit_torch_bridge.config.to_gen1_data import data_to_gen1
 
@@ -54,7 +55,7 @@ def gen2_to_gen1(editor: ConfigEditor) -> None:
         editor.compute("loss.latitude_weights", None, "gen1's parser asks for the key")
     editor.default("seed", 42, _DEFAULT)
     editor.drop("metrics", "gen1 has its own, on the normalized output")
-    editor.drop("inference", "gen1's rollout reads predict")
+    inference_to_predict(editor)
 
 
 def _trainer_fits(editor: ConfigEditor) -> None:

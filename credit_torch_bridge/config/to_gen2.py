@@ -14,6 +14,9 @@ PHASES = {
     "postblocks": ("per_step", "post_rollout"),
 }
 _DATES = ("start_datetime", "end_datetime", "date_ranges")
+_FORECASTS = ("predict", "inference")
+# Keys of which a trainer has at least one.
+_TRAINS = ("learning_rate", "train_batch_size", "epochs", "batches_per_epoch")
 _STAGES = "dim", "depth", "global_window_size", "cross_embed_strides"
 _MEMORY = "CREDIT decides itself what it keeps in memory; it changes no number"
 _DEGREES = {
@@ -27,9 +30,20 @@ _DEGREES = {
 _REMAT = {"none": False, "full": True, "selective": True}
 
 
-def sections_are_there(editor: ConfigEditor) -> None:
-    """Records missing sections that training requires."""
-    for key in ("data", "model", "loss", "trainer"):
+def forecasts_alone(editor: ConfigEditor) -> bool:
+    """Whether a config has forecasts and nothing to train with; drops what is left."""
+    if not any(isinstance(editor.get(key), dict) for key in _FORECASTS):
+        return False
+    if any(editor.has(f"trainer.{key}") for key in _TRAINS):
+        return False
+    for key in ("trainer", "loss"):
+        editor.drop(key, "a config of forecasts alone, which need none")
+    return True
+
+
+def sections_are_there(editor: ConfigEditor, *, training: bool) -> None:
+    """Records missing sections that forecasts, or training, require."""
+    for key in ("data", "model", *(("loss", "trainer") if training else ())):
         if not isinstance(editor.get(key), dict):
             editor.problem(key, "missing; a config to train needs this section")
 
@@ -56,6 +70,9 @@ def blocks_are_named(editor: ConfigEditor) -> None:
 def gen2_to_credit(editor: ConfigEditor) -> None:
     """Edits a gen2 config so that CREDIT's train_gen2 accepts it."""
     editor.drop("demo", "credit_jax only: write the data set with it first")
+    if not editor.has("trainer"):
+        _model(editor)
+        return
     _trainer(editor)
     _model(editor)
     _loss(editor)

@@ -16,7 +16,7 @@ from credit_jax.config.base import (
     parse,
 )
 from credit_jax.config.config import Config, section_conflicts
-from credit_jax.config.load import frames_of_data
+from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import fit_problems
@@ -47,16 +47,23 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
         editor.compute("model.frames", frames, why)
     readable = _sources(editor)
     model = _parsed(editor, "model", lambda: parse_model(editor.get("model")))
-    config = (
-        _parsed(editor, "", lambda: parse(Config, editor.config)) if readable else None
-    )
+    config = _parsed(editor, "", lambda: _parse_config(editor)) if readable else None
     if config is None or model is None:
         return
-    found = section_conflicts(config)
+    found = section_conflicts(config, training=editor.has("trainer"))
     found += fit_problems(config, model)
     parallel = config.trainer.parallelism
     found += model.problems(parallel.tensor, parallel.domain)
     editor.problems += [line for line in found if not _UNSET.match(line)]
+
+
+def _parse_config(editor: ConfigEditor) -> Config:
+    """The config; one without a trainer is of forecasts alone."""
+    training = editor.has("trainer")
+    mapping = editor.config if training else for_forecasts(editor.config)
+    config = parse(Config, mapping)
+    _ = config.inference
+    return config
 
 
 def _physics(editor: ConfigEditor) -> None:

@@ -104,3 +104,78 @@ def test_same_on_every_mesh(lat, shape, names, specs, double):
                     assert_close(other[key], own[key], 1e-12, text)
                 else:
                     assert not other[key].any(), text
+
+
+def test_surface_geopotential_of_a_file(tmp_path):
+    """As of the data, on one device and on shards; the tree needs no static fields."""
+    paths = world.write_files(tmp_path, LAT)
+    names = ("sea level", "geopotential", "pressure levels")
+    of_data = {name: world.blocks(paths)[name] for name in names}
+    of_file = {
+        name: (kind, {**args, "surface_geopotential_file": paths["physics"]})
+        for name, (kind, args) in of_data.items()
+    }
+    with jax.enable_x64(True):
+        tree = world.tree(LAT, np.float64)
+        expected = run_blocks(of_data, tree)
+        tree["ic_raw"] = {"S": {}}
+        for mesh in (None, make_mesh(dp=2, domain=3)):
+            found = run_blocks(of_file, tree, mesh)
+            for name in names:
+                for ours, theirs in zip(found[name], expected[name], strict=True):
+                    for key in theirs:
+                        assert_close(ours[key], theirs[key], 1e-12, f"{name}: {key}")
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory):
+    """The arguments of `global_energy_fixer_net` in every setting."""
+    paths = world.write_files(tmp_path_factory.mktemp("net"), LAT)
+    return world.net_energy(paths)
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("name", ["sigma", "sigma, trapezoidal", "pressure"])
+def test_net_energy_as_credit(name, credit, net):
+    """CREDIT 2026.2.0 has the formula in gen1's fixer, by channels."""
+    tree = world.tree(LAT)
+    after = build("global_energy_fixer_net", net[name])(tree, None)
+    fixed = world.gen1_net_energy(tree, net[name])
+    ours = after["y_processed"]["S"][world.T]
+    assert_close(ours, fixed, 1e-6, f"net energy, {name}")
+    assert not np.allclose(ours, tree["y_processed"]["S"][world.T], rtol=1e-4)
+
+
+def test_net_energy_of_rates(net):
+    """W / m^2 is J / m^2 by the seconds of the step."""
+    tree = world.tree(LAT, np.float64)
+    joule = build("global_energy_fixer_net", net["sigma"])(tree, None)
+    args = {**net["sigma"], "flux_units": "W m-2"}
+    seconds = 3600 * args["lead_time_periods"]
+    fields = tree["y_processed"]["S"]
+    rates = {key: fields[key] / seconds for key in world.FLUXES}
+    watt = build("global_energy_fixer_net", args)(
+        {**tree, "y_processed": {"S": {**fields, **rates}}}, None
+    )
+    ours, theirs = (x["y_processed"]["S"][world.T] for x in (watt, joule))
+    assert_close(ours, theirs, 1e-13, "net energy of rates")
+
+
+@pytest.mark.parametrize("shape", [{"dp": 2, "domain": 2}, {"domain": 3}])
+def test_net_energy_on_meshes(shape, net):
+    specs = {name: ("global_energy_fixer_net", args) for name, args in net.items()}
+    with jax.enable_x64(True):
+        tree = world.tree(LAT, np.float64)
+        serial = run_blocks(specs, tree)
+        sharded = run_blocks(specs, tree, make_mesh(**shape))
+    for name in specs:
+        for own, other in zip(serial[name], sharded[name], strict=True):
+            for key in own:
+                assert_close(other[key], own[key], 1e-12, f"{name}: {key} on {shape}")
+
+
+def test_net_energy_of_hybrid_levels_needs_pressure(net):
+    args = {key: value for key, value in net["sigma"].items() if key != "sp_var"}
+    with pytest.raises(ValueError, match="sp_var: missing; hybrid levels"):
+        build("global_energy_fixer_net", args)

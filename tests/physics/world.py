@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
+from credit_torch_bridge.compare.credit_import import import_credit
 from tests.support.gradients import draw
 
 LEVELS, LON, BATCH = 6, 12, 2
@@ -205,3 +207,76 @@ def blocks(paths):
             | {"n_iterations": 1, "tracer_vars": [Q]},
         ),
     }
+
+
+def net_energy(paths):
+    """Returns arguments of `global_energy_fixer_net`, by the kind of levels."""
+    names = ("toa_net_solar_var", "toa_net_thermal_var", "surf_net_solar_var")
+    names += ("surf_net_thermal_var", "surf_sh_var", "surf_lh_var")
+    sigma = {
+        "save_loc_physics": paths["physics"],
+        "lon_lat_level_name": ["lon2d", "lat2d", "hyai", "hybi"],
+        "midpoint": True,
+        "T_var": T,
+        "q_var": Q,
+        "U_var": U,
+        "V_var": V,
+        "sp_var": SP,
+        "surface_geopotential_name": "PHIS",
+        **dict(zip(names, FLUXES[2:], strict=True)),
+        "lead_time_periods": 6,
+    }
+    own = {key: value for key, value in sigma.items() if key != "sp_var"}
+    return {
+        "sigma": sigma,
+        "sigma, trapezoidal": {
+            **sigma,
+            "lon_lat_level_name": ["lon2d", "lat2d", "hya6", "hyb6"],
+            "midpoint": False,
+        },
+        "pressure": {
+            **own,
+            "lon_lat_level_name": ["lon2d", "lat2d", "plev"],
+            "grid_type": "pressure",
+            "midpoint": False,
+        },
+    }
+
+
+def gen1_net_energy(tree, args):
+    """Returns the temperature of CREDIT's gen1 fixer, whose channels have no names."""
+    fixer = import_credit("postblock.gen1").GlobalEnergyFixer
+    keys = [args[f"{name}_var"] for name in ("T", "q", "U", "V")]
+    air = [*keys, SP, *FLUXES[2:]]
+    fields = tree["y_processed"]["S"]
+    channels, start = {}, 0
+    for key in air:
+        channels[key] = [*range(start, start + fields[key].shape[1])]
+        start += fields[key].shape[1]
+    first = [channels[key][0] for key in FLUXES[2:]]
+    conf = {
+        "data": {
+            "lead_time_periods": args["lead_time_periods"],
+            "save_loc_physics": args["save_loc_physics"],
+        },
+        "global_mass_fixer": {
+            "lon_lat_level_name": args["lon_lat_level_name"],
+            "midpoint": args["midpoint"],
+            "grid_type": args.get("grid_type", "sigma"),
+        },
+        "global_energy_fixer": {
+            "simple_demo": False,
+            "denorm": False,
+            "surface_geopotential_name": [args["surface_geopotential_name"]],
+            **{f"{n}_inds": channels[k] for n, k in zip("TqUV", keys, strict=True)},
+            "TOA_rad_inds": first[:2],
+            "surf_rad_inds": first[2:4],
+            "surf_flux_inds": first[4:],
+            "sp_inds": channels[SP][0],
+        },
+    }
+    x = tree["x_physical"]["S"]
+    known = [torch.from_numpy(x[key]) for key in air if key in x]
+    y = torch.cat([torch.from_numpy(fields[key]) for key in air], dim=1)
+    out = fixer(conf)({"x": torch.cat(known, dim=1), "y_pred": y})["y_pred"]
+    return out[:, channels[keys[0]]].numpy()

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
@@ -100,20 +100,15 @@ class WaterFixerArgs(PhysicsArgs):
     lead_time_periods: int
 
 
-class EnergyFixerArgs(PhysicsArgs):
-    """Arguments of `global_energy_fixer`, with separate upward and downward fluxes.
+class AirArgs(PhysicsArgs):
+    """Arguments that the fixers of energy share.
 
     Attributes:
         T_var: key of temperature, K, which is corrected.
-        q_var, U_var, V_var, sp_var: keys of specific total water, kg / kg, wind, m / s,
-            and surface pressure, Pa.
+        q_var, U_var, V_var: keys of specific total water, kg / kg, and wind, m / s.
+        sp_var: key of surface pressure, Pa; levels of constant pressure need none.
         surface_geopotential_name: variable of `save_loc_physics`, m^2 / s^2; of a list,
             the first one.
-        toa_down_solar_input_var: key of the solar flux into the top, W / m^2, in the
-            state before the step.
-        toa_up_solar_var, toa_up_olr_var: keys of the fluxes out of the top, W / m^2.
-        surf_down_solar_var, surf_up_solar_var, surf_down_lw_var, surf_up_lw_var: keys
-            of radiation at the surface, J / m^2 in the step.
         surf_sh_var, surf_lh_var: keys of sensible and latent heat, J / m^2 in the step,
             positive downward.
         lead_time_periods: length of the step in hours.
@@ -123,8 +118,36 @@ class EnergyFixerArgs(PhysicsArgs):
     q_var: str
     U_var: str
     V_var: str
-    sp_var: str
+    sp_var: str | None = None
     surface_geopotential_name: str | tuple[str, ...]
+    surf_sh_var: str
+    surf_lh_var: str
+    lead_time_periods: int
+
+    @model_validator(mode="after")
+    def _has_pressure(self) -> AirArgs:
+        if self.grid_type == "sigma" and self.sp_var is None:
+            raise ValueError("sp_var: missing; hybrid levels (sigma) need it")
+        return self
+
+    @property
+    def air(self) -> tuple[str, ...]:
+        """Keys of temperature, humidity, wind and, if there is one, pressure."""
+        keys = (self.T_var, self.q_var, self.U_var, self.V_var)
+        return keys if self.sp_var is None else (*keys, self.sp_var)
+
+
+class EnergyFixerArgs(AirArgs):
+    """Arguments of `global_energy_fixer`, with separate upward and downward fluxes.
+
+    Attributes:
+        toa_down_solar_input_var: key of the solar flux into the top, W / m^2, in the
+            state before the step.
+        toa_up_solar_var, toa_up_olr_var: keys of the fluxes out of the top, W / m^2.
+        surf_down_solar_var, surf_up_solar_var, surf_down_lw_var, surf_up_lw_var: keys
+            of radiation at the surface, J / m^2 in the step.
+    """
+
     toa_down_solar_input_var: str
     toa_up_solar_var: str
     toa_up_olr_var: str
@@ -132,9 +155,23 @@ class EnergyFixerArgs(PhysicsArgs):
     surf_up_solar_var: str
     surf_down_lw_var: str
     surf_up_lw_var: str
-    surf_sh_var: str
-    surf_lh_var: str
-    lead_time_periods: int
+
+
+class NetEnergyFixerArgs(AirArgs):
+    """Arguments of `global_energy_fixer_net`, with net fluxes, positive downward.
+
+    Attributes:
+        toa_net_solar_var, toa_net_thermal_var: keys of radiation at the top.
+        surf_net_solar_var, surf_net_thermal_var: keys of radiation at the surface.
+        flux_units: unit of all fluxes, those of heat included: "J m-2" in the step, or
+            "W m-2".
+    """
+
+    toa_net_solar_var: str
+    toa_net_thermal_var: str
+    surf_net_solar_var: str
+    surf_net_thermal_var: str
+    flux_units: Literal["J m-2", "W m-2"] = "J m-2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,12 +266,12 @@ class EnergyFixer:
     """Corrects temperature to close the global energy budget.
 
     Attributes:
-        args: see `EnergyFixerArgs`.
+        args: see `EnergyFixerArgs`, `NetEnergyFixerArgs`.
         grid: levels and areas of global integrals.
         surface_geopotential: (lat, lon) m^2 / s^2.
     """
 
-    args: EnergyFixerArgs
+    args: EnergyFixerArgs | NetEnergyFixerArgs
     grid: physics.PhysicsGrid
     surface_geopotential: np.ndarray
 
@@ -242,32 +279,57 @@ class EnergyFixer:
     def state_keys(self) -> tuple[str, ...]:
         """See `ReadsState`."""
         args = self.args
-        air = (args.T_var, args.q_var, args.U_var, args.V_var, args.sp_var)
-        return (*air, args.toa_down_solar_input_var)
+        if isinstance(args, NetEnergyFixerArgs):
+            return args.air
+        return (*args.air, args.toa_down_solar_input_var)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Replaces temperature."""
         args = self.args
-        keys = (args.T_var, args.q_var, args.U_var, args.V_var, args.sp_var)
         before, after = _readers(tree, args, context)
         seconds = args.lead_time_periods * SECONDS_PER_HOUR
-        top = before(args.toa_down_solar_input_var) - after(args.toa_up_solar_var)
-        top = top - after(args.toa_up_olr_var)
-        down = after(args.surf_down_solar_var) + after(args.surf_down_lw_var)
-        up = after(args.surf_up_solar_var) + after(args.surf_up_lw_var)
-        surface = down - up + after(args.surf_sh_var) + after(args.surf_lh_var)
+        if isinstance(args, NetEnergyFixerArgs):
+            flux = _net_flux(args, after, seconds)
+        else:
+            flux = _flux(args, before, after, seconds)
         fixed = physics.fix_energy(
             self.grid,
-            physics.Air(*map(before, keys)),
-            physics.Air(*map(after, keys)),
+            _air(args, before),
+            _air(args, after),
             self.surface_geopotential,
-            top - surface / seconds,
+            flux,
             seconds,
             context,
         )
         return with_fields(tree, OUTPUT, {args.T_var: fixed})
+
+
+def _air(args: AirArgs, read: Any) -> physics.Air:
+    """The state; levels of constant pressure pass over the surface pressure."""
+    fields = [read(key) for key in args.air]
+    pressure = [] if args.sp_var is not None else [fields[0][:, :1]]
+    return physics.Air(*fields, *pressure)
+
+
+def _flux(args: EnergyFixerArgs, before: Any, after: Any, seconds: float) -> Any:
+    """Net energy flux into the air, W / m^2, of upward and downward fluxes."""
+    top = before(args.toa_down_solar_input_var) - after(args.toa_up_solar_var)
+    top = top - after(args.toa_up_olr_var)
+    down = after(args.surf_down_solar_var) + after(args.surf_down_lw_var)
+    up = after(args.surf_up_solar_var) + after(args.surf_up_lw_var)
+    surface = down - up + after(args.surf_sh_var) + after(args.surf_lh_var)
+    return top - surface / seconds
+
+
+def _net_flux(args: NetEnergyFixerArgs, after: Any, seconds: float) -> Any:
+    """Net energy flux into the air, W / m^2, of net fluxes."""
+    top = after(args.toa_net_solar_var) + after(args.toa_net_thermal_var)
+    surface = after(args.surf_net_solar_var) + after(args.surf_net_thermal_var)
+    surface = surface + after(args.surf_sh_var) + after(args.surf_lh_var)
+    net = top - surface
+    return net if args.flux_units == "W m-2" else net / seconds
 
 
 def build_tracer_fixer(args: TracerFixerArgs) -> TracerFixer:
@@ -292,7 +354,7 @@ def build_water_fixer(args: WaterFixerArgs) -> WaterFixer:
     return WaterFixer(args, _grid(args))
 
 
-def build_energy_fixer(args: EnergyFixerArgs) -> EnergyFixer:
+def build_energy_fixer(args: EnergyFixerArgs | NetEnergyFixerArgs) -> EnergyFixer:
     """Builds the block; reads its grid and the surface geopotential."""
     name = args.surface_geopotential_name
     name = name if isinstance(name, str) else name[0]

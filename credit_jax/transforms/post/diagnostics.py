@@ -7,21 +7,25 @@ units, and add fields to `y_processed`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.io.errors import errors_of
-from credit_jax.physics.files import Coefficients, read_coefficients
+from credit_jax.physics.arrays import namespace
+from credit_jax.physics.files import Coefficients, read_coefficients, read_surface
 from credit_jax.physics.geopotential import geopotential
 from credit_jax.physics.interpolation import rises
 from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
-from credit_jax.physics.rows import fill_padding
+from credit_jax.physics.rows import fill_padding, own_rows
 from credit_jax.physics.sea_level import mean_sea_level_pressure
-from credit_jax.transforms.base import Descriptions, FieldTree
+from credit_jax.transforms.base import Descriptions, FieldTree, variable_of
 from credit_jax.transforms.named import get_field, with_fields
+
+Ground: TypeAlias = Float[np.ndarray, "lat lon"]
 
 # Values for padding rows, for which all formulas are finite.
 _KELVIN, _PASCAL = 280.0, 1e5
@@ -54,6 +58,9 @@ class SeaLevelArgs(StrictModel):
             m^2 / s^2.
         key: entry to read and extend.
         static_source_key: entry with static fields.
+        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
+            which surface geopotential is read instead, by the last part of its key;
+            CREDIT has no such key.
     """
 
     output_name: str = "ARCO_ERA5/derived_diagnostic/2d/mean_sea_level_pressure"
@@ -62,6 +69,7 @@ class SeaLevelArgs(StrictModel):
     surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
     key: str = "y_processed"
     static_source_key: str = "ic_raw"
+    surface_geopotential_file: str | None = None
 
 
 class GeopotentialArgs(StrictModel):
@@ -81,6 +89,9 @@ class GeopotentialArgs(StrictModel):
         model_a_half_var, model_b_half_var: names of the coefficients a (Pa) and b.
         key: entry to read and extend.
         static_source_key: entry with static fields.
+        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
+            which surface geopotential is read instead, by the last part of its key;
+            CREDIT has no such key.
         levels: levels of the data, counted from 1; null takes all.
     """
 
@@ -96,6 +107,7 @@ class GeopotentialArgs(StrictModel):
     model_b_half_var: str = "b_half"
     key: str = "y_processed"
     static_source_key: str = "ic_raw"
+    surface_geopotential_file: str | None = None
     levels: tuple[int, ...] | None = None
 
 
@@ -121,6 +133,9 @@ class PressureInterpArgs(StrictModel):
         model_a_var, model_b_var: names of the coefficients a (Pa) and b.
         key: entry to read and extend.
         static_source_key: entry with static fields.
+        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
+            which surface geopotential is read instead, by the last part of its key;
+            CREDIT has no such key.
         levels: levels of the data, counted from 1; null takes all.
     """
 
@@ -142,28 +157,32 @@ class PressureInterpArgs(StrictModel):
     model_b_var: str = "b_model"
     key: str = "y_processed"
     static_source_key: str = "ic_raw"
+    surface_geopotential_file: str | None = None
     levels: tuple[int, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SeaLevelPressure:
     """Adds pressure at mean sea level.
 
     Attributes:
         args: see `SeaLevelArgs`.
+        ground: surface geopotential of a file, m^2 / s^2.
     """
 
     args: SeaLevelArgs
+    ground: Ground | None = None
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, 1, time, lat, lon) in Pa."""
         args = self.args
+        surface = _read(tree, args.key, args.surface_pressure_var, context, _PASCAL)
         pressure = mean_sea_level_pressure(
-            _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
+            surface,
             _read(tree, args.key, args.temperature_var, context, _KELVIN),
-            _ground(tree, args, context),
+            _ground(tree, args, surface, self.ground, context),
         )
         return with_fields(tree, args.key, {args.output_name: pressure})
 
@@ -179,19 +198,22 @@ class Geopotential:
     Attributes:
         args: see `GeopotentialArgs`.
         half_levels: coefficients (a in Pa, b) of the interfaces.
+        ground: surface geopotential of a file, m^2 / s^2.
     """
 
     args: GeopotentialArgs
     half_levels: Coefficients
+    ground: Ground | None = None
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
         args = self.args
+        surface = _read(tree, args.key, args.surface_pressure_var, context, _PASCAL)
         fields = (
-            _ground(tree, args, context),
-            _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
+            _ground(tree, args, surface, self.ground, context),
+            surface,
             _read(tree, args.key, args.temperature_var, context, _KELVIN),
             _read(tree, args.key, args.specific_humidity_var, context, 0.0),
         )
@@ -214,10 +236,12 @@ class PressureInterp:
     Attributes:
         args: see `PressureInterpArgs`.
         levels: coefficients (a in Pa, b) at the centers of the levels of the data.
+        ground: surface geopotential of a file, m^2 / s^2.
     """
 
     args: PressureInterpArgs
     levels: Coefficients
+    ground: Ground | None = None
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -229,11 +253,12 @@ class PressureInterp:
         def column(key: str, fill: float) -> Any:
             return _read(tree, args.key, key, context, fill)[:, down]
 
+        surface = _read(tree, args.key, args.surface_pressure_var, context, _PASCAL)
         state = ColumnState(
             column(args.temperature_var, _KELVIN),
             column(args.geopotential_var, 0.0),
-            _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
-            _ground(tree, args, context),
+            surface,
+            _ground(tree, args, surface, self.ground, context),
         )
         fields = [column(key, 0.0) for key in args.interp_variables]
         with errors_of(args.level_info_file, args.model_a_var, args.model_b_var):
@@ -278,6 +303,11 @@ def derived_key(var_key: str, suffix: str) -> str:
     return f"{source}/derived_diagnostic/{dims}/{name}{suffix}"
 
 
+def build_sea_level(args: SeaLevelArgs) -> SeaLevelPressure:
+    """Builds the block."""
+    return SeaLevelPressure(args, _of_file(args))
+
+
 def build_geopotential(args: GeopotentialArgs) -> Geopotential:
     """Builds the block; reads the coefficients."""
     half_levels = read_coefficients(
@@ -287,14 +317,14 @@ def build_geopotential(args: GeopotentialArgs) -> Geopotential:
         args.levels,
         interfaces=True,
     )
-    return Geopotential(args, half_levels)
+    return Geopotential(args, half_levels, _of_file(args))
 
 
 def build_pressure_interp(args: PressureInterpArgs) -> PressureInterp:
     """Builds the block; reads the coefficients."""
     names = (args.model_a_var, args.model_b_var)
     levels = read_coefficients(args.level_info_file, *names, args.levels)
-    return PressureInterp(args, levels)
+    return PressureInterp(args, levels, _of_file(args))
 
 
 def _read(
@@ -303,8 +333,32 @@ def _read(
     return fill_padding(get_field(tree, part, key), fill, context)
 
 
-def _ground(tree: FieldTree, args: Any, context: FieldContext | None) -> Any:
-    """Surface geopotential at the first time, repeated for ensemble members."""
+def _of_file(args: Any) -> Ground | None:
+    """Surface geopotential of `surface_geopotential_file`; None without one."""
+    path = args.surface_geopotential_file
+    name = variable_of(args.surface_geopotential_var)
+    return None if path is None else read_surface(path, name)
+
+
+def _ground(
+    tree: FieldTree,
+    args: Any,
+    surface: Any,
+    of_file: Ground | None,
+    context: FieldContext | None,
+) -> Any:
+    """Surface geopotential at the first time, repeated for ensemble members.
+
+    Args:
+        tree: has static fields.
+        args: of the block.
+        surface: a field without levels, which gives rows and dtype.
+        of_file: of `_of_file`, which takes precedence.
+        context: of the step, or None.
+    """
+    if of_file is not None:
+        own = own_rows(of_file, surface, context)
+        return namespace(surface).broadcast_to(own, surface[:, :, :1].shape)
     key = args.surface_geopotential_var
     field = _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
     return field if context is None else context.repeat_members(field)

@@ -1,0 +1,515 @@
+"""Converts gen1's `predict:` section to gen2's `inference:`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pandas as pd
+
+from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.dates import duration
+from credit_jax.config.inference import (
+    BatchForecastConfig,
+    EncodingConfig,
+    InferenceConfig,
+)
+from credit_jax.transforms.post.diagnostics import derived_key
+from credit_torch_bridge.config.editor import NOTE, ConfigEditor, shown
+
+SECTION, TARGET = "predict", "inference"
+
+# Default of gen1's `load_metadata`.
+_METADATA = "era5.yaml"
+_ENCODINGS = ("ua_var_encoding", "surface_var_encoding", "pressure_var_encoding")
+# Arguments of `full_state_pressure_interpolation` and its defaults.
+_PRESSURE: Mapping[str, Any] = {
+    "pressure_levels": [500.0, 850.0],
+    "interp_fields": ["U", "V", "T", "Q"],
+    "pres_ending": "_PRES",
+    "temperature_var": "T",
+    "q_var": "Q",
+    "surface_pressure_var": "SP",
+    "geopotential_var": "Z",
+    "surface_geopotential_var": "Z_GDS4_SFC",
+    "model_level_file": "ERA5_Lev_Info.nc",
+    "a_model_name": "a_model",
+    "b_model_name": "b_model",
+    "a_half_name": "a_half",
+    "b_half_name": "b_half",
+    "P0": 1.0,
+}
+# Limit of the days of start dates, some 270 years.
+_MAX_DATES = 100_000
+_NO_HEIGHTS = "gen2 has no block that interpolates to heights"
+_CLIMATE = "of CREDIT's climate runs; a long forecast is forecast --steps N"
+_DROPPED = {
+    "batch_size": "forecast --batch N; it changes no number",
+    "climatology": "score --climatology FILE",
+    "initial_condition_path": "paths of the data section; docs/data.md makes states",
+    "variable_mapping": "a rename block; docs/data.md makes initial states",
+    "model_level_file": "hybrid_level_interp; docs/data.md makes initial states",
+    "save_format": "CREDIT writes NetCDF alone",
+    "start_datetime": "no program of gen1 reads it beside forecasts",
+    "ensemble_method": "inference.perturbation, whose noise is in other units",
+    "perturbation_std": "inference.perturbation, whose noise is in other units",
+    "use_laplace_filter": "false is the only way here",
+    "height_var_encoding": _NO_HEIGHTS,
+    "forcing_file": _CLIMATE,
+    "climate_timesteps": _CLIMATE,
+    "climate_rescale_output": _CLIMATE,
+    "run_fast_climate": _CLIMATE,
+    "init_cond_fast_climate": _CLIMATE,
+    "inds_rmse_fast_climate": _CLIMATE,
+    "seasonal_mean_fast_climate": _CLIMATE,
+    "timesteps_fast_climate": _CLIMATE,
+}
+
+
+def predict_to_inference(editor: ConfigEditor, *, for_jax: bool) -> None:
+    """Makes `inference` of `predict`, whose every key is accounted for.
+
+    For CREDIT's gen2, some of whose programs read it, `predict` is kept.
+
+    Args:
+        editor: of the config, whose data section is gen2's already.
+        for_jax: whether the target is credit_jax.
+    """
+    section = editor.get(SECTION)
+    if not isinstance(section, dict):
+        return
+    if editor.has(TARGET):
+        if for_jax:
+            editor.drop(SECTION, "the section inference says it")
+        return
+    apart = editor if for_jax else ConfigEditor(editor.config)
+    try:
+        made = _Conversion(apart, section, for_jax).inference()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        editor.problem(SECTION, f"is not as gen1 reads it ({what}); --drop {SECTION}")
+        return
+    if for_jax:
+        editor.pop(SECTION)
+        editor.put(TARGET, made)
+        return
+    editor.changes += [change for change in apart.changes if change.kind == NOTE]
+    editor.compute(TARGET, made, "gen1's predict, for gen2's rollout")
+
+
+def inference_to_predict(editor: ConfigEditor) -> None:
+    """Makes gen1's `predict` of dates, folder and variables of `inference`.
+
+    A `predict` that is there stays. What gen1 says otherwise goes, with a line.
+    """
+    inference = editor.get(TARGET)
+    if not isinstance(inference, dict) or isinstance(editor.get(SECTION), dict):
+        editor.drop(TARGET, "gen1's rollout reads predict")
+        return
+    try:
+        own = parse(InferenceConfig, inference, TARGET)
+    except ConfigError as error:
+        editor.problems += error.problems
+        return
+    hours = editor.get("data.lead_time_periods")
+    if own.batch_forecast is not None:
+        pairs = [*_pairs_of(own.batch_forecast, _delta(f"{hours}h"))]
+        editor.move(f"{TARGET}.batch_forecast", f"{SECTION}.forecasts", pairs)
+    single = own.single_forecast
+    if single is not None and single.start_datetime and single.forecast_length:
+        start = _date(single.start_datetime)
+        realtime = {
+            "forecast_start_time": _time(start),
+            "forecast_end_time": _time(start + duration(single.forecast_length)),
+            "forecast_timestep": f"{hours}h",
+        }
+        editor.move(f"{TARGET}.single_forecast", f"{SECTION}.realtime", realtime)
+    if own.save_forecast:
+        place = own.save_forecast
+        editor.move(f"{TARGET}.save_forecast", f"{SECTION}.save_forecast", place)
+    output = inference.get("output") or {}
+    if output.get("metadata"):
+        path = output["metadata"]
+        editor.move(f"{TARGET}.output.metadata", f"{SECTION}.metadata", path)
+    for key in [*editor.keys(f"{TARGET}.output")]:
+        editor.drop((TARGET, "output", key), "gen1's predict says it otherwise")
+    for key in [*editor.keys(TARGET)]:
+        editor.drop((TARGET, key), "gen1's predict says it otherwise, or cannot")
+    editor.pop(TARGET)
+
+
+def _pairs_of(batch: BatchForecastConfig, step: pd.Timedelta) -> Iterator[list[str]]:
+    """Start and last time of each forecast, as gen1 lists them."""
+    dates = (_date(x) for x in (batch.first_init_date, batch.last_init_date))
+    first, last = dates
+    every, length = duration(batch.init_interval), duration(batch.forecast_length)
+    for number in range(min(int((last - first) / every) + 1, _MAX_DATES)):
+        start = first + number * every
+        yield [_time(start), _time(start + length - step)]
+
+
+def _date(*value: Any) -> Any:
+    """A date; NaT, which nothing here makes, is no part of its type."""
+    return pd.Timestamp(*value)
+
+
+def _delta(*value: Any, **parts: Any) -> Any:
+    """A duration, as `_date`."""
+    return pd.Timedelta(*value, **parts)
+
+
+def _time(date: pd.Timestamp) -> str:
+    """A date as gen1 reads it."""
+    return date.strftime("%Y-%m-%d %H:%M:%S")
+
+
+class _Conversion:
+    """One conversion; keys of `predict` move or go, one after another."""
+
+    def __init__(
+        self, editor: ConfigEditor, predict: Mapping[str, Any], for_jax: bool
+    ) -> None:
+        self.editor = editor
+        self.predict = predict
+        self.for_jax = for_jax
+        self.step = _delta(str(editor.get("data.timestep")))
+        self.keys = dict(_predicted(editor))
+        self.made: dict[str, Any] = {}
+
+    def inference(self) -> dict[str, Any]:
+        """The section."""
+        self._mode()
+        self._dates()
+        self._realtime()
+        if self.predict.get("save_forecast"):
+            self._moved("save_forecast", "save_forecast", self.predict["save_forecast"])
+        self._members()
+        self._pressure()
+        self._metadata()
+        self._encodings()
+        self._variables()
+        self._rest()
+        return self.made
+
+    def _mode(self) -> None:
+        mode = self.predict.get("mode")
+        if self.for_jax:
+            self._drop("mode", "forecast has --parallelism")
+        elif mode is not None:
+            self._moved("mode", "mode", "fsdp" if "fsdp" in str(mode) else mode)
+
+    def _dates(self) -> None:
+        """Converts `forecasts`, whose last time is that of the last step."""
+        given = self.predict.get("forecasts")
+        if given is None:
+            return
+        try:
+            starts, length = start_dates(given, self.step)
+        except (KeyError, TypeError, ValueError) as error:
+            self._drop("forecasts", f"{error}; give forecast --init-time and --length")
+            return
+        gaps = {b - a for a, b in itertools.pairwise(starts)}
+        if len(gaps) > 1:
+            self._drop(
+                "forecasts",
+                f"{len(starts)} start dates that are not evenly spaced, and "
+                f"batch_forecast says an interval; give each by forecast --init-time, "
+                f"with --length {_text(length)}",
+            )
+            return
+        interval = gaps.pop() if gaps else _delta("1D")
+        batch = {
+            "forecast_length": _text(length),
+            "first_init_date": starts[0].isoformat(),
+            "last_init_date": starts[-1].isoformat(),
+            "init_interval": _text(interval),
+        }
+        self._put("run_mode", "batch")
+        self._moved("forecasts", "batch_forecast", batch)
+
+    def _realtime(self) -> None:
+        """Converts `realtime`, whose last time is that of the last step."""
+        given = self.predict.get("realtime")
+        if given is None:
+            return
+        try:
+            first, last = (
+                _date(given[f"forecast_{end}_time"]) for end in ("start", "end")
+            )
+            every = _delta(given.get("forecast_timestep", self.step))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._drop("realtime", f"no dates: {error}; give forecast --init-time")
+            return
+        count = int((last - first) / every)
+        single = {
+            "start_datetime": first.isoformat(),
+            "forecast_length": _text(count * self.step),
+        }
+        if every != self.step:
+            self._note(
+                "realtime", f"forecast_timestep {every} is not that of the model: "
+                f"{count} steps of {self.step} are made"
+            )  # fmt: skip
+        if "batch_forecast" not in self.made:
+            self._put("run_mode", "single")
+        else:
+            self._note("realtime", "forecast --set inference.run_mode=single makes it")
+        self._moved("realtime", "single_forecast", single)
+
+    def _members(self) -> None:
+        size = self.predict.get("ensemble_size")
+        if size is None:
+            return
+        if size == 1 or not self.for_jax:
+            self._drop("ensemble_size", "gen2 forecasts one member")
+            return
+        self._moved("ensemble_size", "members", size)
+        self._put("perturbation", {"type": "gaussian", "std": 0.0})
+        self._note(
+            "ensemble_size",
+            "gen1's members start from one state and differ by the noise that a model "
+            "draws; inference.perturbation perturbs initial states",
+        )
+
+    def _pressure(self) -> None:
+        """Converts `interp_pressure` to postblocks of forecasts."""
+        given = self.predict.get("interp_pressure")
+        if not isinstance(given, dict):
+            self._drop("static_fields", "only interp_pressure needs it")
+            return
+        args = {**_PRESSURE, **given}
+        why = self._no_pressure(args)
+        if why:
+            self._drop("interp_pressure", why)
+            self._drop("static_fields", "only interp_pressure needs it")
+            return
+        self.keys |= self._blocks(args)
+        for key in ("height_levels", "height_ending"):
+            if key in given:
+                self._note(("interp_pressure", key), f"{_NO_HEIGHTS}: left out")
+        self._note(
+            "interp_pressure",
+            "gen1 first interpolates to all levels of its file, gen2 works on those of "
+            "the model; mean_sea_level_pressure and P are left out",
+        )
+        self._gone("interp_pressure", f"{TARGET}.postblocks.per_step")
+        self._gone("static_fields", f"{TARGET}.postblocks.per_step.*.args")
+
+    def _no_pressure(self, args: Mapping[str, Any]) -> str:
+        """Why gen2's blocks cannot do it; "" if they can."""
+        wanted = [args[f"{name}_var"] for name in ("temperature", "q")]
+        wanted += [args["surface_pressure_var"], *args["interp_fields"]]
+        lost = [name for name in wanted if name not in self.keys]
+        if lost:
+            return f"needs {', '.join(lost)}, which the model does not predict"
+        if args["P0"] != 1.0:
+            return f"P0 {args['P0']}: gen2's blocks read a in Pa, and scale nothing"
+        if not self.for_jax and self._ground(args) is None:
+            return (
+                f"needs {args['surface_geopotential_var']} in m2 s-2 among the static "
+                "variables of data; gen1 reads it from predict.static_fields"
+            )
+        if self.for_jax and not isinstance(self.predict.get("static_fields"), str):
+            return "needs static_fields, the file with the surface geopotential"
+        return ""
+
+    def _ground(self, args: Mapping[str, Any]) -> str | None:
+        """Key of the surface geopotential, if data reads it from `static_fields`."""
+        name, path = args["surface_geopotential_var"], self.predict.get("static_fields")
+        for source in self.editor.keys("data.source"):
+            static = ("data", "source", source, "variables", "static")
+            if self.editor.get((*static, "path")) == path and name in (
+                self.editor.get((*static, "vars_2D")) or ()
+            ):
+                return f"{source}/static/2d/{name}"
+        return None
+
+    def _blocks(self, args: Mapping[str, Any]) -> dict[str, str]:
+        """Adds the postblocks; returns the keys of their fields by name."""
+        temperature = self.keys[args["temperature_var"]]
+        source = temperature.split("/")[0]
+        geopotential = f"{source}/derived_diagnostic/3d/{args['geopotential_var']}"
+        ground = self._ground(args)
+        common: dict[str, Any] = {
+            "temperature_var": temperature,
+            "surface_pressure_var": self.keys[args["surface_pressure_var"]],
+            "surface_geopotential_var": ground
+            or f"{source}/static/2d/{args['surface_geopotential_var']}",
+            "level_info_file": PurePath(args["model_level_file"]).name,
+            "levels": self.editor.get(("data", "source", source, "levels")),
+        }
+        if ground is None:
+            common["surface_geopotential_file"] = self.predict["static_fields"]
+        fields = [self.keys[name] for name in args["interp_fields"]]
+        steps = copy.deepcopy(_without_target(self.editor.get("postblocks.per_step")))
+        steps["geopotential"] = {
+            "type": "geopotential_diagnostic",
+            "args": {
+                **common,
+                "output_name": geopotential,
+                "specific_humidity_var": self.keys[args["q_var"]],
+                "model_a_half_var": args["a_half_name"],
+                "model_b_half_var": args["b_half_name"],
+            },
+        }
+        steps["pressure_levels"] = {
+            "type": "pressure_interp_diagnostic",
+            "args": {
+                **common,
+                "pressure_levels": args["pressure_levels"],
+                "interp_variables": [key for key in fields if key != temperature],
+                "geopotential_var": geopotential,
+                "output_suffix": args["pres_ending"],
+                "model_a_var": args["a_model_name"],
+                "model_b_var": args["b_model_name"],
+            },
+        }
+        self._put("postblocks", {"per_step": steps})
+        on_levels = [*fields, temperature, geopotential]
+        derived = [derived_key(key, args["pres_ending"]) for key in on_levels]
+        return {key.split("/")[-1]: key for key in (geopotential, *derived)}
+
+    def _metadata(self) -> None:
+        path = self.predict.get("metadata") or _METADATA
+        self._output("metadata", path)
+        self._gone("metadata", f"{TARGET}.output.metadata = {shown(path)}")
+
+    def _encodings(self) -> None:
+        """Converts the NetCDF encodings of groups of variables."""
+        ending = (self.predict.get("interp_pressure") or {}).get("pres_ending", "_PRES")
+        names = {
+            _ENCODINGS[0]: [n for n in self.keys if "prognostic/3d" in self.keys[n]],
+            _ENCODINGS[1]: [n for n in self.keys if "prognostic/2d" in self.keys[n]],
+            _ENCODINGS[2]: [n for n in self.keys if n.endswith(ending)],
+        }
+        encoding = {}
+        for key in _ENCODINGS:
+            given = self.predict.get(key)
+            if not isinstance(given, dict):
+                continue
+            known = {k: v for k, v in given.items() if k in EncodingConfig.model_fields}
+            for name in given.keys() - known.keys():
+                self._note((key, name), "the output section has no such key: left out")
+            encoding |= dict.fromkeys(names[key], known)
+            self._gone(key, f"{TARGET}.output.encoding")
+        if encoding:
+            self._output("encoding", copy.deepcopy(encoding))
+
+    def _variables(self) -> None:
+        """Converts `save_vars`; an empty list is all variables."""
+        names = self.predict.get("save_vars")
+        if not isinstance(names, Sequence) or isinstance(names, str) or not names:
+            self._drop("save_vars", "all variables are written by default")
+            return
+        lost = [name for name in names if name not in self.keys]
+        if lost:
+            self._note("save_vars", f"not predicted, and left out: {', '.join(lost)}")
+        self._output("variables", [self.keys[n] for n in names if n in self.keys])
+        self._gone("save_vars", f"{TARGET}.output.variables")
+
+    def _rest(self) -> None:
+        if self.predict.get("use_laplace_filter"):
+            self._note(
+                "use_laplace_filter",
+                "true: gen1 filters where it scores (rollout_metrics), not where it "
+                "writes files; neither gen2 nor credit_jax has the filter",
+            )
+        for key in list(self.editor.keys(SECTION)):
+            self._drop(key, _DROPPED.get(str(key), "no program of gen2 reads it"))
+
+    def _output(self, key: str, value: Any) -> None:
+        self.made.setdefault("output", {})[key] = value
+
+    def _put(self, key: str, value: Any) -> None:
+        self.made[key] = value
+
+    def _moved(self, key: str, to: str, value: Any) -> None:
+        self._put(to, value)
+        self._gone(key, f"{TARGET}.{to} = {shown(value)}")
+
+    def _gone(self, key: str, words: str) -> None:
+        self.editor.moved((SECTION, key), words)
+
+    def _drop(self, key: str, why: str) -> None:
+        self.editor.drop((SECTION, key), why)
+
+    def _note(self, key: str | tuple[str, ...], text: str) -> None:
+        path = key if isinstance(key, tuple) else (key,)
+        self.editor.note((SECTION, *path), text)
+
+
+def start_dates(
+    forecasts: Any, step: pd.Timedelta
+) -> tuple[list[pd.Timestamp], pd.Timedelta]:
+    """Start dates and length of gen1's forecasts, as `credit.forecast` makes them.
+
+    Args:
+        forecasts: `predict.forecasts`: pairs of the start and the last time, or the
+            numbers of which CREDIT makes such pairs.
+        step: time step of the model.
+
+    Returns:
+        Start dates in order, and the common length.
+
+    Raises:
+        ValueError: the type is unknown, there are none, or lengths differ.
+        KeyError, TypeError: a number is missing.
+    """
+    if isinstance(forecasts, Mapping):
+        pairs = [*_pairs(forecasts, step)]
+    else:
+        pairs = [(_date(a), _date(b)) for a, b in forecasts]
+    # The first input is at the start, the last step ends at the last time plus a step.
+    lengths = {int((last - first) / step) * step + step for first, last in pairs}
+    if len(lengths) != 1:
+        raise ValueError(f"{len(pairs)} forecasts of {len(lengths)} lengths")
+    return sorted({first for first, _ in pairs}), lengths.pop()
+
+
+def _pairs(
+    forecasts: Mapping[str, Any], step: pd.Timedelta
+) -> Iterator[tuple[pd.Timestamp, pd.Timestamp]]:
+    kind = forecasts.get("type", "custom")
+    if kind not in ("custom", "10day_year"):
+        raise ValueError(f"type {kind!r}; expected custom or 10day_year")
+    fixed = kind == "10day_year"
+    days = 10 if fixed else forecasts.get("days", 10)
+    duration = 365 if fixed else forecasts.get("duration", 365)
+    every = 1 if fixed else forecasts.get("ic_interval_days", 1)
+    first = _date(*(forecasts[f"start_{part}"] for part in ("year", "month", "day")))
+    for number in range(min(duration // every, _MAX_DATES)):
+        for hour in forecasts.get("start_hours", [0]):
+            start = first + _delta(days=number * every, hours=hour)
+            yield start, start + _delta(days=days) - step
+
+
+def _text(length: pd.Timedelta) -> str:
+    """A duration as the config has it: "10d", "6h" or minutes."""
+    minutes = int(length.total_seconds() // 60)
+    for unit, size in (("d", 1440), ("h", 60)):
+        if minutes % size == 0:
+            return f"{minutes // size}{unit}"
+    return f"{minutes}min"
+
+
+def _predicted(editor: ConfigEditor) -> Iterator[tuple[str, str]]:
+    """Name and key of each predicted variable."""
+    for source in editor.keys("data.source"):
+        for kind in ("prognostic", "diagnostic"):
+            field = ("data", "source", source, "variables", kind)
+            for dim in ("3", "2"):
+                for name in editor.get((*field, f"vars_{dim}D")) or ():
+                    yield name, f"{source}/{kind}/{dim}d/{name}"
+
+
+def _without_target(blocks: Any) -> dict[str, Any]:
+    """The postblocks that do not work on the target, which forecasts lack."""
+
+    def on_target(block: Mapping[str, Any]) -> bool:
+        args = block.get("args") or {}
+        return args.get("in_key") == "y" or args.get("key") == "y_target_processed"
+
+    return {k: block for k, block in (blocks or {}).items() if not on_target(block)}

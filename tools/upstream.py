@@ -1,0 +1,236 @@
+"""What a checkout of CREDIT has and credit_jax lacks: python tools/upstream.py CHECKOUT
+
+CHECKOUT is the folder that has the package `credit`, of the repository or of an
+installation. Its sources are parsed, not imported. The list has registry names,
+arguments of what they name, keys of the config, and commands; docs/upstream.md has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from credit_jax.config.base import StrictModel
+from credit_jax.config.config import Config
+from credit_jax.config.data import DataConfig
+from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.loss import BaseLossArgs, LossConfig
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.console import BRIDGE, MODULES
+from credit_jax.losses import LOSSES
+from credit_jax.metrics import METRICS
+from credit_jax.models.registry import MODELS
+from credit_jax.transforms import TRANSFORMS
+
+# Module of CREDIT -> name of its registry, kind, and the classes of ours by name.
+REGISTRIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "models/__init__.py": (
+        "_MODEL_REGISTRY",
+        "model",
+        {name: entry.config for name, entry in MODELS.items()},
+    ),
+    "losses/__init__.py": (
+        "_LOSS_REGISTRY",
+        "loss",
+        {**{name: e.parameters for name, e in LOSSES.items()}, "base": BaseLossArgs},
+    ),
+    "metrics/__init__.py": (
+        "_METRIC_REGISTRY",
+        "metric",
+        dict.fromkeys([*METRICS, "combined"]),
+    ),
+    "preblock/__init__.py": (
+        "_PREBLOCK_REGISTRY",
+        "preblock",
+        {name: entry.args for name, entry in TRANSFORMS["preblocks"].items()},
+    ),
+    "postblock/__init__.py": (
+        "_POSTBLOCK_REGISTRY",
+        "postblock",
+        {name: entry.args for name, entry in TRANSFORMS["postblocks"].items()},
+    ),
+    "datasets/gen_2/multi_source.py": ("_SOURCE_REGISTRY", "dataset", SOURCE_CONFIGS),
+}
+# Kinds whose arguments are those of the class that the registry names.
+_WITH_ARGUMENTS = ("model", "preblock", "postblock")
+_SECTIONS: Mapping[str, type[StrictModel]] = {
+    "trainer": TrainerConfig,
+    "data": DataConfig,
+    "inference": InferenceConfig,
+    "loss": LossConfig,
+}
+# Files of generation 1, whose keys the converter knows.
+_GEN1 = re.compile(r"gen_?1|ERA5|LES|WRF|parser\.py|samudra|downscal|ic_opt|rollout_")
+_GEN2_ROLLOUT = re.compile(r"rollout_gen2|rollout_utils")
+# CREDIT's command -> ours.
+COMMANDS = {
+    "begin": "init",
+    "convert": "config",
+    "metrics": "score",
+    "realtime": "forecast",
+    "rollout": "forecast",
+    "rollout-ensemble": "forecast",
+}
+
+
+def report(checkout: Path) -> list[str]:
+    """Returns the lines of the list, in Markdown.
+
+    Args:
+        checkout: folder that has `credit`.
+
+    Raises:
+        ValueError: it has none.
+    """
+    root = checkout / "credit"
+    if not (root / "registry.py").is_file():
+        raise ValueError(f"{checkout} has no package credit; give a checkout of CREDIT")
+    found = {
+        "Registry names": [*_names(root)],
+        "Arguments": [*_arguments(root)],
+        "Keys of the config": [*_keys(root)],
+        "Commands": [*_commands(root)],
+    }
+    lines = []
+    for title, entries in found.items():
+        lines += [f"### {title}", "", *(entries or ["None."]), ""]
+    return lines[:-1]
+
+
+def _names(root: Path) -> Iterator[str]:
+    for module, (registry, kind, ours) in REGISTRIES.items():
+        lost = [name for name in _registry(root / module, registry) if name not in ours]
+        if lost:
+            yield f"- {kind}: {_listed(lost)}"
+
+
+def _arguments(root: Path) -> Iterator[str]:
+    for module, (registry, kind, ours) in REGISTRIES.items():
+        if kind not in _WITH_ARGUMENTS:
+            continue
+        for name, entry in _registry(root / module, registry).items():
+            own = ours.get(name)
+            if own is None or not isinstance(entry, tuple):
+                continue
+            lost = [
+                key
+                for key in _parameters(root.parent, entry[0], entry[1])
+                if key not in _known(own)
+            ]
+            if lost:
+                yield f"- {kind} `{name}`: {_listed(lost)}"
+
+
+def _keys(root: Path) -> Iterator[str]:
+    known = _constant(root / "cli/_check.py", "_KNOWN_TOP_LEVEL")
+    lost = sorted(set(known or ()) - _known(Config))
+    if lost:
+        yield f"- top level: {_listed(lost)}"
+    for section, own in _SECTIONS.items():
+        pattern = re.compile(
+            rf"""\[\s*["']{section}["']\s*\](?:\.get\(|\[)\s*["'](\w+)["']"""
+        )
+        read: dict[bool, set[str]] = {True: set(), False: set()}
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            if not name.startswith(("cli/_convert", "cli/_begin", "cli/_ask")):
+                keys = {match[1] for match in pattern.finditer(path.read_text())}
+                read[_is_gen1(name)] |= keys
+        lost = sorted(read[False] - read[True] - _known(own))
+        if lost:
+            yield f"- `{section}`: {_listed(lost)}"
+
+
+def _is_gen1(name: str) -> bool:
+    return bool(_GEN1.search(name)) and not _GEN2_ROLLOUT.search(name)
+
+
+def _commands(root: Path) -> Iterator[str]:
+    text = (root / "cli/_parser.py").read_text()
+    ours = {*MODULES, *BRIDGE}
+    # Commands of the program alone, not those below one of them.
+    names = re.findall(r'\bsub\.add_parser\(\s*"([\w-]+)"', text)
+    lost = [
+        name for name in dict.fromkeys(names) if COMMANDS.get(name, name) not in ours
+    ]
+    if lost:
+        yield f"- {_listed(lost)}"
+
+
+def _registry(path: Path, name: str) -> dict[str, Any]:
+    """The entries of a registry, which is a literal; classes become None."""
+    node = _assigned(path, name)
+    if not isinstance(node, ast.Dict):
+        raise ValueError(f"{path}: {name} is no literal any more; change this tool")
+    entries = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        assert key is not None
+        try:
+            entries[ast.literal_eval(key)] = ast.literal_eval(value)
+        except ValueError:
+            entries[ast.literal_eval(key)] = None
+    return entries
+
+
+def _constant(path: Path, name: str) -> Any:
+    node = _assigned(path, name)
+    if isinstance(node, ast.Call):
+        node = node.args[0]
+    return None if node is None else ast.literal_eval(node)
+
+
+def _assigned(path: Path, name: str) -> ast.expr | None:
+    """The value that a module assigns to a name at its top."""
+    for node in _parse(path).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+            return node.value  # type: ignore[union-attr]
+    return None
+
+
+def _parse(path: Path) -> ast.Module:
+    """A module of CREDIT, some of which warn of escape sequences."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return ast.parse(path.read_text())
+
+
+def _parameters(checkout: Path, module: str, cls: str) -> Iterator[str]:
+    """Names of the arguments of a class's constructor, without self and **kwargs."""
+    path = checkout / (module.replace(".", "/") + ".py")
+    for node in ast.walk(_parse(path)) if path.is_file() else ():
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            for own in node.body:
+                if isinstance(own, ast.FunctionDef) and own.name == "__init__":
+                    every = [*own.args.args[1:], *own.args.kwonlyargs]
+                    yield from (each.arg for each in every)
+
+
+def _known(section: type[StrictModel]) -> set[str]:
+    """Keys that a section reads, passes over with a note, or refuses by name."""
+    fields = {field.alias or name for name, field in section.model_fields.items()}
+    return {*fields, *section.ignored, *section.unavailable}
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def main() -> None:
+    """Prints the list."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
+    print("\n".join(report(parser.parse_args().checkout)))
+
+
+if __name__ == "__main__":
+    main()
