@@ -44,7 +44,7 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     levels = "" if counts.max() == 1 else "; root mean square over the levels"
     title = f"RMSE, global, {dates}{what}{levels}"
     table = Table(title=title, title_justify="left", box=HORIZONTALS)
-    table.add_column("variable")
+    table.add_column("variable", no_wrap=True)
     table.add_column("system", min_width=max(map(len, systems)))
     for place in places:
         table.add_column(_lead(scores[LEAD].values[place]), justify="right")
@@ -54,17 +54,19 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
         for row, system in enumerate(systems):
             cells = [_cell(column, row) for column in values.T]
             last = system == systems[-1]
-            head = _head(scores, name)[row] if row < 2 else ""
-            table.add_row(head, system, *cells, end_section=last)
+            heads = _heads(scores, name, len(systems))
+            table.add_row(heads[row], system, *cells, end_section=last)
     return table
 
 
-def _head(scores: xr.Dataset, variable: str) -> tuple[str, str]:
-    """Variable with its units, and its number of levels if there are several."""
+def _heads(scores: xr.Dataset, variable: str, num_rows: int) -> list[str]:
+    """Variable, its units, and its number of levels if there are several, by row."""
     own = scores["variable"].values == variable
     units = str(scores["units"].values[own][0]) if "units" in scores.coords else ""
-    name = f"{variable} ({units})" if units not in ("", "1") else variable
-    return name, f"{own.sum()} levels" if own.sum() > 1 else ""
+    levels = f"{own.sum()} levels" if own.sum() > 1 else ""
+    parts = [variable, *(part for part in (units, levels) if part not in ("", "1"))]
+    rows = [*parts[: num_rows - 1], ", ".join(parts[num_rows - 1 :])]
+    return rows + [""] * (num_rows - len(rows))
 
 
 def _cell(values: np.ndarray, row: int) -> str:
