@@ -163,8 +163,12 @@ def check_scores(scores: xr.Dataset, where: str) -> None:
 def to_table(scores: xr.Dataset) -> pd.DataFrame:
     """Table of the metrics without ranks and wavenumbers, one row per finite value.
 
-    Columns: metric, system, channel, variable, level, units, region, lead_hours, value.
+    Columns: metric, system, channel, variable, level, level_units, units, region,
+    lead_hours, value.
     """
+    if "level_units" not in scores.coords:
+        unknown = [""] * scores.sizes[CHANNEL]
+        scores = scores.assign_coords(level_units=(CHANNEL, unknown))
     parts = []
     for name, metric in METRICS.items():
         if name not in scores or metric.dims != DIMS:
@@ -176,5 +180,6 @@ def to_table(scores: xr.Dataset) -> pd.DataFrame:
         parts.append(part)
     table = pd.concat(parts, ignore_index=True)
     table["lead_hours"] = table[LEAD] / np.timedelta64(1, "h")
-    columns = ["metric", SYSTEM, CHANNEL, "variable", "level", "units", REGION]
+    columns = ["metric", SYSTEM, CHANNEL, "variable", "level", "level_units", "units"]
+    columns.append(REGION)
     return table.loc[table["value"].notna(), [*columns, "lead_hours", "value"]]

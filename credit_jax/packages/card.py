@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.messages import counted
+from credit_jax.visualization.labels import field_text
 
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
 # times and channels.
@@ -102,10 +103,19 @@ def _score_table(path: Path) -> str:
     for name in channels:
         part = own.loc[own["channel"] == name].set_index("lead_hours")
         unit = str(part["units"].iloc[0])
-        label = f"{name} ({unit})" if unit and unit != "nan" else str(name)
+        label = _label(str(name), part.iloc[0])
+        label = f"{label} ({unit})" if unit and unit != "nan" else label
         cells = (part["value"].get(lead) for lead in leads)
         rows.append([label, *(f"{c:.4g}" if c is not None else "" for c in cells)])
     return "\n".join(_markdown(rows)) + "\n\nAll scores are in `scores.csv`."
+
+
+def _label(channel: str, row: pd.Series) -> str:
+    """Variable and level of a channel; its key in tables of earlier versions."""
+    if "level_units" not in row:
+        return channel
+    units = row["level_units"]
+    return field_text(row["variable"], row["level"], "" if pd.isna(units) else units)
 
 
 def _leads(leads: Sequence[float]) -> Sequence[float]:

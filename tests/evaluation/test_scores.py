@@ -10,6 +10,7 @@ from credit_jax.evaluation.scores import (
     DIMS,
     WAVENUMBER,
     read_scores,
+    to_table,
     write_scores,
 )
 
@@ -50,6 +51,9 @@ def test_scores_are_written_and_read(tmp_path):
     own = rows.query("metric == 'acc' and system == 'forecast' and channel == 'T500'")
     assert own["lead_hours"].tolist() == [6, 12]
     assert own["level"].tolist() == [500, 500]
+    assert own["level_units"].isna().all(), "unknown"
+    named = scores.assign_coords(level_units=("channel", ["hPa", ""]))
+    assert set(to_table(named).query("channel == 'T500'")["level_units"]) == {"hPa"}
     assert own["units"].astype(str).tolist() == ["1", "1"]
     assert np.allclose(own["value"], scores["acc"][0, 0, 0], rtol=1e-6)
 

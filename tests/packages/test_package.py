@@ -125,8 +125,9 @@ def test_channels_grid_and_card(made, world):
 
 def test_the_scores_are_in_the_card(run, tmp_path):
     scores = tmp_path / "given.csv"
-    head = "metric,system,channel,variable,level,units,region,lead_hours,value\n"
-    row = "rmse,forecast,T1,T,1.0,K,global,{},{}\n"
+    head = "metric,system,channel,variable,level,level_units,units,region,lead_hours,"
+    head += "value\n"
+    row = "rmse,forecast,T500,T,500.0,hPa,K,global,{},{}\n"
     scores.write_text(head + row.format(6.0, 1.25) + row.format(24.0, 2.5))
     options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
     options += ["--scores", str(scores), "--license", "CC-BY-4.0"]
@@ -134,7 +135,7 @@ def test_the_scores_are_in_the_card(run, tmp_path):
     card = (tmp_path / "scored/README.md").read_text()
     assert "license: CC-BY-4.0" in card
     assert "| RMSE, global | 6 h | 24 h |" in card
-    assert "| T1 (K) | 1.25 | 2.5 |" in card
+    assert "| T at 500 hPa (K) | 1.25 | 2.5 |" in card
     scores.write_text("a,b\n1,2\n")
     again = [*options, "--out", str(tmp_path / "again")]
     assert package.main(again) == USER_ERROR
