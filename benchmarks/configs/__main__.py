@@ -2,10 +2,10 @@
 
     python -m benchmarks.configs [FOLDER] [--train] [--only NAME ...] [--docs]
 
-FOLDER is the `config/` of NCAR/miles-credit, or any folder of YAMLs; by default the
-copy in tests/reference/credit_configs. `--train` trains each that can run for two
-steps, made small, on data made to its layout, and writes the report. `--docs` writes
-the table of docs/bridge.md.
+FOLDER is a checkout of NCAR/miles-credit, or any folder of YAMLs; by default the copy
+of its configs in tests/reference/credit_configs. `--train` trains each that can run for
+two steps, made small, on data made to its layout, and writes the report. `--docs`
+writes the table of docs/bridge.md, with what CREDIT itself does with each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ import jax
 from rich.console import Console
 
 from benchmarks.configs.survey import Verdict, find_configs, survey
-from benchmarks.configs.table import FOLDER, outcome, report_table, write_docs
+from benchmarks.configs.table import (
+    FOLDER,
+    docs_table,
+    outcome,
+    report_table,
+    write_docs,
+)
 from benchmarks.configs.training import NUM_DEVICES, Trained, train_two_steps
 from benchmarks.report import add_out_option, publish
 from credit_jax.parallel.compiler import compile_quickly
@@ -56,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trained[verdict.name] = _train(verdict)
             console.print(f"{verdict.name}: {trained[verdict.name]}", markup=False)
     if options.docs:
-        write_docs(every)
+        # Here, because nothing else of this command needs torch.
+        from benchmarks.configs.credit_verdict import credit_verdict
+
+        credit = [credit_verdict(path) for path in find_configs(options.folder)]
+        write_docs(docs_table(every, credit))
     if not options.train:
         for verdict in verdicts:
             console.print(f"{verdict.name}: {outcome(verdict)}", markup=False)

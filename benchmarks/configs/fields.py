@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from benchmarks.configs.small import HEIGHT, WIDTH
+from benchmarks.configs.small import grid_of
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
@@ -26,9 +26,6 @@ RANGES = {
     **dict.fromkeys(("q", "qtot", "specific_total_water"), (1e-4, 1e-2)),
     "specific_humidity": (1e-4, 1e-2),
 }
-_LATITUDE = np.linspace(90.0, -90.0, HEIGHT)
-_LONGITUDE = np.arange(WIDTH) * 360.0 / WIDTH
-_GRID = {"latitude": _LATITUDE, "longitude": _LONGITUDE}
 _FLAT = ("latitude", "longitude")
 
 
@@ -48,10 +45,10 @@ class Store:
     levels: dict[str, set[float]] = field(default_factory=dict)
     transposed: bool = False
 
-    def dataset(self, seed: int) -> xr.Dataset:
+    def dataset(self, seed: int, grid: tuple[int, int]) -> xr.Dataset:
         """The fields, drawn evenly between the limits of each variable."""
         rng = np.random.default_rng(seed)
-        coords: dict[str, Any] = {**_GRID}
+        coords: dict[str, Any] = _coordinates(grid)
         coords |= {name: sorted(values) for name, values in self.levels.items()}
         if self.times:
             coords["time"] = sorted(self.times)
@@ -65,20 +62,32 @@ class Store:
         return xr.Dataset(fields, coords)
 
 
+def _coordinates(grid: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Latitudes and longitudes of a global grid of some rows and columns."""
+    rows, columns = grid
+    return {
+        "latitude": np.linspace(90.0, -90.0, rows),
+        "longitude": np.arange(columns) * 360.0 / columns,
+    }
+
+
 def write_files(config: Config) -> None:
     """Writes the data of a config, and the files of its grid."""
+    grid = grid_of(config.model)
     stores: dict[str, Store] = {}
     model_levels = int(config.model.get("levels", 1))
     for data in (config.data, config.validation_data):
         for source in data.source.values():
             times = _times(data, source)
             if source.dataset_type.startswith("hrrr"):
-                _write_hrrr(source, times)
+                _write_hrrr(source, times, grid)
             elif source.dataset_type != "tisr":
                 _add_source(stores, source, times, model_levels)
-    extra = {path: _grid_variables(args, model_levels) for path, args in _grids(config)}
+    extra = {
+        path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
+    }
     for path in {*stores, *extra, *_latitude_files(config)}:
-        dataset = stores.get(path, Store()).dataset(len(path))
+        dataset = stores.get(path, Store()).dataset(len(path), grid)
         dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
         _write(dataset, path)
 
@@ -140,7 +149,7 @@ def _paths(template: str, times: Any) -> Iterator[tuple[str, list[pd.Timestamp]]
     yield from found.items()
 
 
-def _write_hrrr(source: Any, times: Any) -> None:
+def _write_hrrr(source: Any, times: Any, grid: tuple[int, int]) -> None:
     """Writes GRIB files and their inventories, like CREDIT's downloader."""
     deep = "hybrid level" if source.product == "wrfnat" else "mb"
     for number, time in enumerate(times):
@@ -150,11 +159,15 @@ def _write_hrrr(source: Any, times: Any) -> None:
                 short, place = HRRR_VARIABLES[name]
                 levels = [f"{int(v)} {deep}" for v in source.levels or ()]
                 entries += [(short, p) for p in ([place] if place else levels)]
-        _write_grib(source, time, entries, number)
+        _write_grib(source, time, entries, number, grid)
 
 
 def _write_grib(
-    source: Any, time: pd.Timestamp, entries: list[tuple[str, str]], seed: int
+    source: Any,
+    time: pd.Timestamp,
+    entries: list[tuple[str, str]],
+    seed: int,
+    grid: tuple[int, int],
 ) -> None:
     hour = source.forecast_hour
     step = "anl" if hour == 0 else f"{hour} hour fcst"
@@ -168,7 +181,7 @@ def _write_grib(
     rng, content, lines = np.random.default_rng(seed), b"", []
     for number, (name, level) in enumerate(dict.fromkeys(entries)):
         lines.append(f"{number + 1}:{len(content)}:d=x:{name}:{level}:{step}:")
-        content += message(rng.uniform(0.5, 1.5, (HEIGHT, WIDTH)))
+        content += message(rng.uniform(0.5, 1.5, grid))
     path.write_bytes(content)
     path.with_name(path.name + ".idx").write_text("\n".join(lines) + "\n")
 
@@ -185,9 +198,11 @@ def _grids(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield block.args["save_loc_physics"], block.args
 
 
-def _grid_variables(args: Mapping[str, Any], num_levels: int) -> xr.Dataset:
+def _grid_variables(
+    args: Mapping[str, Any], num_levels: int, grid: tuple[int, int]
+) -> xr.Dataset:
     """Longitude, latitude, a and b of hybrid levels, and the surface geopotential."""
-    lon2d, lat2d = np.meshgrid(_LONGITUDE, _LATITUDE)
+    lon2d, lat2d = np.meshgrid(*reversed(_coordinates(grid).values()))
     lon, lat, *levels = args["lon_lat_level_name"]
     space = ("y", "x")
     fields: dict[str, Any] = {lon: (space, lon2d), lat: (space, lat2d)}

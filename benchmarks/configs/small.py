@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-HEIGHT = WIDTH = 56
-PAD = 4  # 56 + 2 * 4 = 64 points divide by all strides and windows
+# Rows and columns; with padding they divide by all strides and windows.
+GRID = (24, 56)
+PAD = 4
+UNPADDED = (32, 64)
 SAMPLES = 16
-MODEL = {
-    "image_height": HEIGHT,
-    "image_width": WIDTH,
+STAGES = {
     "dim": [8, 16, 32, 64],
     "depth": [1, 0, 0, 0],
     "dim_head": 4,
@@ -22,18 +22,53 @@ MODEL = {
     "global_window_size": [2, 2, 2, 1],
     "local_window_size": 2,
 }
-# The model section for `fuxi`, which has other keys.
-FUXI = {
-    "image_height": HEIGHT,
-    "image_width": WIDTH,
-    "patch_height": 4,
-    "patch_width": 4,
-    "dim": 8,
-    "num_groups": 2,
-    "num_heads": 2,
-    "depth": 2,
-    "window_size": 4,
+_UNET = {
+    "architecture": {
+        "name": "unet",
+        "encoder_name": "resnet18",
+        "encoder_weights": None,
+        "decoder_channels": [32, 32, 16, 16, 16],
+    }
 }
+# Sizes of models that have other keys than `STAGES`; of others only what is named.
+SIZES: dict[str, dict[str, Any]] = {
+    "camulator": {**STAGES, "cross_embed_strides": [2, 2, 2, 2]},
+    "crossformer_downscaling": {**STAGES, "cross_embed_strides": [2, 2, 2, 2]},
+    "crossformer-ensemble": {**STAGES, "noise_latent_dim": 8},
+    "nextgen_wxformer": {
+        **STAGES,
+        "cross_embed_strides": [2, 2, 2, 2],
+        "col_attn_heads": 2,
+        "num_spectral_nodes": 4,
+    },
+    "fuxi": {
+        "patch_height": 4,
+        "patch_width": 4,
+        "dim": 8,
+        "num_groups": 2,
+        "num_heads": 2,
+        "depth": 2,
+        "window_size": 4,
+    },
+    "swin": {
+        "img_size": [*UNPADDED],
+        "patch_size": 4,
+        "img_window_ratio": 8,
+        "embed_dim": 8,
+        "depths": [2],
+        "num_heads": [2],
+    },
+    "unet": _UNET,
+    "unet_downscaling": _UNET,
+}
+# Models without padding, or whose configs have none.
+_WITHOUT_PADDING = (
+    "crossformer_downscaling",
+    "nextgen_wxformer",
+    "swin",
+    "unet",
+    "unet_downscaling",
+)
 TRAINER = {
     "batches_per_epoch": 2,
     "valid_batches_per_epoch": 1,
@@ -68,16 +103,34 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             _shorten(config[section], config["data"])
             for name, source in sources_of(config[section]):
                 _make_source_small(source, folder / name)
-    config["model"] |= FUXI if config["model"].get("type") == "fuxi" else MODEL
-    padding = config["model"].get("padding_conf")
-    if not (padding and padding.get("activate", True)):
-        padding = {"activate": True, "mode": "mirror"}
-    pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
-    config["model"]["padding_conf"] = {**padding, **pads}
-    if "diffusion" in config["model"]:
-        config["model"]["diffusion"]["image_size"] = [HEIGHT, WIDTH]
+    _make_model_small(config["model"])
     config["trainer"] |= TRAINER
     return config
+
+
+def _make_model_small(model: dict[str, Any]) -> None:
+    kind = model.get("type")
+    padded = kind not in _WITHOUT_PADDING
+    model |= SIZES.get(str(kind), STAGES)
+    if "img_size" not in model:
+        rows, columns = GRID if padded else UNPADDED
+        model |= {"image_height": rows, "image_width": columns}
+    if padded:
+        padding = model.get("padding_conf")
+        if not (padding and padding.get("activate", True)):
+            padding = {"activate": True, "mode": "mirror"}
+        pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
+        model["padding_conf"] = {**padding, **pads}
+    if "diffusion" in model:
+        model["diffusion"]["image_size"] = [*GRID]
+
+
+def grid_of(model: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of a model section."""
+    if "img_size" in model:
+        rows, columns = model["img_size"]
+        return rows, columns
+    return model["image_height"], model["image_width"]
 
 
 def sources_of(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,8 +166,9 @@ def _make_source_small(source: dict[str, Any], place: Path) -> None:
     """Sets the small grid, and local stores and files instead of remote ones."""
     kind = source["dataset_type"]
     if kind == "tisr" and "lat_spec" in source:
-        source["lat_spec"] = [90, -90, HEIGHT]
-        source["lon_spec"] = [0, 360 - 360 / WIDTH, WIDTH]
+        rows, columns = GRID
+        source["lat_spec"] = [90, -90, rows]
+        source["lon_spec"] = [0, 360 - 360 / columns, columns]
     if kind in ("arco_era5", "weatherbench2_era5"):
         keys = _STORES if kind == "arco_era5" else _STORES[:1]
         source |= {key: f"{place}_{key}.zarr" for key in keys}

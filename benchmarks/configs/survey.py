@@ -75,9 +75,18 @@ def survey(path: Path, root: Path) -> Verdict:
 
 
 def find_configs(root: Path) -> list[Path]:
-    """The YAML files below a folder, without links, in order of their names."""
+    """The YAML files below a folder, in order of their names.
+
+    Those of tools (hidden files and folders) and those inside of CREDIT's Python
+    package are no configs.
+    """
     files = [p for suffix in ("yml", "yaml") for p in root.rglob(f"*.{suffix}")]
-    return sorted(path for path in files if not path.is_symlink())
+    parts = {path: path.relative_to(root).parts for path in files}
+    return sorted(
+        path
+        for path in files
+        if parts[path][0] != "credit" and not any(p[0] == "." for p in parts[path])
+    )
 
 
 def _downloaded(mapping: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

@@ -17,26 +17,37 @@ BEGIN = "<!-- made by: python -m benchmarks.configs --docs -->"
 END = "<!-- the end of what is made -->"
 
 
-def docs_table(verdicts: Sequence[Verdict]) -> str:
-    """The table of docs/bridge.md, markers included."""
+def docs_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """The cells of the table of docs/bridge.md, without CREDIT's own verdict."""
+    return [[f"`{v.name}`", v.kind, v.model, outcome(v)] for v in verdicts]
+
+
+def docs_table(verdicts: Sequence[Verdict], credit: Sequence[str]) -> str:
+    """The table of docs/bridge.md, markers included.
+
+    Args:
+        verdicts: of credit_jax.
+        credit: CREDIT's own, in the same order.
+    """
+    told = [text.replace("|", "\\|") for text in credit]
     table = Table(
-        "CREDIT's example configs",
-        ["config", "generation", "model", "what happens"],
-        [[f"`{v.name}`", v.kind, v.model, outcome(v)] for v in verdicts],
+        "CREDIT's configs",
+        ["config", "generation", "model", "credit_jax", "CREDIT"],
+        [[*row, cell] for row, cell in zip(docs_rows(verdicts), told, strict=True)],
     )
     lines = table.markdown().splitlines()
-    lines[1] = "| --- | --- | --- | --- |"
+    lines[1] = "| --- | --- | --- | --- | --- |"
     return "\n".join([BEGIN, *lines, END])
 
 
-def write_docs(verdicts: Sequence[Verdict], path: Path = DOCS) -> None:
+def write_docs(table: str, path: Path = DOCS) -> None:
     """Replaces the table between the markers of a page."""
     text = path.read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     if not rest or not tail:
         raise ValueError(f"{path} has no lines {BEGIN} and {END}")
-    path.write_text(head + docs_table(verdicts) + tail)
+    path.write_text(head + table + tail)
 
 
 def outcome(verdict: Verdict) -> str:

@@ -66,7 +66,7 @@ def train_two_steps(mapping: Mapping[str, Any], folder: Path) -> Trained:
         warnings.simplefilter("ignore")
         config = build_config(make_small(mapping, folder))
         write_files(config)
-        _fit(config)
+        fit_scalers(config)
         section = config.trainer.parallelism
         twice = 1 if section.data == "none" else 2
         devices = jax.devices()[: twice * required_devices(section)]
@@ -82,7 +82,7 @@ def train_two_steps(mapping: Mapping[str, Any], folder: Path) -> Trained:
     return Trained(mesh, float(row["train_loss"]), valid, seconds)
 
 
-def _fit(config: Config) -> None:
+def fit_scalers(config: Config) -> None:
     """Fits the scalers of the preblocks; other files of scalers are copies of them."""
     blocks = [
         block

@@ -8,7 +8,7 @@ nearest known one, missing keys, and invalid values.
 import os
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -82,7 +82,8 @@ class StrictModel(BaseModel):
     - `unavailable`: keys that CREDIT reads and that are an error in credit_jax.
 
     Unknown keys are errors. If `passes_over` is true, because CREDIT ignores unknown
-    keys in that section, those that resemble no known key are ignored with a warning.
+    keys in that section, those that resemble no known key, or are in `unread`, are
+    ignored with a warning.
     """
 
     model_config = ConfigDict(
@@ -92,6 +93,8 @@ class StrictModel(BaseModel):
     ignored: ClassVar[Mapping[str, str]] = {}
     unavailable: ClassVar[Mapping[str, Unavailable]] = {}
     passes_over: ClassVar[bool] = False
+    # Keys of CREDIT's own configs that it does not read, near known ones or not.
+    unread: ClassVar[Set[str]] = frozenset()
 
     @model_validator(mode="wrap")
     @classmethod
@@ -138,11 +141,12 @@ class StrictModel(BaseModel):
 
     @classmethod
     def is_passed_over(cls, key: object) -> bool:
-        """Whether a key is unknown, resembles no known key, and is ignored."""
+        """Whether a key is unknown and ignored: it is no typing error."""
         fields = [field.alias or name for name, field in cls.model_fields.items()]
         known = [*fields, *cls.ignored, *cls.unavailable]
-        unread = cls.passes_over and isinstance(key, str) and key not in known
-        return unread and nearest(str(key), known) is None
+        if not cls.passes_over or not isinstance(key, str) or key in known:
+            return False
+        return key in cls.unread or nearest(key, known) is None
 
     def without_effect(self) -> dict[str, str]:
         """Keys of this section whose values have no effect, each with the reason."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.base import StrictModel, parse
+from credit_jax.config.credit_keys import UNREAD_TOP
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.dates import date_label
@@ -61,6 +62,7 @@ class Config(StrictModel):
     inference_section: dict[str, Any] | None = Field(None, alias="inference")
 
     passes_over: ClassVar = True
+    unread: ClassVar = UNREAD_TOP
 
     ignored: ClassVar = {
         "pbs": _BATCH_SYSTEM,
@@ -102,7 +104,22 @@ class Config(StrictModel):
     def backprop_on_timestep(self) -> tuple[int, ...]:
         """Steps of a training forecast whose losses are minimized, from 1, sorted."""
         given = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
-        return tuple(sorted(set(given or range(1, self.data.forecast_len + 1))))
+        steps = range(1, self.data.forecast_len + 1)
+        return tuple(step for step in steps if not given or step in given)
+
+    def without_effect(self) -> dict[str, str]:
+        """Steps that the forecast does not have, which CREDIT passes over, too."""
+        last = self.data.forecast_len
+        found = {}
+        for name in ("trainer", "data"):
+            given = getattr(self, name).backprop_on_timestep or ()
+            beyond = [step for step in given if step > last]
+            if beyond and self.backprop_on_timestep:
+                listed = ", ".join(map(str, beyond))
+                found[f"{name}.backprop_on_timestep"] = (
+                    f"of steps {listed}: data.forecast_len is {last}"
+                )
+        return found
 
     @property
     def num_members(self) -> int:
@@ -179,13 +196,14 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
 
 
 def _step_problems(config: Config) -> list[str]:
-    """Checks that `backprop_on_timestep` has no step beyond the forecast."""
-    last, steps = config.data.forecast_len, config.backprop_on_timestep
-    if steps[-1] <= last:
+    """Checks that `backprop_on_timestep` has a step of the forecast."""
+    if config.backprop_on_timestep:
         return []
+    last = config.data.forecast_len
     key = "trainer" if config.trainer.backprop_on_timestep else "data"
+    given = getattr(config, key).backprop_on_timestep
     return [
-        f"{key}.backprop_on_timestep: names step {steps[-1]}, but data.forecast_len is "
+        f"{key}.backprop_on_timestep: got {list(given)}, but data.forecast_len is "
         f"{last}; take steps from 1 to {last}"
     ]
 

@@ -20,6 +20,9 @@ from credit_jax.io.atomic import new_file
 # default of this key is 2.
 FRAMES_OF_DATA = ("unet", "unet_downscaling")
 
+# gen1's padding, of both sides; gen2 has `padding_conf`.
+FLAT_PADDING = ("pad_lat", "pad_lon")
+
 # Placeholders for sections of training, which forecasts do not read.
 _NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
     "loss": {"training_loss": "mse"},
@@ -184,7 +187,7 @@ def build_config(
     if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
     register_objects(mapping, source=source)
-    mapping = _with_frames_of_data(mapping, source)
+    mapping = _as_gen2_reads(mapping, source)
     config = parse(Config, mapping, source=source)
     problems = section_conflicts(config, training=training)
     if problems:
@@ -210,17 +213,30 @@ def frames_of_data(mapping: Mapping[str, Any]) -> int | None:
     return length if model.get("type") in FRAMES_OF_DATA and length != frames else None
 
 
-def _with_frames_of_data(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """The mapping with `frames_of_data`; warns if it replaces a given number."""
-    frames = frames_of_data(mapping)
-    if frames is None:
+def _as_gen2_reads(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The mapping with the model section that CREDIT's gen2 builds; warns of changes.
+
+    The frames of some models are those of the data. The flat keys of padding are of
+    generation 1, and gen2 pads nothing for them.
+    """
+    model = mapping.get("model")
+    if not isinstance(model, Mapping):
         return mapping
-    model = mapping["model"]
-    if model.get("frames"):
-        why = f"the frames are those of data.history_len, {frames}, as in CREDIT"
-        ignored = {"model.frames": f"{model['frames']}: {why}"}
+    ignored = {}
+    frames = frames_of_data(mapping)
+    if frames is not None:
+        if model.get("frames"):
+            why = f"the frames are those of data.history_len, {frames}, as in CREDIT"
+            ignored["model.frames"] = f"{model['frames']}: {why}"
+        model = {**model, "frames": frames}
+    flat = [key for key in FLAT_PADDING if type(model.get(key)) is int]
+    if flat and model.get("padding_conf") is None:
+        why = "a key of generation 1: gen2 pads only with padding_conf, as in CREDIT"
+        ignored |= {f"model.{key}": f"{model[key]}: {why}" for key in flat}
+        model = {key: value for key, value in model.items() if key not in flat}
+    if ignored:
         warnings.warn(ConfigWarning(source, ignored), stacklevel=3)
-    return {**mapping, "model": {**model, "frames": frames}}
+    return {**mapping, "model": model}
 
 
 def is_gen1(mapping: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
+from credit_jax.config.credit_keys import UNREAD_TRAINER
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
@@ -203,6 +204,7 @@ class TrainerConfig(StrictModel):
     prefetch_factor: int = Field(2, ge=1)
 
     passes_over: ClassVar = True
+    unread: ClassVar = UNREAD_TRAINER
 
     ignored: ClassVar = {
         "mode": _GEN1,

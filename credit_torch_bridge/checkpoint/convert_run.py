@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.jax_to_torch import (
     cautions,
     config_for_credit,
+    resume_settings,
     to_torch_files,
 )
 from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
@@ -33,6 +35,8 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     open_checkpoint,
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
+from credit_torch_bridge.config.inference_section import complete_inference
+from credit_torch_bridge.config.to_gen2 import ONLY_WEIGHTS
 from credit_torch_bridge.config.yaml_io import dump
 
 BEST, BACKUP = "best_", "backup_"
@@ -53,6 +57,7 @@ class RunConversion:
         step: checkpoint of a run of credit_jax; None is the newest.
         batches_per_epoch: of the run in credit_jax, if the config does not imply it.
         verify: compare files with their digests and checksums before they are read.
+        drop: with `to_torch`, dotted keys of the config to leave out.
     """
 
     run_config: RunConfig
@@ -62,6 +67,7 @@ class RunConversion:
     step: int | None = None
     batches_per_epoch: int | None = None
     verify: bool = True
+    drop: tuple[str, ...] = ()
 
     def to_jax(self) -> Iterator[str]:
         """Converts CREDIT's checkpoints to a run of credit_jax.
@@ -148,6 +154,7 @@ class RunConversion:
         )
 
     def _to_torch(self, folder: Path, allocate: Allocate) -> Iterator[str]:
+        credit, changes = config_for_credit(self.run_config, drop=self.drop)
         newest = self._read_ours(self.step, allocate)
         checkpoints = {"": newest}
         best = newest.progress.best_step
@@ -160,11 +167,28 @@ class RunConversion:
                 )
         for prefix, checkpoint in checkpoints.items():
             self._write_torch(folder, prefix, checkpoint, allocate)
-        credit = config_for_credit(self.run_config, self.out, newest)
-        (folder / CONFIG_FILE).write_text(dump(dict(credit.raw)), encoding="utf-8")
+        settings = resume_settings(self.run_config, newest)
+        credit = credit.with_settings({"save_loc": str(self.out), **settings})
+        config, notes = dict(credit.raw), cautions(self.run_config, newest)
+        if "source" in (config.get("data") or {}):
+            notes += complete_inference(config, folder, self.out)
+        (folder / CONFIG_FILE).write_text(dump(config), encoding="utf-8")
         self._copy_log(folder)
-        yield from (f"note: {note}" for note in cautions(self.run_config, newest))
-        yield f"credit train -c {self.out / CONFIG_FILE} goes on from it"
+        yield from (f"{CONFIG_FILE}: {line}" for line in changes)
+        yield from (f"note: {note}" for note in notes)
+        yield from self._commands(config)
+
+    def _commands(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Lines with CREDIT's commands that go on from the folder."""
+        file = self.out / CONFIG_FILE
+        why = ONLY_WEIGHTS.get(config["model"]["type"])
+        if why is not None:
+            yield f"the weights are CREDIT's; no command of its gen2 runs them: {why}"
+            return
+        if "parallelism" in (config.get("trainer") or {}):
+            yield f"credit train -c {file} goes on from it"
+        if "inference" in config:
+            yield f"credit rollout -c {file} forecasts with it"
 
     def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
         if is_package(self.source):

@@ -20,6 +20,7 @@ from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import write_position
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
+from credit_torch_bridge.config.convert import GEN2, convert_config
 
 AVERAGE = "checkpoint_ema.pt"
 
@@ -129,31 +130,46 @@ def _state(
 
 
 def config_for_credit(
-    run_config: RunConfig, save_loc: Path, checkpoint: JaxCheckpoint
-) -> RunConfig:
-    """Returns the config with which CREDIT resumes from the files.
+    run_config: RunConfig, *, drop: tuple[str, ...] = ()
+) -> tuple[RunConfig, list[str]]:
+    """Returns the config of a run as CREDIT's gen2 reads it, and what was changed.
 
-    It has `save_loc`, the `load_*` keys and other keys that CREDIT requires. Tensor and
-    domain parallelism are off because CREDIT cannot resume them, and torch.compile
-    because it renames every parameter. If only weights are converted, a config that is
-    only a model section, or of generation 1, is kept.
+    If only weights are converted, a config that is only a model section, or of
+    generation 1, is kept.
+
+    Args:
+        run_config: config of the run.
+        drop: dotted keys to leave out.
+
+    Raises:
+        ValueError: CREDIT cannot express something; the error lists all reasons.
     """
-    resumes = checkpoint.moments is not None
-    if not resumes and not _trains(run_config):
-        known = {"save_loc": str(save_loc)}
-        loads = {"trainer.load_weights": True} if run_config.raw.get("trainer") else {}
-        return run_config.with_settings(known | loads)
+    if not _trains(run_config):
+        return run_config, []
+    # Checkpoints are those of one device, whatever the mesh of the run.
     trainer = run_config.trainer
-    settings: dict[str, Any] = {
-        "save_loc": str(save_loc),
+    settings = {
         "trainer.parallelism": {
             "data": trainer.parallelism.data,
             "tensor": 1,
             "domain": 1,
         },
         "trainer.compile": False,
-        "trainer.activation_checkpoint": trainer.activation_checkpoint != "none",
         "trainer.use_scheduler": kind_of(trainer) is not None,
+    }
+    one_device = run_config.with_settings(settings)
+    raw, report = convert_config(one_device.raw, to=GEN2, drop=drop)
+    lines = [str(c) for c in report.changes]
+    return RunConfig(raw, run_config.source), lines
+
+
+def resume_settings(run_config: RunConfig, checkpoint: JaxCheckpoint) -> dict[str, Any]:
+    """The keys with which CREDIT begins from the files of a checkpoint."""
+    if not _trains(run_config):
+        has_trainer = bool(run_config.raw.get("trainer"))
+        return {"trainer.load_weights": True} if has_trainer else {}
+    resumes = checkpoint.moments is not None
+    return {
         "trainer.start_epoch": max(checkpoint.progress.epoch, 0) if resumes else 0,
         "trainer.reload_epoch": resumes,
         "trainer.load_weights": True,
@@ -161,7 +177,6 @@ def config_for_credit(
         "trainer.load_scaler": resumes,
         "trainer.load_scheduler": resumes,
     }
-    return run_config.with_settings(settings)
 
 
 def _trains(run_config: RunConfig) -> bool:
@@ -193,6 +208,11 @@ def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
     if parallel.tensor * parallel.domain > 1:
         notes.append(
             "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume others"
+        )
+    if checkpoint.ema is not None:
+        notes.append(
+            "CREDIT's rollout forecasts with the last weights, not with their average, "
+            f"which is in {AVERAGE}"
         )
     if (run_config.raw.get("trainer") or {}).get("compile"):
         notes.append(

@@ -9,7 +9,7 @@ from pathlib import Path
 from credit_jax.commands import OK
 from credit_jax.config.load import apply_overrides
 from credit_jax.io.atomic import new_file
-from credit_torch_bridge.cli.options import refuse_existing
+from credit_torch_bridge.cli.options import add_drop_option, refuse_existing
 from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config
 from credit_torch_bridge.config.yaml_io import dump, read_limited
 
@@ -35,13 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="level coordinate of the files, for gen1, which does not say it "
         f"(default: {LEVEL_COORD})",
     )
-    add(
-        "--drop",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="leave a key out by its dotted path, such as model.post_conf; repeatable",
-    )
+    add_drop_option(parser)
     add(
         "--set",
         action="append",

@@ -12,6 +12,7 @@ from credit_torch_bridge.checkpoint.convert_run import RunConversion
 from credit_torch_bridge.checkpoint.run_config import read_run_config
 from credit_torch_bridge.cli.options import (
     add_config_option,
+    add_drop_option,
     config_file,
     refuse_existing,
 )
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the run in credit_jax, for schedules that count epochs; default: as "
         "in the config",
     )
+    add_drop_option(parser)
     add(
         "--set",
         action="append",
@@ -64,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     )
     run_config = read_run_config(config, tuple(args.set))
     refuse_existing(out)
+    if args.drop and args.to == "jax":
+        raise ValueError("--drop belongs to --to torch; use --set KEY=null")
     conversion = RunConversion(
         run_config,
         source,
@@ -72,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         step=args.step,
         batches_per_epoch=args.batches_per_epoch,
         verify=args.verify,
+        drop=tuple(args.drop),
     )
     lines = conversion.to_jax() if args.to == "jax" else conversion.to_torch()
     for line in lines:

@@ -18,6 +18,18 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_drop_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--drop`: keys to leave out before a config is converted."""
+    parser.add_argument(
+        "--drop",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="leave a key of the config out by its dotted path, such as "
+        "model.post_conf; repeatable",
+    )
+
+
 def config_file(given: str | None, checkpoint: Path) -> Path:
     """The given config, or `model.yml` in the folder of the checkpoint.
 

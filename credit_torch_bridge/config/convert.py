@@ -99,7 +99,9 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
         return GEN2
     if "datasets" in data:
         raise ValueError(
-            "data.datasets: a downscaling config, which gen2's trainer does not have"
+            "data.datasets: a downscaling config, which gen2's trainer does not have; "
+            "configs/downscaling_conus404.yaml and unet_downscaling_conus404.yaml have "
+            "such data as a gen2 source"
         )
     if any(key in data for key in _FLAT):
         return GEN1

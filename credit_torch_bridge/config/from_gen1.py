@@ -18,6 +18,20 @@ from credit_torch_bridge.config.post_conf import (
 
 DIFFUSION_TRAINER = "era5-diffusion"
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
+# What to do instead of CREDIT's other ways of training.
+INSTEAD = {
+    "ic-opt": "it optimizes initial states: docs/library.md takes the gradient of a "
+    "forecast's error by them",
+    "era5-ensemble": "gen2 trains ensembles: type era5, with trainer.ensemble_size",
+    "conus404": "configs/downscaling_conus404.yaml and unet_downscaling_conus404.yaml "
+    "train its models on gen2 sources",
+    "standard-wrf": "configs/wrf_1h.yaml and dscale_1h.yaml train its models on gen2 "
+    "sources",
+    "multi-step-wrf": "configs/wrf_1h.yaml and dscale_1h.yaml train its models on gen2 "
+    "sources",
+    "standard-les": "describe the files as gen2 sources for any model here",
+    "samudra": "its model and its ocean data are not available here",
+}
 DOMAIN_MODES = ("domain_parallel", "fsdp+domain_parallel")
 DATA_OF_MODE = {
     "none": "none",
@@ -73,8 +87,10 @@ def gen1_to_gen2(
         editor.problem(
             "trainer.type",
             f"{kind!r} is another way of training, which gen2's trainer does not have; "
-            f"expected one of {', '.join(TRAINERS)}",
+            + INSTEAD.get(str(kind), f"expected one of {', '.join(TRAINERS)}"),
         )
+        if str(kind) in INSTEAD:
+            return  # its data section is another one, too
     one_sample = editor.get("data.dataset_type") == ONE_SAMPLE
     weighted = _weight_order(editor)
     model_to_gen2(editor, for_jax=for_jax)

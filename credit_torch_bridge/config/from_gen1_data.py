@@ -20,6 +20,21 @@ DATASETS = (
     SINGLE,
 )
 
+_FIT = (
+    "; write a gen2 config with a bridgescaler_transform, which credit-jax preprocess "
+)
+_FIT += "fits"
+# What to do instead of gen1's other scalers.
+SCALERS = {
+    "std": "; CREDIT has it no longer: write std_new, with a file of means and one of "
+    "standard deviations, by variable and level",
+    "quantile-cached": _FIT,
+    "bridgescaler": _FIT,
+    "std-wrf": "; configs/wrf_1h.yaml has its data as gen2 sources",
+    "std-les": "; write a gen2 config with an era5_normalizer, which credit-jax "
+    "preprocess fits",
+}
+
 _APART = "one a year: gen1 pairs no times of two files"
 _PARSED = "CREDIT's parser makes it from the other keys"
 _UNREAD = {
@@ -129,11 +144,15 @@ def _refuse(editor: ConfigEditor) -> None:
         editor.problem(
             "data.scaler_type",
             f"{scaler!r} cannot be converted; expected std_new (mean and standard "
-            "deviation from files) or std_cached (normalized files)",
+            "deviation from files) or std_cached (normalized files)"
+            + SCALERS.get(str(scaler), ""),
         )
     if editor.get("data.sst_forcing.activate"):
         editor.problem(
-            "data.sst_forcing", "active: gen2 has no step that replaces sea surfaces"
+            "data.sst_forcing",
+            "active: gen2 has no step that keeps sea surfaces as they were at the "
+            "start; write them so into the files, or leave it out with --drop "
+            "data.sst_forcing",
         )
     old_single = kind == SINGLE or (
         not editor.has("data.dataset_type") and editor.get("trainer.type") == "standard"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.models.crossformer.config import StagesConfig
+from credit_jax.models.registry import MODELS
 from credit_torch_bridge.config.editor import ConfigEditor, same
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
 
@@ -18,6 +20,22 @@ _FORECASTS = ("predict", "inference")
 # Keys of which a trainer has at least one.
 _TRAINS = ("learning_rate", "train_batch_size", "epochs", "batches_per_epoch")
 _STAGES = "dim", "depth", "global_window_size", "cross_embed_strides"
+_OWN_ARGUMENTS = "CREDIT's gen2 trainer and rollout call a model with x alone, and this"
+# Models that CREDIT's gen2 builds, and fails with at the first batch.
+ONLY_WEIGHTS = {
+    "crossformer-diffusion": f"{_OWN_ARGUMENTS} one needs the noisy target, too",
+    "unet-diffusion": f"{_OWN_ARGUMENTS} one needs the noisy target, too",
+    "dscale": f"{_OWN_ARGUMENTS} one needs the encoded times, too",
+    "wrf": f"{_OWN_ARGUMENTS} one needs the outer domain and the times, too",
+    "graph": "CREDIT's gen2 hands over fields of rows and columns, and this model "
+    "takes nodes",
+}
+# Keys of credit_jax alone that change what a run computes, and their neutral values.
+_OURS = {
+    "trainer.fp8": (False, "CREDIT has no float8: it computes these layers as others"),
+    "inference.members": (1, "CREDIT forecasts one member"),
+    "inference.perturbation": (None, "CREDIT perturbs no initial state"),
+}
 _MEMORY = "CREDIT decides itself what it keeps in memory; it changes no number"
 _DEGREES = {
     "dp_replicate": "CREDIT splits parameters over all replicas; it changes no number",
@@ -27,6 +45,8 @@ _DEGREES = {
     "pp": "CREDIT has no pipeline axis",
     "ulysses_degree": "it moves data only; CREDIT has no such key",
 }
+# Keys of a loss in flat style that CREDIT reads without a default.
+_LOSS_TERMS = ("use_latitude_weights", "use_variable_weights", "use_spectral_loss")
 _REMAT = {"none": False, "full": True, "selective": True}
 
 
@@ -76,7 +96,11 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
     _trainer(editor)
     _model(editor)
     _loss(editor)
+    _metrics(editor)
     _validation(editor)
+    if isinstance(editor.get("inference"), dict):
+        editor.default("inference.mode", "none", "CREDIT asks for it")
+        editor.default("seed", 42, "CREDIT's rollout asks for it")
     _cautions(editor)
 
 
@@ -131,14 +155,26 @@ def _model(editor: ConfigEditor) -> None:
     pairs(editor)
     if isinstance(editor.get("model.padding_conf"), dict):
         editor.default("model.padding_conf.activate", True, "credit_jax's default")
+    if not _has_stages(editor):
+        return
     for key in _STAGES:
         value = editor.get(f"model.{key}")
         if type(value) is int:
             why = "CREDIT's model takes a list of four here"
             editor.compute(f"model.{key}", [value] * 4, why)
+    dims = editor.get("model.dim")
+    if isinstance(dims, list) and all(type(dim) is int for dim in dims):
+        doubled = [dims[-1] // 2 ** (3 - index) for index in range(4)]
+        if len(dims) == 4 and dims != doubled:
+            editor.problem(
+                "model.dim",
+                f"{dims}: each stage of CREDIT's models is twice as wide as the one "
+                f"before, {doubled} with this last one",
+            )
     window = editor.get("model.local_window_size")
-    if isinstance(window, list):
-        if len(set(window)) == 1:
+    takes_list = editor.get("model.type") == "nextgen_wxformer"
+    if isinstance(window, list) and window and not takes_list:
+        if all(same(size, window[0]) for size in window):
             why = "CREDIT's model takes one number here"
             editor.compute("model.local_window_size", window[0], why)
         else:
@@ -146,6 +182,12 @@ def _model(editor: ConfigEditor) -> None:
                 "model.local_window_size",
                 f"{window}: CREDIT's YAML can hold one number for all stages only",
             )
+
+
+def _has_stages(editor: ConfigEditor) -> bool:
+    """Whether CREDIT's model makes tuples of the keys of its four stages."""
+    entry = MODELS.get(str(editor.get("model.type")))
+    return entry is not None and issubclass(entry.config, StagesConfig)
 
 
 def _loss(editor: ConfigEditor) -> None:
@@ -163,6 +205,50 @@ def _loss(editor: ConfigEditor) -> None:
         given = editor.get("loss.training_loss_parameters")
         if given is not None:
             editor.default("loss.validation_loss_parameters", given, why)
+    if weighted or not editor.get("metrics"):
+        for key in _LOSS_TERMS:
+            editor.default(f"loss.{key}", False, "CREDIT asks for the key")
+    if editor.get("loss.use_variable_weights"):
+        _order_weights(editor)
+
+
+def _order_weights(editor: ConfigEditor) -> None:
+    """Gives every channel its weight: CREDIT reads them in order, without names."""
+    weights = editor.get("loss.variable_weights")
+    counts = _predicted(editor)
+    if not isinstance(weights, dict) or set(weights) != set(counts):
+        return  # credit_jax refuses such weights, too
+    ordered = {}
+    for name, count in counts.items():
+        value = weights[name]
+        alike = count > 1 and not (isinstance(value, list) and len(value) > 1)
+        one = value[0] if isinstance(value, list) and value else value
+        ordered[name] = [one] * count if alike else value
+    if list(weights) != list(ordered) or weights != ordered:
+        editor.pop("loss.variable_weights")
+        why = "one for each channel, in the order of the channels, as CREDIT reads them"
+        editor.compute("loss.variable_weights", ordered, why)
+
+
+def _predicted(editor: ConfigEditor) -> dict[str, int]:
+    """Numbers of levels of the predicted variables, in the order of the channels."""
+    counts = {}
+    for name in editor.keys("data.source"):
+        source = ("data", "source", name)
+        levels = editor.get((*source, "levels"))
+        deep = len(levels) if isinstance(levels, list) else editor.get("model.levels")
+        for kind in ("prognostic", "diagnostic"):
+            for dim, count in (("vars_3D", deep), ("vars_2D", 1)):
+                for variable in editor.get((*source, "variables", kind, dim), []) or []:
+                    counts[variable] = count
+    return counts if all(type(count) is int for count in counts.values()) else {}
+
+
+def _metrics(editor: ConfigEditor) -> None:
+    """Sets the weights of metrics, which CREDIT takes from scalers by default."""
+    if editor.get("metrics") and not editor.get("metrics.args.scaler_path"):
+        why = "credit_jax's default without a scaler_path; CREDIT asks for one"
+        editor.default("metrics.args.var_weighting", "none", why)
 
 
 def _validation(editor: ConfigEditor) -> None:
@@ -205,6 +291,24 @@ def _one_kind_of_dates(editor: ConfigEditor) -> None:
 
 def _cautions(editor: ConfigEditor) -> None:
     """Notes what CREDIT does differently with the same keys."""
+    only = ONLY_WEIGHTS.get(str(editor.get("model.type")))
+    if only is not None:
+        editor.note("model.type", only)
+    for key, (neutral, why) in _OURS.items():
+        if editor.get(key, neutral) != neutral:
+            editor.note(key, why)
+    rows, columns = (editor.get(f"model.image_{side}") for side in ("height", "width"))
+    for name in editor.keys("data.source") if rows and rows == columns else ():
+        source = ("data", "source", name)
+        if editor.get((*source, "dataset_type")) == "local" and not editor.get(
+            (*source, "grid_type")
+        ):
+            editor.note(
+                (*source, "grid_type"),
+                "CREDIT's rollout takes as many latitudes as longitudes for points "
+                "without rows and columns; set grid_type: rectilinear where they are "
+                "1-D, and curvilinear where they are 2-D",
+            )
     tensor = editor.get("trainer.parallelism.tensor", 1)
     domain = editor.get("trainer.parallelism.domain", 1)
     if tensor != 1:

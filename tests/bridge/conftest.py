@@ -2,16 +2,13 @@
 
 import contextlib
 import io
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.bridge.going_on import credit_goes_on
 
 
 @pytest.fixture(scope="session")
@@ -32,31 +29,7 @@ def continue_credit(credit_run):
 
     The folder holds a checkpoint and a `model.yml` with CREDIT's `load_*` keys.
     """
-    from tests.reference.training import _read_run
-
-    data = credit_run[0]
-
-    def go_on(folder):
-        config = yaml.safe_load((folder / "model.yml").read_text())
-        config["trainer"]["epochs"] = 2
-        path = folder.with_suffix(".yml")
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
-        out = folder.with_name(f"{folder.name}_watched")
-        command = [sys.executable, "-m", "tests.reference.trainer_driver"]
-        run = subprocess.run(
-            [*command, str(path), str(out)],
-            cwd=data,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert run.returncode == 0, run.stdout[-3000:]
-        return _read_run(out), run.stdout
-
-    return go_on
+    return partial(credit_goes_on, data=credit_run[0])
 
 
 @pytest.fixture(scope="session")

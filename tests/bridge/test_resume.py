@@ -6,72 +6,20 @@ warm-up). A converted checkpoint records this (`Progress.first_rate_at`), so tha
 credit_jax trains at the same rate.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-
-import jax
 import numpy as np
 import optax
 import pytest
 
-from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.config import load_config
-from credit_jax.plan import plan_run
+from credit_jax.checkpoint import Progress
 from credit_jax.state_dict.convert import from_state_dict
-from credit_jax.training.restore import RunStore
-from credit_jax.training.setup import prepare
-from credit_jax.training.start import start_of_run
 from credit_torch_bridge import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.orbax_run import write_run
 from credit_torch_bridge.checkpoint.run_config import read_run_config
+from tests.bridge.going_on import JaxRun, follow
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
-LOSS = 1e-5
 NUM_STEPS = 20
-
-
-@dataclass
-class JaxRun:
-    """The training step of the config, compiled once for both directions."""
-
-    folder: Path
-
-    def __post_init__(self):
-        config = load_config(self.folder / "model.yml")
-        self.setup = prepare(plan_run(config), jax.devices()[:1])
-        self.steps = self.setup.steps(first_rate_at=NUM_STEPS)
-
-    def start(self, folder):
-        """Returns the state that `--resume` restores."""
-        self.store = CheckpointStore(folder)
-        runs = RunStore(self.store, self.setup.model_def.param_specs)
-        fresh = self.setup.fresh_state()
-        return start_of_run(self.setup.config.trainer, runs, fresh, resume=True)
-
-    def train(self, state, epoch, run):
-        """Returns the losses of an epoch on CREDIT's batches, and the new state."""
-        losses = []
-        for batch, x in zip(self.setup.train_loader.epoch(epoch), run.x, strict=False):
-            assert np.array_equal(batch.x, x), "another batch than CREDIT's"
-            state, info = self.steps.train(state, self.steps.place_train([batch]))
-            losses.append(float(info["loss"][0]))
-        return np.array(losses), state
-
-    def save(self, folder, state, progress):
-        """Writes a checkpoint as the training loop does."""
-        store = CheckpointStore(folder)
-        runs = RunStore(store, self.setup.model_def.param_specs)
-        runs.save(int(state.micro_step), state, progress)
-        store.close()
-
-
-def follow(losses, expected, what):
-    """Asserts that every loss is within `LOSS` of CREDIT's."""
-    assert len(losses) == len(expected) == NUM_STEPS
-    errors = abs(losses - expected) / expected
-    print(f"{what}: largest of {NUM_STEPS} relative errors {errors.max():.1e}")
-    assert errors.max() < LOSS, f"{what}: {losses} against {expected}"
 
 
 def begin(folder, run_config, initial):
@@ -98,7 +46,7 @@ def test_runs_go_on_in_both_directions(
     code, text = bridge("convert", *given)
     assert code == 0, text
     assert "--resume goes on with epoch 2" in text
-    run = JaxRun(tmp_path / "jax")
+    run = JaxRun(tmp_path / "jax", NUM_STEPS)
     start = run.start(tmp_path / "jax")
     state = start.state
     assert start.progress.epoch == 1
@@ -108,7 +56,7 @@ def test_runs_go_on_in_both_directions(
     assert [int(count) for count in counts] == [NUM_STEPS] * 3
     assert start.progress.first_rate_at == NUM_STEPS
     assert resumed_credit.learning_rate[0] == 0.0, "CREDIT's first rate after a resume"
-    losses, _ = run.train(state, 1, resumed_credit)
+    losses, _ = run.train(state, 1, resumed_credit.x)
     follow(losses, resumed_credit.loss, "PyTorch, then JAX")
 
     begin(
@@ -116,7 +64,7 @@ def test_runs_go_on_in_both_directions(
         read_run_config(tmp_path / "jax" / "model.yml"),
         first.initial,
     )
-    _, state = run.train(run.start(tmp_path / "ours").state, 0, first)
+    _, state = run.train(run.start(tmp_path / "ours").state, 0, first.x)
     run.save(tmp_path / "ours", state, Progress(epoch=1))
     given = "--to", "torch", "--checkpoint", tmp_path / "ours", "--out"
     code, text = bridge("convert", *given, tmp_path / "torch")

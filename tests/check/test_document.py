@@ -116,7 +116,7 @@ def test_missing_files(path, capsys):
 
 def test_the_first_generation(capsys):
     """The report names the command that converts a config of generation 1."""
-    path = CREDIT / "gen_1/arXiv_2024/wxformer_6h_single_step.yml"
+    path = CREDIT / "config/gen_1/arXiv_2024/wxformer_6h_single_step.yml"
     found = printed_document(capsys, "-c", str(path))
     (problem,) = found["problems"]
     assert (found["kind"], problem["where"]) == ("gen1", "data")
@@ -125,7 +125,7 @@ def test_the_first_generation(capsys):
 
 def test_data_alone():
     """The channels of a config without model and trainer are reported."""
-    report = check_config(CREDIT / "gen_2/examples/multi_source_data.yml")
+    report = check_config(CREDIT / "config/gen_2/examples/multi_source_data.yml")
     assert [line.split(":")[0] for line in report.problems] == [
         *("save_loc", "model", "loss", "trainer")
     ]

@@ -34,8 +34,8 @@ def test_validation_inherits_what_it_does_not_give():
     ("changes", "message"),
     [
         (
-            {"data__forecast_len": 2, "data__backprop_on_timestep": [1, 3]},
-            "data.backprop_on_timestep: names step 3, but data.forecast_len is 2",
+            {"data__forecast_len": 2, "data__backprop_on_timestep": [3]},
+            "data.backprop_on_timestep: got [3], but data.forecast_len is 2",
         ),
         ({"data__forecast_len": 0}, "gen2 counts one step as 1"),
         ({"data__timestep": "soon"}, "data.timestep: must be a positive time step"),

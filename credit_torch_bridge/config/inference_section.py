@@ -1,0 +1,165 @@
+"""The `inference:` section with which CREDIT's rollout forecasts from a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from credit_jax.fields.write_scalers import write_scalers
+from credit_jax.transforms.pre.normalize import (
+    Normalizer,
+    NormalizerArgs,
+    build_normalizer,
+)
+
+SCALER_FILE = "forecast_scaler.json"
+_NORMALIZER, _SCALER = "era5_normalizer", "bridgescaler_transform"
+_LENGTH = "10d"
+_ENTRIES = {
+    "input": ("prognostic", "static", "dynamic_forcing"),
+    "target": ("prognostic", "diagnostic"),
+}
+_DIMS = {"vars_3D": "3d", "vars_2D": "2d"}
+
+
+def complete_inference(
+    config: dict[str, Any], folder: Path, save_loc: Path
+) -> list[str]:
+    """Completes the `inference` section of a gen2 config, in place.
+
+    CREDIT's rollout feeds back what the postblocks give, and has no inverse of
+    `era5_normalizer`: its second step would normalize normalized fields. Forecasts
+    therefore get a `bridgescaler_transform` of the same numbers, with its inverse,
+    whose file is written beside the config; training keeps its blocks.
+
+    Args:
+        config: what CREDIT's training reads.
+        folder: where the file of the scalers is written.
+        save_loc: the final name of `folder`.
+
+    Returns:
+        Notes for the user.
+    """
+    section = dict(config.get("inference") or {})
+    section.setdefault("mode", "none")
+    section.setdefault("save_forecast", str(save_loc / "forecast"))
+    if not {"batch_forecast", "single_forecast"} & set(section):
+        start = _first_date(config.get("validation_data") or config["data"])
+        single = {"start_datetime": start} if start else {}
+        single |= {"forecast_length": _LENGTH}
+        section |= {"run_mode": "single", "single_forecast": single}
+    config["inference"] = section
+    config.setdefault("seed", 42)
+    return _unscale(config, section, folder, save_loc)
+
+
+def _first_date(data: Mapping[str, Any]) -> str | None:
+    """The first date of a data section; None if it has none, as in a package."""
+    ranges = data.get("date_ranges")
+    first = ranges[0][0] if ranges else data.get("start_datetime")
+    return None if first is None else str(first)
+
+
+def _unscale(
+    config: Mapping[str, Any], section: dict[str, Any], folder: Path, save_loc: Path
+) -> list[str]:
+    """Adds blocks to `section` that scale like `era5_normalizer`, and back."""
+    blocks = {
+        name: copy.deepcopy(section.get(name) or config.get(name) or {})
+        for name in ("preblocks", "postblocks")
+    }
+    before = blocks["preblocks"].get("per_step") or {}
+    found = [name for name, block in before.items() if block["type"] == _NORMALIZER]
+    if not found:
+        return []
+    name, *others = found
+    args = before[name].get("args") or {}
+    try:
+        normalizer = build_normalizer(NormalizerArgs.model_validate(args))
+    except (OSError, ValueError) as error:
+        return [_not_scaled(str(error))]
+    if others:
+        return [_not_scaled(f"there are {len(found)} blocks {_NORMALIZER}")]
+    data = section.get("data") or config["data"]
+    scalers = _scalers(normalizer, data, config["model"].get("levels", 1))
+    write_scalers(folder / SCALER_FILE, scalers)
+    path = {"scaler_path": str(save_loc / SCALER_FILE)}
+    keys = {
+        part: [key for own in sources.values() for key in own]
+        for part, sources in scalers.items()
+    }
+    forth = {"variables": keys["input"], "method": "transform"}
+    back = {"variables": keys["target"], "method": "inverse_transform"}
+    before[name] = {"type": _SCALER, "args": path | forth}
+    steps = blocks["postblocks"].get("per_step") or {}
+    inverse = {name: {"type": _SCALER, "args": path | back}}
+    blocks["postblocks"]["per_step"] = _after_reconstruct(steps, inverse)
+    section |= blocks
+    return []
+
+
+def _not_scaled(why: str) -> str:
+    return (
+        "CREDIT's rollout has no inverse of era5_normalizer, and the scalers that have "
+        f"one could not be written ({why}): its forecasts are normalized, and right in "
+        "the first step alone"
+    )
+
+
+def _scalers(
+    normalizer: Normalizer, data: Mapping[str, Any], num_levels: int
+) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """Attributes of a scaler for every variable that the normalizer changes."""
+    scalers: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for part, kinds in _ENTRIES.items():
+        own = scalers.setdefault(part, {})
+        for source, key, deep in _variables(data, kinds):
+            levels = data["source"][source].get("levels")
+            count = len(levels) if levels else num_levels
+            if key.rsplit("/", 1)[1] in normalizer.mean:
+                mean, std = normalizer.statistics(key, count if deep else 1)
+                own.setdefault(source, {})[key] = _attributes(mean, std)
+    return scalers
+
+
+def _variables(
+    data: Mapping[str, Any], kinds: tuple[str, ...]
+) -> Iterator[tuple[str, str, bool]]:
+    """Yields source, key, and whether it has levels, of variables of some kinds."""
+    for source, own in data["source"].items():
+        for kind in kinds:
+            given = (own.get("variables") or {}).get(kind) or {}
+            for list_name, dim in _DIMS.items():
+                for name in given.get(list_name) or ():
+                    yield source, f"{source}/{kind}/{dim}/{name}", dim == "3d"
+
+
+def _attributes(mean: np.ndarray, std: np.ndarray) -> dict[str, Any]:
+    return {
+        "type": "DStandardScalerTensor",
+        "mean_x_": mean.astype(np.float32),
+        "var_x_": np.square(std.astype(np.float64)).astype(np.float32),
+        "x_columns_": list(range(len(mean))),
+        "n_": 1,
+        "channels_last": False,
+        "_fit": True,
+    }
+
+
+def _after_reconstruct(
+    steps: Mapping[str, Any], inverse: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The steps without those of the target, with the inverse where fields are made."""
+    made: dict[str, Any] = {}
+    for name, block in steps.items():
+        args = block.get("args") or {}
+        if "y_target_processed" in (args.get("out_key"), args.get("key")):
+            continue  # a forecast has no target
+        made[name] = block
+        if block.get("type") == "reconstruct":
+            made |= inverse
+    return made

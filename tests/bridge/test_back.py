@@ -1,0 +1,132 @@
+"""CREDIT goes on from, and forecasts with, what `convert --to torch` writes.
+
+One file of configs/ of each family, made small, with the model of the demo as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from benchmarks.configs.fields import write_files
+from benchmarks.configs.small import make_small
+from benchmarks.configs.training import fit_scalers
+from credit_jax.checkpoint import Progress
+from credit_jax.commands import OK
+from credit_jax.config import build_config
+from credit_jax.config.load import write_config
+from credit_jax.forecast.__main__ import main as forecast
+from tests.bridge.going_on import JaxRun, credit_goes_on, follow
+from tests.reference.training import run_credit
+
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+NUM_STEPS = 4
+LEADS = 2
+# One file of each family that CREDIT's gen2 trains, and changes of its model: two
+# programs draw other random numbers.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "demo": {},
+    "camulator": {},
+    "crossformer_wxformer_6h": {},
+    "crossformer_ensemble_1deg": dict.fromkeys(
+        ("encoder_noise_factor", "decoder_noise_factor"), 0.0
+    ),
+    "downscaling_conus404": {},
+    "fuxi_6h": {},
+    "nextgen_wxformer_6h": {},
+    "swin_6h": {"drop_path_rate": 0.0},
+    "unet_1deg": {},
+    "unet_downscaling_conus404": {},
+}
+
+
+def small_run(name: str, folder: Path) -> dict[str, Any]:
+    """Returns a file of configs/ made small, for one device, after writing its data."""
+    whole = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    config = make_small(whole, folder)
+    if name == "demo":
+        # Its fields are drawn here: making them takes minutes.
+        del config["demo"]
+        config["model"] = whole["model"]
+    config["model"] |= FAMILIES[name]
+    trainer = config["trainer"]
+    trainer |= {
+        "parallelism": {"data": "none", "tensor": 1, "domain": 1},
+        "num_devices": 1,
+        "amp": False,
+        "batches_per_epoch": NUM_STEPS,
+        "learning_rate": 1e-3,
+    }
+    if "scheduler" in trainer and trainer["scheduler"].get("warmup_steps"):
+        trainer["scheduler"]["warmup_steps"] = 2
+    for key in ("num_epoch", "fsdp"):
+        trainer.pop(key, None)
+    start = config["validation_data"]["start_datetime"]
+    hours = LEADS * int(config["data"]["timestep"].removesuffix("h"))
+    config["inference"] = {
+        "run_mode": "single",
+        "single_forecast": {
+            "start_datetime": start,
+            "forecast_length": f"{hours}h",
+        },
+    }
+    parsed = build_config(config)
+    write_files(parsed)
+    fit_scalers(parsed)
+    return config
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_credit_goes_on_from_a_run(credit, bridge, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    config = small_run(name, tmp_path)
+    write_config(build_config(config), tmp_path / "run" / "model.yml")
+    ours = JaxRun(tmp_path / "run", NUM_STEPS)
+    _, state = ours.train(ours.setup.fresh_state(), 0)
+    ours.save(tmp_path / "run", state, Progress(epoch=1))
+
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == OK, text
+    print(text)
+    theirs, printed = credit_goes_on(tmp_path / "torch", tmp_path)
+    assert "All keys matched successfully" in printed
+    given = "--checkpoint", tmp_path / "torch", "--out", tmp_path / "jax"
+    code, text = bridge("convert", "--to", "jax", *given)
+    assert code == OK, text
+    losses, _ = ours.train(ours.start(tmp_path / "jax").state, 1, theirs.x)
+    assert len(set(losses)) == NUM_STEPS
+    follow(losses, theirs.loss, name)
+
+
+@pytest.mark.parametrize("name", ["demo", "fuxi_6h"])
+def test_credit_forecasts_with_a_run(credit, bridge, tmp_path, monkeypatch, name):
+    """Its forecasts are ours, though it has no inverse of `era5_normalizer`."""
+    monkeypatch.chdir(tmp_path)
+    config = small_run(name, tmp_path)
+    write_config(build_config(config), tmp_path / "run" / "model.yml")
+    ours = JaxRun(tmp_path / "run", NUM_STEPS)
+    ours.save(tmp_path / "run", ours.setup.fresh_state(), Progress(epoch=1))
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == OK, text
+    file = tmp_path / "torch" / "model.yml"
+    run_credit("tests.reference.rollout_driver", [str(file)], tmp_path)
+    words = "--config", "run/model.yml", "--out", "forecast", "--weights", "last"
+    assert forecast([*words, "--no-verify"]) == OK
+    made = sorted((tmp_path / "torch" / "forecast").rglob("*.nc"))
+    assert len(made) == LEADS
+    for path in made:
+        mine = tmp_path / "forecast" / path.relative_to(tmp_path / "torch" / "forecast")
+        with xr.open_dataset(path) as theirs, xr.open_dataset(mine) as fields:
+            assert set(fields.data_vars) == set(theirs.data_vars)
+            for variable, field in theirs.data_vars.items():
+                error = np.abs(fields[variable] - field).max() / np.abs(field).max()
+                assert error < 1e-4, (variable, float(error))
