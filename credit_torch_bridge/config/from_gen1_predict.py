@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -110,7 +111,10 @@ def inference_to_predict(editor: ConfigEditor) -> None:
         editor.drop(TARGET, "gen1's rollout reads predict")
         return
     try:
-        own = parse(InferenceConfig, inference, TARGET)
+        with warnings.catch_warnings():
+            # Keys without effect here, such as `mode`, have one in CREDIT.
+            warnings.simplefilter("ignore")
+            own = parse(InferenceConfig, inference, TARGET)
     except ConfigError as error:
         editor.problems += error.problems
         return
