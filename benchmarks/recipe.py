@@ -18,14 +18,20 @@ _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "miles-credit")
 
 
-def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Date, commit, versions, machine and its speed, and the config of a run."""
+def recipe(config: Mapping[str, Any], *, device: str | None = None) -> dict[str, Any]:
+    """Date, commit, versions, machine and its speed, and the config of a run.
+
+    Args:
+        config: of the run.
+        device: description of the devices, for a process that must not use them; None
+            for those of JAX.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": COMMIT,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
-        "machine": f"{_machine()}, {_pace()}",
+        "machine": f"{_machine(device)}, {_pace()}",
         "config": dict(config),
     }
 
@@ -55,11 +61,13 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _machine() -> str:
+def _machine(device: str | None) -> str:
     """Kind and number of processors, memory, and JAX's devices."""
-    devices = jax.devices()
     parts = [f"{os.cpu_count()} CPU cores ({platform.machine()})"]
     parts += [p for p in (_processor(), _memory()) if p]
+    if device is not None:
+        return ", ".join([*parts, device])
+    devices = jax.devices()
     if devices[0].platform == "cpu":
         return ", ".join([*parts, f"JAX on {len(devices)} simulated CPU devices"])
     return ", ".join([*parts, f"JAX on {len(devices)} x {devices[0].device_kind}"])

@@ -270,14 +270,27 @@ def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str
         config["data"]["start_datetime"] = str(times[0])
         config["data"]["end_datetime"] = str(times[-1])
         if not folder.exists():
-            _write_store(config, folder, times, compressed=store.compressed)
+            write_store(config, folder, times, compressed=store.compressed)
     return config
 
 
-def _write_store(
-    config: Mapping[str, Any], folder: Path, times: Any, *, compressed: bool
+def write_store(
+    config: Mapping[str, Any],
+    folder: Path,
+    times: Any,
+    *,
+    forced: Any = None,
+    compressed: bool,
 ) -> None:
-    """Writes noise in CREDIT's layout, which compresses least and reads slowest."""
+    """Writes noise in CREDIT's layout, which compresses least and reads slowest.
+
+    Args:
+        config: says which variables, levels and grid.
+        folder: of the files.
+        times: of the state.
+        forced: times of the forcing; None for those of the state.
+        compressed: whether to compress chunks of the state.
+    """
     (source,) = config["data"]["source"].values()
     model, levels = config["model"], source["levels"]
     rows, columns = model["image_height"], model["image_width"]
@@ -305,7 +318,10 @@ def _write_store(
         _noise(state, {**coords, "time": times[[number]]}).to_zarr(
             folder / f"prognostic_{year}.zarr", zarr_format=2, consolidated=True, **more
         )
-    _noise(forcing, coords).to_netcdf(folder / f"solar_irradiance_{year}.nc")
+    forced = times if forced is None else forced
+    _noise(forcing, {**coords, "time": forced}).to_netcdf(
+        folder / f"solar_irradiance_{year}.nc"
+    )
     _noise(static, coords).to_netcdf(folder / "static.nc")
     numbers = {
         name: (("level",), np.ones(len(levels))) if dims == three else ((), 1.0)

@@ -153,7 +153,18 @@ def make_case(name: str, model_type: str | None = None) -> Case:
         known = MODELS[model_type].config.model_fields
         block = {key: value for key, value in block.items() if key in known}
         block["type"] = model_type
+    return case_of(name, block, size.batch)
+
+
+def case_of(name: str, block: dict[str, Any], batch: int) -> Case:
+    """A case of a `model:` section, with random data.
+
+    Args:
+        name: of the case.
+        block: the section.
+        batch: samples.
+    """
     model = build(block)
-    inputs = random_arrays(model, size.batch, np.random.default_rng(0))
+    inputs = random_arrays(model, batch, np.random.default_rng(0))
     y = inputs.pop("y")
     return Case(name, block, network_of(model), inputs, y)

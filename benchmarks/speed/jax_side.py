@@ -41,6 +41,8 @@ class JaxSide:
         case: model and data.
         params, model_state: host arrays.
         dtype: compute dtype.
+        schedule: learning rate by update; by default 1e-3.
+        options: further options of XLA for the training step.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class JaxSide:
         model_state: Mapping[str, Any],
         *,
         dtype: str = "float32",
+        schedule: optax.Schedule | None = None,
+        options: Mapping[str, bool | int | str] | None = None,
     ) -> None:
         mesh = build_mesh("1")
         policy = default_mp_policy(dtype)
@@ -73,9 +77,9 @@ class JaxSide:
             self.model,
             optimizer,
             lambda tree, context: context.mean(jnp.square(tree["y_pred"] - tree["y"])),
-            schedule=optax.constant_schedule(1e-3),
+            schedule=schedule or optax.constant_schedule(1e-3),
         )
-        self.step = compile_program(train, mesh, donate_argnums=0)
+        self.step = compile_program(train, mesh, donate_argnums=0, options=options)
         self.channels = min(case.x.shape[1], case.y.shape[1])
         self._feed = jax.jit(self._next_input)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class TorchSide:
         device: "cpu" or "cuda".
         dtype: float32, or bfloat16 by autocast.
         compiled: whether to use torch.compile, like `trainer.compile` of CREDIT.
+        backend: of torch.compile.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class TorchSide:
         device: str = "cpu",
         dtype: str = "float32",
         compiled: bool = False,
+        backend: str = "inductor",
     ) -> None:
         self.device = device
         self.model = build_credit(case.block, state).to(device)
         network = network_of(self.model)
-        self.network: Any = torch.compile(network) if compiled else network
+        compile_network = partial(torch.compile, backend=backend)
+        self.network: Any = compile_network(network) if compiled else network
         arrays = case.inputs.items()
         self.inputs = {k: torch.from_numpy(array).to(device) for k, array in arrays}
         self.y = torch.from_numpy(case.y).to(device)
