@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.accelerator.cases import cases
 from benchmarks.accelerator.targets import TARGETS
-from benchmarks.gpu import bounds, records
+from benchmarks.gpu import bounds, kernels, records
 from benchmarks.gpu.bounds import joined
 from benchmarks.gpu.records import Setting
 
@@ -107,3 +108,14 @@ def test_bounds_are_of_the_measured_rates(tmp_path: Path) -> None:
     records.write(tmp_path, "device", "ceilings", record)
     target = bounds.target_of(setting)
     assert (target.bandwidth, target.peak) == (3e12, 7e14)
+
+
+def test_each_operation_is_timed_in_the_dtype_of_the_models(tmp_path: Path) -> None:
+    step, *operations = bounds.items(Setting(tmp_path))
+    assert step == bounds.STEP
+    names = [item.rsplit(", ", 1)[0] for item in operations]
+    assert len(set(names)) == len(names)
+    for item in operations:
+        case, dtype = kernels.case_of(item, Setting(tmp_path))
+        assert (dtype == "bfloat16") == ("bfloat16" in case.dtypes)
+    assert {case.name for case in cases("025deg")} == set(names)
