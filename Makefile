@@ -1,4 +1,5 @@
-# make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices
+# make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices;
+#              what it trained before moves to a dated folder in runs/tp2_domain2
 # make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first,
 #              and all tests but the slow ones; with TESTS= the slow ones, too, of which many share
 #              with the others what CREDIT and one device give
@@ -33,7 +34,7 @@ CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
 .DEFAULT_GOAL := test
 
 train: .venv/.train
-	$(BIN)/credit-jax train --config configs/tp2_domain2.yaml
+	$(BIN)/credit-jax train --config configs/tp2_domain2.yaml --fresh
 
 test: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers

@@ -79,7 +79,9 @@ def _train(name: str, options: argparse.Namespace, folder: Path) -> None:
     config = ROOT / options.config
     command = [sys.executable, "-m", "credit_jax.train", "--config", config]
     subprocess.run(
-        [*map(str, command), *given, "--save-loc", str(folder)], cwd=ROOT, check=True
+        [*map(str, command), *given, "--save-loc", str(folder), "--fresh"],
+        cwd=ROOT,
+        check=True,
     )
 
 

@@ -235,6 +235,9 @@ def _run_alone(command: Command, args: argparse.Namespace, prog: str) -> int:
     except (CommandError, ValueError, OSError, MemoryError) as error:
         if args.debug:
             raise
+        # What fails because another process is gone, within a save or a read, looks
+        # like an error of the user.
+        wait_for_reason()
         return _failed(error)
     except KeyboardInterrupt:
         # If it came as a signal, the heartbeat has answered already.

@@ -31,7 +31,7 @@ from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.inference.archive import Record, read_record
 from credit_jax.inference.plan import forecast_truth
-from credit_jax.io.write_errors import WriteError, check_writable, write_errors
+from credit_jax.io.write_errors import WriteError, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.visualization.page import PAGE_NAME, write_page
 
@@ -111,19 +111,19 @@ def run(args: argparse.Namespace) -> int:
     )
     for note in comparison.notes:
         print_line(f"note: {note}", "yellow")
-    check_writable(args.out, "--out")
-    grid = grid_of(*coordinates, regions)
-    count = len(files.starts)
-    sums = score_files(
-        files,
-        comparison,
-        grid,
-        num_members=members,
-        progress=lambda done: print_line(f"{done} of {count} start dates"),
-    )
-    layout = layout_of(comparison, grid, files.leads, members)
-    attributes = attributes_of(files.where, comparison, record.provenance)
-    report(layout.scores(sums, attributes), args.out)
+    with writable_folder(args.out, "--out") as out:
+        grid = grid_of(*coordinates, regions)
+        count = len(files.starts)
+        sums = score_files(
+            files,
+            comparison,
+            grid,
+            num_members=members,
+            progress=lambda done: print_line(f"{done} of {count} start dates"),
+        )
+        layout = layout_of(comparison, grid, files.leads, members)
+        attributes = attributes_of(files.where, comparison, record.provenance)
+        report(layout.scores(sums, attributes), out)
     return OK
 
 

@@ -31,13 +31,14 @@ from credit_jax.config import Config
 from credit_jax.config.messages import counted
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.folder_lock import folder_lock
-from credit_jax.io.write_errors import WriteError, check_writable
+from credit_jax.io.write_errors import WriteError, writable_folder
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
+from credit_jax.training.earlier_run import end_interrupted_move, refuse_earlier_run
 from credit_jax.training.loop import Outcome
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import parse_updates
@@ -75,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on from the newest checkpoint; if-any: begin where there is none",
     )
     add(
+        "--fresh",
+        action="store_true",
+        help="begin anew; an earlier run in there is moved to a dated folder",
+    )
+    add(
         "--save-loc",
         metavar="DIR",
         help="folder of the run, instead of save_loc",
@@ -103,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
         ValueError, OSError: the run cannot start.
     """
     stop_at = stop_time(args)
+    if args.fresh and args.resume:
+        raise ValueError("--fresh begins anew and --resume goes on; give one of them")
     compile_sooner()
     overrides = [*args.set, *([f"save_loc={args.save_loc}"] if args.save_loc else [])]
     config = read_config(args.config, overrides)
@@ -111,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     options = {
         "num_devices": args.devices,
         "resume": args.resume,
+        "fresh": args.fresh,
         "verify": args.verify,
         "stop_at": stop_at,
         "profile": parse_updates(args.profile) if args.profile else None,
@@ -129,6 +138,7 @@ def train(
     *,
     num_devices: int | None = None,
     resume: bool | Literal["if-any"] = False,
+    fresh: bool = False,
     verify: bool = True,
     stop_at: float | None = None,
     profile: tuple[int, int] | None = None,
@@ -141,6 +151,8 @@ def train(
         num_devices: devices to use; None takes as many as `trainer` asks for.
         resume: whether to go on from the newest checkpoint of `save_loc`; "if-any"
             begins where there is none.
+        fresh: whether to begin anew where there is an earlier run, which is moved to a
+            dated folder in `save_loc`.
         verify: whether to compare its files with their digests first.
         stop_at: when to save and stop, by `time.monotonic`; None for no limit.
         profile: first and last update to trace, counted from 1; None for none.
@@ -149,21 +161,29 @@ def train(
     Raises:
         ConfigError: the run cannot start; lists all that is wrong.
         NonFiniteLossError: the loss is not finite.
-        ValueError: another run uses the folder, or all checkpoints are damaged.
+        ValueError: another run uses the folder, it holds an earlier run and neither
+            `resume` nor `fresh` is set, or all checkpoints are damaged.
         FileNotFoundError: there is no checkpoint to continue from.
         WriteError: a log or a checkpoint cannot be written.
     """
     if num_devices is None:
         num_devices = config.trainer.num_devices
     devices = training_devices(config.trainer.parallelism, num_devices)
-    folder = check_writable(config.save_loc, "save_loc (--save-loc)")
-    own = folder_lock(folder) if jax.process_index() == 0 else nullcontext()
-    with own:
+    leads = jax.process_index() == 0
+    with (
+        writable_folder(config.save_loc, "save_loc (--save-loc)") as folder,
+        folder_lock(folder) if leads else nullcontext(),
+    ):
+        if leads:
+            end_interrupted_move(folder)
+        if leads and not (resume or fresh or config.trainer.load_weights):
+            refuse_earlier_run(folder)
         return _train_in(
             folder,
             config,
             devices,
             resume=resume,
+            fresh=fresh,
             verify=verify,
             stop_at=stop_at,
             profile=profile,
@@ -177,6 +197,7 @@ def _train_in(
     devices: Sequence[Any],
     *,
     resume: bool | Literal["if-any"],
+    fresh: bool,
     verify: bool,
     stop_at: float | None,
     profile: tuple[int, int] | None,
@@ -203,6 +224,7 @@ def _train_in(
         folder,
         display,
         resume=resume,
+        fresh=fresh,
         verify=verify,
         stop_at=stop_at,
         profile=profile,

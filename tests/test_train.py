@@ -77,6 +77,43 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     assert len((folder / "training_log.csv").read_text().splitlines()) == 4
 
 
+def test_starting_again_is_refused(run, tmp_path):
+    """Three times: without an option nothing changes, with --fresh nothing is lost."""
+    few = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    assert run(**few)[0] == 0
+    folder = tmp_path / "run"
+
+    def files():
+        paths = (p for p in folder.rglob("*") if p.is_file())
+        return {p.relative_to(folder): p.read_bytes() for p in paths}
+
+    before = files()
+    code, text = run(**few)
+    assert code == 2, text
+    assert "holds an earlier run (checkpoints, training_log.csv" in text
+    assert files() == before
+    code, text = run("--fresh", "--resume", **few)
+    assert code == 2, text
+    assert "give one of them" in text
+    # A run that cannot start moves nothing.
+    code, text = run("--fresh", model__image_height=7)
+    assert code == 2, text
+    assert files() == before
+    assert run("--fresh", **few)[0] == 0
+    (earlier,) = folder.glob("earlier_*")
+    after = files()
+    assert {earlier.name / path: data for path, data in before.items()}.items() <= (
+        after.items()
+    )
+    assert run("--resume", **few)[0] == 0
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(run, tmp_path):
+    code, text = run("--save-loc", str(tmp_path / "a/b"), model__image_height=7)
+    assert code == 2, text
+    assert not (tmp_path / "a").exists()
+
+
 def test_metrics_that_nothing_measures(run):
     """Only validation uses a climatology."""
     metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}

@@ -5,7 +5,8 @@ processes at random moments; each time it is restarted with `--resume if-any`, o
 random number of processes and, in every other run, on a random mesh. The losses must
 equal those of the undisturbed run, all checkpoints must be undamaged, and no unfinished
 file may remain. Other faults follow, each of which must end in a resume or in one
-error. The command can be stopped at any time and continues in the same folder.
+error. Then other commands are killed: preprocess, convert, package, and forecasts in
+both formats. The command can be stopped at any time and continues in the same folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.kill_matrix.commands import COMMANDS, kill_command
 from benchmarks.kill_matrix.faults import FAULTS, try_fault
 from benchmarks.kill_matrix.matrix import Matrix
 from benchmarks.kill_matrix.report import report
@@ -31,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--folder", type=Path, default=Path("build/kill_matrix"))
     add("--kills", type=int, default=200, help="of all starts of this folder")
+    add("--command-kills", type=int, default=17, help="of each other command")
     add("--kills-per-run", type=int, default=20)
     add("--seed", type=int, default=0)
     add("--faults", action=argparse.BooleanOptionalAction, default=True)
@@ -48,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     done = {fault["name"] for fault in matrix.faults}
     for name in [n for n in FAULTS if n not in done] if args.faults else []:
         try_fault(matrix, name)
+    for name in COMMANDS if args.command_kills else ():
+        kill_command(matrix, name, args.command_kills, args.seed)
     matrix.go_on(args.kills, args.seed)
     print(report(matrix, args.out, section))
     print(*matrix.problems, sep="\n")

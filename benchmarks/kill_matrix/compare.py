@@ -42,7 +42,7 @@ def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, 
         problems.append(f"update {worst}: the loss differs by {difference:.2g}")
     if tolerance == 0:
         problems += _log_differences(straight, other)
-        problems += _weight_differences(straight, other)
+        problems += weight_differences(straight, other)
     problems += broken_files(other) + left_files(other)
     return {"updates": len(both), "difference": difference, "problems": problems}
 
@@ -83,7 +83,8 @@ def _log_differences(straight: Path, other: Path) -> list[str]:
     return [] if kept[0] == kept[1] else [f"{LOG_NAME} differs"]
 
 
-def _weight_differences(straight: Path, other: Path) -> list[str]:
+def weight_differences(straight: Path, other: Path) -> list[str]:
+    """Says which weights of the newest checkpoints of two runs differ."""
     mesh = credit_jax.ParallelDims(world_size=1).build_mesh(jax.devices()[:1])
     lines = []
     for average in (False, True):

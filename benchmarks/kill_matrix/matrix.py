@@ -23,13 +23,25 @@ from benchmarks.kill_matrix.moments import (
     SAVING,
     TRAINING,
     VALIDATING,
+    WITHIN_SAVE,
 )
 from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.parallel.processes.exit_code import RESUME
 
 STARTING = "starting"
-# Half of all kills occur while files of a run change.
-_MOMENTS = (STARTING, TRAINING, TRAINING, VALIDATING, SAVING, SAVING, DELETING, LOGGING)
+# Most kills occur while files of a run change.
+_MOMENTS = (
+    STARTING,
+    TRAINING,
+    VALIDATING,
+    SAVING,
+    SAVING,
+    WITHIN_SAVE,
+    WITHIN_SAVE,
+    DELETING,
+    LOGGING,
+)
+_LONGEST_PAUSE = 4.0  # seconds between SIGSTOP and SIGCONT
 _LONGEST_START = 4.0  # seconds, on an idle machine
 _START_SECONDS, _END_SECONDS = 900.0, 60.0
 _CONNECT_SECONDS = 30.0
@@ -90,8 +102,11 @@ class Kill:
         mesh: key of MESHES.
         processes: number of processes of this start.
         killed: numbers of the processes that were.
-        moment: what process 0 was doing.
+        moment: what process `at` was doing.
+        at: number of the process that was observed.
         event: the number of the event of that kind; 0 for none.
+        paused: a process that got SIGSTOP, and SIGCONT seconds later; None for none.
+        while_paused: whether the kill was in between.
         seconds: until the other processes had ended by themselves.
         codes: exit codes of all processes.
         problems: one line each.
@@ -102,7 +117,10 @@ class Kill:
     processes: int
     killed: Sequence[int]
     moment: str
+    at: int
     event: int
+    paused: int | None
+    while_paused: bool
     seconds: float
     codes: Sequence[int]
     problems: Sequence[str]
@@ -120,6 +138,7 @@ class Matrix:
         kills: the kills so far.
         runs: results of the runs that have ended.
         faults: results of the other faults (`faults.try_fault`).
+        commands: kills of other commands (`commands.kill_command`).
     """
 
     config: str
@@ -129,6 +148,7 @@ class Matrix:
     kills: list[Kill] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
+    commands: list[dict[str, Any]] = field(default_factory=list)
     _is_straight_done: bool = False
 
     def __post_init__(self) -> None:
@@ -142,6 +162,8 @@ class Matrix:
                     self.runs.append(run)
                 case {"fault": fault}:
                     self.faults.append(fault)
+                case {"command": command}:
+                    self.commands.append(command)
                 case {"straight": _}:
                     self._is_straight_done = True
 
@@ -149,8 +171,9 @@ class Matrix:
     def problems(self) -> list[str]:
         """All problems, one line each."""
         lines = [f"{kill}: {line}" for kill in self.kills for line in kill.problems]
-        for name, ended in (("run", self.runs), ("name", self.faults)):
-            lines += [f"{e[name]}: {line}" for e in ended for line in e["problems"]]
+        for ended in (*self.runs, *self.faults, *self.commands):
+            name = ended.get("name", ended.get("run"))
+            lines += [f"{name}: {line}" for line in ended["problems"]]
         return lines
 
     def go_on(self, num_kills: int, seed: int) -> None:
@@ -187,6 +210,11 @@ class Matrix:
         """Records the result of a fault."""
         self.faults.append(fault)
         self._note({"fault": fault})
+
+    def add_command(self, command: dict[str, Any]) -> None:
+        """Records a series of kills of another command than `train`."""
+        self.commands.append(command)
+        self._note({"command": command})
 
     def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
         """Kills a run repeatedly, finishes it, compares it with the undisturbed one."""
@@ -238,14 +266,18 @@ class Matrix:
         moment = chosen.choice(_MOMENTS)
         event = chosen.randint(1, NUM_EVENTS.get(moment, 1))
         # Stopping keeps files half written or half removed until the kill.
-        stop = moment in (SAVING, DELETING, LOGGING)
+        stop = moment in (SAVING, WITHIN_SAVE, DELETING, LOGGING)
         numbers = [*range(count)]
-        killed = numbers if chosen.random() < 0.5 else [chosen.choice(numbers)]
+        at = chosen.choice(numbers) if moment == WITHIN_SAVE else 0
+        killed = numbers if chosen.random() < 0.4 else [chosen.choice(numbers)]
+        pauses = moment != STARTING and chosen.random() < 0.4
+        paused = (at if stop else chosen.choice(numbers)) if pauses else None
+        while_paused = pauses and paused not in killed and chosen.random() < 0.5
         started = start(
             self.options(f"run{run}", mesh),
             count,
             self.folder / f"run{run}.log",
-            trigger=None if moment == STARTING else Trigger(moment, event, stop),
+            trigger=None if moment == STARTING else Trigger(moment, event, stop, at),
         )
         problems: list[str] = []
         if moment == STARTING:
@@ -257,13 +289,25 @@ class Matrix:
                 return None
             problems.append(f"ended with {codes} before anything was killed")
         if stop:
-            started.wait_until_stopped(0, _END_SECONDS)
+            started.wait_until_stopped(at, _END_SECONDS)
         else:
             time.sleep(chosen.uniform(0, 0.1))
+        if paused is not None:
+            started.signal(paused, signal.SIGSTOP)
+            time.sleep(chosen.uniform(0, _LONGEST_PAUSE))
+            problems += _ended(started, "while one was paused")
+            if not while_paused:
+                started.signal(paused, signal.SIGCONT)
+                time.sleep(chosen.uniform(0, 0.3))
+                if not any(started.code(number, 0) == 0 for number in numbers):
+                    problems += _ended(started, "after SIGCONT")
         for number in killed:
             started.signal(number, signal.SIGKILL)
-        if stop and 0 not in killed:
-            started.signal(0, signal.SIGCONT)
+        if paused is not None and while_paused:
+            time.sleep(chosen.uniform(0, _LONGEST_PAUSE))
+            started.signal(paused, signal.SIGCONT)
+        if stop and at not in killed:
+            started.signal(at, signal.SIGCONT)
         began = time.monotonic()
         codes = [started.code(n, _END_SECONDS + _CONNECT_SECONDS) for n in numbers]
         seconds = time.monotonic() - began
@@ -276,7 +320,26 @@ class Matrix:
         problems += broken_files(self.folder / f"run{run}")
         event = 0 if moment == STARTING else event
         codes = [-1 if code is None else code for code in codes]
-        return Kill(run, mesh, count, killed, moment, event, seconds, codes, problems)
+        return Kill(
+            run=run,
+            mesh=mesh,
+            processes=count,
+            killed=killed,
+            moment=moment,
+            at=at,
+            event=event,
+            paused=paused,
+            while_paused=while_paused,
+            seconds=seconds,
+            codes=codes,
+            problems=problems,
+        )
+
+
+def _ended(started: Started, when: str) -> list[str]:
+    """Says which processes have ended, though none was killed."""
+    codes = [started.code(number, 0) for number in range(len(started.processes))]
+    return [f"ended with {codes} {when}"] if any(c is not None for c in codes) else []
 
 
 def _wait_for_moment(started: Started) -> bool:

@@ -22,15 +22,18 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         config: of the runs.
     """
     kills, problems = matrix.kills, matrix.problems
+    others = sum(series["kills"] for series in matrix.commands)
     head = (
         "# Runs that are killed again and again\n\n"
-        f"{len(kills)} kills in {len(matrix.runs)} runs of a small form of the demo "
-        "(gloo on CPU), "
-        f"{len(problems)} problems. Each kill is SIGKILL to one or all processes; the "
+        f"{len(kills) + others} kills, {len(problems)} problems: {len(kills)} in "
+        f"{len(matrix.runs)} runs of a small form of the demo (gloo on CPU), {others} "
+        "of other commands. Each kill is SIGKILL to one or all processes; the "
         "run is started again with `--resume if-any` on another number of processes, "
         "and in every other run on another mesh. While it saves, removes old "
-        "checkpoints or writes its log, process 0 is stopped at one of these "
-        "operations and killed there, or one of the others is. A run on one mesh must "
+        "checkpoints or writes its log, one process is stopped at one of these "
+        "operations and killed there, or one of the others is. In two of five kills "
+        "one process gets SIGSTOP first and SIGCONT up to 4 s later, before or after "
+        "the kill. A run on one mesh must "
         "end with the losses, the log and the weights of the undisturbed run bitwise, "
         f"one on several meshes with its losses to {TOLERANCE:g}; after every kill all "
         "checkpoints must be whole; processes that were not killed must end by "
@@ -42,6 +45,7 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "kills": [asdict(kill) for kill in kills],
         "runs": matrix.runs,
         "faults": matrix.faults,
+        "commands": matrix.commands,
     }
     # No path of the machine.
     data = json.loads(json.dumps(data).replace(str(matrix.folder), "FOLDER"))
@@ -51,9 +55,16 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "## Kills",
         _counts("moment", kills, lambda kill: kill.moment),
         _counts("mesh", kills, lambda kill: kill.mesh),
+        _counts("SIGSTOP and SIGCONT", kills, _pause),
         _ends(kills),
         "## Runs",
         _runs(matrix.runs),
+        "## Other commands",
+        "Each is killed at one of its operations on files, or at any time, and started "
+        "again up to five times; what it has written at the end is compared with an "
+        "undisturbed start bitwise, and after every kill what appears as a whole must "
+        "be whole.",
+        _commands(data["commands"]),
         "## Other faults",
         _faults(data["faults"]),
         "## Problems",
@@ -72,6 +83,22 @@ def _counts(name: str, kills: Sequence[Kill], key: Callable[[Kill], str]) -> Tab
         rows.append([value, *map(str, [*numbers, len(own), everyone])])
     header = [name, *(f"{n} processes" for n in counts), "kills", "of all processes"]
     return Table(f"Kills by {name}", header, rows)
+
+
+def _pause(kill: Kill) -> str:
+    if kill.paused is None:
+        return "none"
+    return "kill in between" if kill.while_paused else "before the kill"
+
+
+def _commands(commands: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for name in dict.fromkeys(series["name"] for series in commands):
+        own = [series for series in commands if series["name"] == name]
+        counts = (sum(s["kills"] for s in own), len(own))
+        problems = sum(len(s["problems"]) for s in own)
+        rows.append([name, *map(str, (*counts, problems))])
+    return Table("Commands", ["command", "kills", "ends", "problems"], rows)
 
 
 def _ends(kills: Sequence[Kill]) -> str:

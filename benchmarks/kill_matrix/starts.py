@@ -1,4 +1,4 @@
-"""Processes of `credit-jax train`, forked from one with its modules imported.
+"""Processes of `credit-jax`, forked from one with the modules of training imported.
 
 Imports take most of the time of starting a small run. Each process does everything else
 itself: it connects to the others, initializes JAX, reads its data, restores, and traces
@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -38,11 +38,15 @@ class Trigger:
         moment: kind of event.
         number: of the event, from 1.
         stop: whether the process stops there.
+        process: number of the process.
+        below: beginnings of the paths that count, of the moment `WRITING`.
     """
 
     moment: str
     number: int
     stop: bool = False
+    process: int = 0
+    below: tuple[str, ...] = ()
 
 
 @dataclass
@@ -66,7 +70,8 @@ class Started:
         """Sends a signal to a process that has not ended."""
         process = self.processes[number]
         if process.exitcode is None and process.pid is not None:
-            os.kill(process.pid, sent)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, sent)
 
     def wait_until_stopped(self, number: int, seconds: float) -> None:
         """Waits until a process has stopped or ended; an earlier SIGCONT is lost."""
@@ -74,8 +79,9 @@ class Started:
         deadline = time.monotonic() + seconds
         while self.code(number, 0) is None and time.monotonic() < deadline:
             # "PID (NAME) STATE ...", and a name may have brackets, too.
-            if status.read_text().rpartition(")")[2].split()[0] == "T":
-                return
+            with suppress(OSError):  # it may end meanwhile
+                if status.read_text().rpartition(")")[2].split()[0] == "T":
+                    return
             time.sleep(0.001)
 
     def code(self, number: int, seconds: float) -> int | None:
@@ -95,16 +101,18 @@ def start(
     count: int,
     log: Path,
     *,
+    command: str = "train",
     trigger: Trigger | None = None,
     fault: str | None = None,
 ) -> Started:
     """Starts the processes of a run.
 
     Args:
-        options: of `credit-jax train`.
-        count: number of processes.
+        options: of the command.
+        count: number of processes, 1 of all commands but `train`.
         log: the output of process N is appended to this path with the suffix `.N`.
-        trigger: of the first process.
+        command: subcommand of `credit-jax`.
+        trigger: of one of the processes.
         fault: function of `benchmarks.kill_matrix.injected` that the first process
             calls before it trains.
     """
@@ -113,18 +121,20 @@ def start(
     coordinator = f"127.0.0.1:{_free_port()}"
     processes = []
     for number in range(count):
-        # Also for a single process, so that its sums are those of several.
-        own = [*options, "--coordinator", coordinator, "--processes", str(count)]
-        own += ["--process", str(number)]
-        first = number == 0
+        own = [command, *options]
+        if command == "train":
+            # Also for a single process, so that its sums are those of several.
+            own += ["--coordinator", coordinator, "--processes", str(count)]
+            own += ["--process", str(number)]
+        tells = trigger is not None and number == trigger.process
         process = context.Process(
             target=_run,
             args=(
                 own,
                 f"{log}.{number}",
-                telling if first else None,
-                trigger if first else None,
-                fault if first else None,
+                telling if tells else None,
+                trigger if tells else None,
+                fault if number == 0 else None,
             ),
             daemon=True,
         )
@@ -173,12 +183,12 @@ def _run(
         os.dup2(file.fileno(), 2)
     child = importlib.import_module("benchmarks.kill_matrix.child")
     if trigger is not None and telling is not None:
-        child.tell_at(trigger.moment, trigger.number, telling, stop=trigger.stop)
+        child.tell_at(trigger, telling)
     if fault is not None:
         child.inject(fault)
     code = 1
     try:
-        code = child.train(options)
+        code = child.run(options)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:

@@ -33,7 +33,6 @@ from credit_jax.checkpoint.store import (
     OPTIMIZER,
     WEIGHTS,
     CheckpointStore,
-    set_aside,
 )
 
 __all__ = [
@@ -46,5 +45,4 @@ __all__ = [
     "CheckpointStore",
     "PlateauState",
     "Progress",
-    "set_aside",
 ]

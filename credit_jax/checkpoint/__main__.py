@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_jax.checkpoint.store import DIGESTS, FOLDER, CheckpointStore
+from credit_jax.checkpoint.removal import DIGESTS, pin
+from credit_jax.checkpoint.store import FOLDER, CheckpointStore
 from credit_jax.io.digests import find_damage
 
 
@@ -55,9 +56,14 @@ def _folders(folder: Path) -> dict[str, Path]:
 
 
 def _is_damaged(name: str, folder: Path) -> bool:
-    """Prints what is known about a folder."""
+    """Prints what is known about a folder; a run that goes on does not remove it."""
+    file = pin(folder)
+    if file is None:
+        print(f"{name}: removed meanwhile")
+        return False
     damage = find_damage(folder / DIGESTS)
     known = (folder / DIGESTS).is_file()
+    file.close()
     whole = "whole" if known else "no digests were written for it"
     print(f"{name}: {'damaged' if damage else whole}")
     for line in damage:

@@ -11,6 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from credit_jax.checkpoint.removal import unpinned
+
 # Number of newest checkpoints from within an epoch that are kept.
 NUM_TEMPORARY = 2
 _PAUSE = 0.01  # seconds between polls of a save in progress
@@ -49,6 +51,15 @@ class Manager(ocp.CheckpointManager):
     """
 
     failure: BaseException | None = None
+    # Whether checkpoints were to be removed, but somebody reads them.
+    has_postponed = False
+
+    def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
+        leads = jax.process_index() == 0
+        paths = {Path(self.directory) / str(s): s for s in steps_to_remove if leads}
+        with unpinned(paths) as free:
+            super()._finalize(step, [paths[path] for path in free])
+        self.has_postponed = len(free) < len(paths)
 
     def _wait_for_checkpointers(self) -> None:
         try:

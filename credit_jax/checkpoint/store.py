@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -17,7 +17,13 @@ from jaxtyping import PyTree
 
 from credit_jax.checkpoint.manager import Manager, Preservation, open_manager
 from credit_jax.checkpoint.progress import Progress
-from credit_jax.checkpoint.removal import REMOVED, RemovedCheckpoints
+from credit_jax.checkpoint.removal import (
+    DIGESTS,
+    REMOVED,
+    Pin,
+    RemovedCheckpoints,
+    pin,
+)
 from credit_jax.checkpoint.trees import (
     as_nested_dict,
     differences,
@@ -31,11 +37,12 @@ from credit_jax.io.digests import find_damage, record_files, write_records
 from credit_jax.io.write_errors import write_errors
 from credit_jax.parallel.processes.coordinator import of_first, process_number
 
+T = TypeVar("T")
+
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE, LOSS, EMA_STATS = "loss_scale", "loss", "ema_batch_stats"
 ITEMS = (WEIGHTS, EMA, EMA_STATS, OPTIMIZER, LOSS_SCALE, LOSS)
-DIGESTS = "digests.json"
 # Raised when damaged files are read, besides the bare `Exception` of Orbax.
 _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
 # Orbax's file of timestamps, which is changed again when a checkpoint is renamed.
@@ -59,6 +66,7 @@ class CheckpointStore:
         keep_best: bool = True,
         verify: bool = True,
         clean: bool = False,
+        pins: bool = False,
     ) -> None:
         """Opens the folder if it exists; the first save creates it.
 
@@ -71,10 +79,14 @@ class CheckpointStore:
             verify: compare files with their digests before they are read.
             clean: remove unfinished files of a killed run; only if no other run can be
                 saving in the folder.
+            pins: keep checkpoints that are read here from being removed by a run that
+                saves in the folder, until `close`.
         """
         self._clean = clean
+        self._pins = pins
+        self._pinned: dict[int, Pin] = {}
         self.folder = Path(save_loc).resolve() / FOLDER
-        self._keep_best = keep_best
+        self._keep_best = keep_best and not pins  # readers remove nothing
         self._preservation = Preservation(num_latest, keep_all)
         self._verify = verify
         self._damage: dict[int, list[str]] = {}
@@ -88,15 +100,26 @@ class CheckpointStore:
         if self._manager is None:
             if self._clean:
                 self._removed.clear()
-            self._manager = open_manager(
-                self.folder,
-                self._preservation,
-                removed=REMOVED,
-                clean=self._clean,
-                written=self._record,
+            self._manager = self._listed(
+                lambda: open_manager(
+                    self.folder,
+                    self._preservation,
+                    removed=REMOVED,
+                    clean=self._clean,
+                    written=self._record,
+                )
             )
             self._recall_best()
         return self._manager
+
+    def _listed(self, read: Callable[[], T]) -> T:
+        """Lists the folder again where a run removes a checkpoint meanwhile."""
+        while True:
+            try:
+                return read()
+            except FileNotFoundError:
+                if not (self._pins and self.folder.is_dir()):
+                    raise
 
     def _recall_best(self) -> None:
         if self._keep_best:
@@ -117,8 +140,27 @@ class CheckpointStore:
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or None."""
-        steps = self.steps()
-        return steps[-1] if steps else None
+        return next(self._newest_first(), None)
+
+    def _newest_first(self) -> Iterator[int]:
+        """Complete checkpoints; lists them again where the newest have been removed."""
+        while self._manager:
+            for step in reversed(self.steps()):
+                if not self._is_there(step):
+                    break
+                yield step
+            else:
+                return
+            self._listed(self._manager.reload)
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a checkpoint is there, and stays if it is pinned."""
+        if self._pins and step not in self._pinned:
+            file = pin(self.path(step))
+            if file is None:
+                return False
+            self._pinned[step] = file
+        return True
 
     @activity("comparing a checkpoint with its digests")
     def damage(self, step: int) -> list[str]:
@@ -140,7 +182,7 @@ class CheckpointStore:
 
         A collective: all processes of a run must call it; the first one compares.
         """
-        steps = reversed(self.steps() if process_number() == 0 else [])
+        steps = self._newest_first() if process_number() == 0 else ()
         found = next((step for step in steps if not self.damage(step)), None)
         return json.loads(of_first("newest whole checkpoint", json.dumps(found)))
 
@@ -211,10 +253,14 @@ class CheckpointStore:
         if self._manager:
             with self._writing():
                 self._manager.wait_until_finished()
+            if self._manager.has_postponed:
+                self._manager.reload()
             self._removed.empty()
 
     def close(self) -> None:
         """Waits for the last save as `wait` does, and closes the folder."""
+        while self._pinned:
+            self._pinned.popitem()[1].close()
         manager, self._manager = self._manager, None
         if manager:
             with self._writing():
@@ -304,7 +350,8 @@ class CheckpointStore:
             return reader.restore(self.path(step) / item, args=args)[name]
 
     def _manager_with(self, step: int) -> Manager:
-        if self._manager is None or step not in self.steps():
+        known = self._manager is not None and step in self.steps()
+        if self._manager is None or not (known and self._is_there(step)):
             have = self.steps() or "none"
             raise FileNotFoundError(
                 f"no checkpoint {step} in {self.folder}; there are: {have}"
@@ -354,20 +401,3 @@ def _unreadable(path: Path) -> Iterator[None]:
             "; its files are damaged or incomplete, use another one: of a copy or an "
             "earlier step"
         ) from error
-
-
-def set_aside(save_loc: str | Path) -> Path | None:
-    """Renames the checkpoints of an earlier run to `checkpoints_previous`.
-
-    An earlier folder of that name is removed.
-
-    Returns:
-        The new folder; None if there were no checkpoints.
-    """
-    folder = Path(save_loc).resolve() / FOLDER
-    if not folder.exists():
-        return None
-    target = folder.with_name(f"{FOLDER}_previous")
-    if target.exists():
-        shutil.rmtree(target)
-    return folder.rename(target)

@@ -16,6 +16,9 @@ from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
 
+CONFIG_NAME = "model.yml"
+_WRITTEN = "# The config of this run, as credit_jax read it.\n"
+
 # Models whose frames are those of the data, whatever `model.frames` is; CREDIT's
 # default of this key is 2.
 FRAMES_OF_DATA = ("unet", "unet_downscaling")
@@ -254,7 +257,13 @@ def write_config(config: Config, path: str | Path) -> None:
     """Writes `dump_config` as YAML, as CREDIT writes `model.yml` with a checkpoint."""
     text = yaml.safe_dump(dump_config(config), sort_keys=False, width=88)
     with new_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(f"{_WRITTEN}{text}", encoding="utf-8")
+
+
+def is_written_config(path: str | Path) -> bool:
+    """Whether `write_config` wrote a file, which nobody else needs then."""
+    with Path(path).open("rb") as file:
+        return file.read(len(_WRITTEN)) == _WRITTEN.encode()
 
 
 def apply_overrides(

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jax.errors import JaxRuntimeError
@@ -49,21 +49,26 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
         raise failure from error
 
 
-def check_writable(path: str | Path, option: str) -> Path:
-    """Makes a folder, and checks that files can be written to it.
+@contextmanager
+def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
+    """Makes a folder for the files of the block, and checks that it can be written to.
+
+    Folders that it made are removed again if the block raises an error and leaves them
+    empty.
 
     Args:
-        path: of the folder; variables of the environment are put in.
+        path: of the folder; variables of the environment and `~` are put in.
         option: that names it, for the error.
 
-    Returns:
+    Yields:
         The whole path.
 
     Raises:
         ValueError: it is not writable.
     """
-    folder = Path(os.path.expandvars(path)).resolve()
+    folder = Path(os.path.expandvars(path)).expanduser().resolve()
     try:
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -72,7 +77,13 @@ def check_writable(path: str | Path, option: str) -> Path:
             f"{option}: cannot write to {folder}: {error.strerror}; choose another "
             "folder"
         ) from None
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):
+            for place in new:
+                place.rmdir()
+        raise
 
 
 def _cause(error: BaseException) -> str:

@@ -39,7 +39,11 @@ def write_weights(
     """
     state = _plan(model_def).write(params, model_state)
     _check_finite(state, path)
+    # safetensors makes files that only their owner can read.
+    path.touch()
+    mode = path.stat().st_mode
     save_file(state, os.fspath(path), {"format": "pt"})
+    path.chmod(mode)
 
 
 def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:

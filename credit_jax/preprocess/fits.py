@@ -204,6 +204,11 @@ class NormalizerFit:
     def collect(self, tree: FieldTree) -> Collected:
         """See `Fit.collect`."""
         fields: dict[str, tuple[str, Any]] = {}
+        if "input" not in tree:
+            raise ValueError(
+                f"{self.path}: there are no variables left to fit to; put this block "
+                "before that of type concat"
+            )
         for part in ("input", "target"):
             there = [pair for own in tree[part].values() for pair in own.items()]
             for key, x in there:

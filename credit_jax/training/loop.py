@@ -25,7 +25,7 @@ from credit_jax.training.loggers import Row
 from credit_jax.training.non_finite import check_finite
 from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
-from credit_jax.training.start import Start
+from credit_jax.training.start import Start, last_epoch
 from credit_jax.training.state import TrainState
 from credit_jax.training.steps import Loggers, Steps
 from credit_jax.training.validation import validate
@@ -98,7 +98,8 @@ class TrainingLoop:
             self.trainer.save_every_minutes,
             leads=jax.process_index() == 0,
         )
-        first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
+        first = start.progress.epoch
+        last = last_epoch(self.trainer, first)
         reason: str | None = None
         with self.loggers.display, StopRequests(self.stop_at) as requests:
             for epoch in range(first, last):
@@ -117,12 +118,6 @@ class TrainingLoop:
     def _kept_rate(self) -> np.float32 | None:
         rate = self._progress.learning_rate
         return None if rate is None else np.float32(rate)
-
-    def _last_epoch(self, first: int) -> int:
-        if self.trainer.train_one_epoch:
-            return first + 1
-        most = 1 if self.trainer.stop_after_epoch else self.trainer.num_epoch
-        return min(self.trainer.epochs, first + most)
 
     # ------------------------------------------------------------ training
 

@@ -275,6 +275,9 @@ def restore(
 def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:
     """Returns the checkpoints of a run and the step of the newest undamaged one.
 
+    A run that goes on in the folder removes none that is read, until the store is
+    closed.
+
     Args:
         folder: of the run, or of its checkpoints.
         verify: compare files with their digests before they are read.
@@ -286,7 +289,7 @@ def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStor
     path = Path(folder)
     if path.name == "checkpoints" and not (path / "checkpoints").exists():
         path = path.parent
-    store = CheckpointStore(path, verify=verify)
+    store = CheckpointStore(path, verify=verify, pins=True)
     newest = store.newest_whole_step()
     if newest is None and store.steps():
         raise ValueError(

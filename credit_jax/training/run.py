@@ -7,13 +7,17 @@ from pathlib import Path
 
 import jax
 
-from credit_jax.checkpoint import CheckpointStore, set_aside
+from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, write_config
+from credit_jax.config.load import CONFIG_NAME, is_written_config
 from credit_jax.data.channels import SCHEMA_FILE
+from credit_jax.io.atomic import move_aside
 from credit_jax.io.write_errors import WriteError
 from credit_jax.models.flops import gradient_flops
+from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.display import Display
+from credit_jax.training.earlier_run import move_earlier_run
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import Outcome, TrainingLoop
 from credit_jax.training.non_finite import NonFiniteLossError
@@ -21,7 +25,13 @@ from credit_jax.training.profile import Profile
 from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker, Work
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
-from credit_jax.training.start import Start, asked_by, required_step, start_of_run
+from credit_jax.training.start import (
+    Start,
+    asked_by,
+    epochs_note,
+    required_step,
+    start_of_run,
+)
 from credit_jax.training.steps import Loggers
 from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
@@ -32,6 +42,7 @@ def train(
     display: Display,
     *,
     resume: bool = False,
+    fresh: bool = False,
     verify: bool = True,
     stop_at: float | None = None,
     profile: tuple[int, int] | None = None,
@@ -43,6 +54,7 @@ def train(
         folder: of the run.
         display: of progress.
         resume: continue from the newest checkpoint that is whole.
+        fresh: begin with fresh weights; what is in `folder` is moved aside.
         verify: compare its files with their digests first.
         stop_at: time limit, by `time.monotonic`; None for none.
         profile: first and last update to trace, counted from 1; None for none.
@@ -69,9 +81,12 @@ def train(
             display.message(f"not used: {line}")
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
     start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
-    if start.micro_step == 0 and store.latest_step() is not None:
+    if start.micro_step == 0 and (fresh or store.latest_step() is not None):
         store.close()
-        display.message(f"Checkpoints of an earlier run are now in {set_aside(folder)}")
+        wait_for_all("the checkpoint that the run begins with")
+        if jax.process_index() == 0 and (earlier := move_earlier_run(folder)):
+            display.message(f"The earlier run is now in {earlier}")
+        wait_for_all("the folder of the run")
         store = CheckpointStore(folder, **keep)
         run_store = _run_store(setup, store)
     if start.step is not None:
@@ -79,6 +94,8 @@ def train(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
             f" batch {start.progress.batches + 1}"
         )
+    if note := epochs_note(trainer, start.progress.epoch):
+        display.message(f"note: {note}")
     loggers = _loggers(setup, folder, run_store, display, start, profile)
     loop = TrainingLoop(
         trainer,
@@ -125,7 +142,9 @@ def _loggers(
 ) -> Loggers:
     if jax.process_index() > 0:
         return Loggers(store, display)
-    write_config(setup.config, folder / "model.yml")
+    if (path := folder / CONFIG_NAME).exists() and not is_written_config(path):
+        display.message(f"note: {path} of before is now {move_aside(path).name}")
+    write_config(setup.config, path)
     setup.schema.save(folder / SCHEMA_FILE)
     log = CsvLog(folder / LOG_NAME, keep_before=start.progress.epoch)
     records = StepRecords(

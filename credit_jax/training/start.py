@@ -126,6 +126,42 @@ def _with_rate(
     )
 
 
+def last_epoch(trainer: TrainerConfig, first: int) -> int:
+    """The end of the epochs that an invocation trains; the first one is `first`."""
+    if trainer.train_one_epoch:
+        return first + 1
+    most = 1 if trainer.stop_after_epoch else trainer.num_epoch
+    return min(trainer.epochs, first + most)
+
+
+def epochs_note(trainer: TrainerConfig, first: int) -> str | None:
+    """Says that an invocation trains fewer epochs than `trainer.epochs`, and why.
+
+    >>> print(epochs_note(TrainerConfig(epochs=2, num_epoch=1), 0))
+    trainer.num_epoch is 1: this trains epoch 1 of trainer.epochs 2; --resume goes on
+    >>> print(epochs_note(TrainerConfig(epochs=2), 2))
+    nothing is left to train: trainer.epochs is 2; --set trainer.epochs=3 goes on
+    """
+    last = last_epoch(trainer, first)
+    if first >= last:
+        return (
+            f"nothing is left to train: trainer.epochs is {trainer.epochs}; --set "
+            f"trainer.epochs={first + 1} goes on"
+        )
+    if last >= trainer.epochs:
+        return None
+    whole = ("train_one_epoch", "stop_after_epoch")
+    key = next(
+        (f"{name} is true" for name in whole if getattr(trainer, name)),
+        f"num_epoch is {trainer.num_epoch}",
+    )
+    epochs = f"epoch {last}" if last == first + 1 else f"epochs {first + 1} to {last}"
+    return (
+        f"trainer.{key}: this trains {epochs} of trainer.epochs {trainer.epochs}; "
+        "--resume goes on"
+    )
+
+
 def asked_by(*, resume: bool) -> str:
     """The option that requires a checkpoint, for error messages."""
     return "--resume" if resume else "trainer.load_weights: true"

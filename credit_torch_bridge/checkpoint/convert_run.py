@@ -147,10 +147,15 @@ class RunConversion:
         if checkpoint.moments is None:
             yield f"no optimizer: {train} begins with these weights"
             return
+        epoch = checkpoint.progress.epoch + 1
+        last = self.run_config.raw.get("trainer", {}).get("epochs", epoch)
+        done = ""
+        if isinstance(last, int) and last < epoch:
+            train += f" --set trainer.epochs={epoch}"
+            done = f" (trainer.epochs is {last}, of which all are trained)"
         yield (
             f"{checkpoint.micro_step} micro-batches, {checkpoint.moments.count} "
-            f"updates: {train} --resume goes on with epoch "
-            f"{checkpoint.progress.epoch + 1}"
+            f"updates: {train} --resume goes on with epoch {epoch}{done}"
         )
 
     def _to_torch(self, folder: Path, allocate: Allocate) -> Iterator[str]:

@@ -122,7 +122,7 @@ def read_run(
         FileNotFoundError: there is no checkpoint.
         ValueError: it is a checkpoint of another model, or its files are damaged.
     """
-    store = CheckpointStore(folder, num_latest=10**9, keep_best=False)
+    store = CheckpointStore(folder, num_latest=10**9, keep_best=False, pins=True)
     try:
         chosen = store.latest_step() if step is None else step
         if chosen is None:
@@ -136,9 +136,9 @@ def read_run(
         targets = _targets(model_def, store.item_names(chosen))
         store.check_fits(chosen, targets)
         path = store.path(chosen)
+        found = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
     finally:
         store.close()
-    found = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
     checkpoint = JaxCheckpoint(
         found[WEIGHTS]["params"],
         {name: found[WEIGHTS][name] for name in COLLECTIONS},

@@ -57,7 +57,7 @@ def _inspect(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _ours(folder: Path) -> Iterator[str]:
-    store = CheckpointStore(folder, num_latest=10**9, keep_best=False)
+    store = CheckpointStore(folder, num_latest=10**9, keep_best=False, pins=True)
     try:
         yield f"{folder}: run of credit_jax"
         for step in store.steps():

@@ -249,3 +249,64 @@ def test_errors(open_store, tmp_path):
 def test_progress_ignores_keys_of_later_versions():
     progress = Progress(epoch=2, best_epoch=1)
     assert Progress.from_json(progress.to_json() | {"more": 1}) == progress
+
+
+def saved(store, *steps):
+    for step in steps:
+        store.save(step, items(), Progress(epoch=step))
+    store.wait()
+
+
+def test_a_checkpoint_that_is_read_stays(open_store):
+    """The run removes it at a later save, when the reader is done with it."""
+    writer = open_store(num_latest=1, keep_best=False)
+    saved(writer, 1)
+    reader = open_store(pins=True)
+    assert reader.newest_whole_step() == 1
+    saved(writer, 2, 3)
+    assert writer.steps() == [1, 3]
+    assert reader.progress(1).epoch == 1
+    reader.close()
+    saved(writer, 4, 5)
+    assert writer.steps() == [5]
+
+
+def test_a_reader_chooses_again_where_the_newest_is_gone(open_store):
+    writer = open_store(num_latest=1, keep_best=False)
+    saved(writer, 1)
+    readers = [open_store(pins=True) for _ in range(3)]
+    saved(writer, 2, 3)
+    assert readers[0].newest_whole_step() == 3
+    assert readers[1].latest_step() == 3
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 1 in .* there are"):
+        readers[2].progress(1)
+
+
+def test_readers_of_a_run_that_saves_all_the_time(open_store, tmp_path):
+    """Each chooses, reads and closes while others are removed."""
+    program = f"""
+        import itertools
+        from credit_jax.checkpoint import CheckpointStore, Progress
+        from tests.checkpoint.test_store import items
+        store = CheckpointStore({str(tmp_path)!r}, num_latest=1, keep_best=False)
+        for step in itertools.count(1):
+            store.save(step, items(), Progress(epoch=step))
+            store.wait()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command) as process:
+        try:
+            while not list((tmp_path / "checkpoints").glob("[0-9]")):
+                assert process.poll() is None
+            chosen = set()
+            for _ in range(10):
+                store = CheckpointStore(tmp_path, pins=True)
+                step = store.newest_whole_step()
+                assert step is not None
+                assert store.progress(step).epoch == step
+                store.restore(step, {"weights": weights()})
+                store.close()
+                chosen.add(step)
+            assert len(chosen) > 3
+        finally:
+            process.kill()

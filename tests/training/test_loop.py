@@ -303,15 +303,36 @@ def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
     assert outcome.reason == FINISHED, "nothing is left to do"
 
 
-def test_a_new_run_sets_earlier_checkpoints_aside(make, tmp_path):
+def test_a_new_run_moves_an_earlier_one_aside(make, tmp_path):
     go(make(trainer__epochs=1), tmp_path)
+    (tmp_path / "scores").mkdir()
+    before = {path.name for path in tmp_path.iterdir()}
     _, text = go(make(trainer__epochs=1), tmp_path)
-    assert "checkpoints_previous" in text
-    previous = tmp_path / "checkpoints_previous"
-    assert [p.name for p in previous.iterdir()] == ["6"]
-    store = CheckpointStore(tmp_path)
-    assert store.steps() == [6]
-    store.close()
+    (earlier,) = tmp_path.glob("earlier_*")
+    assert f"The earlier run is now in {earlier}" in " ".join(text.split())
+    assert {path.name for path in earlier.iterdir()} == before
+    for folder in (tmp_path, earlier):
+        store = CheckpointStore(folder)
+        assert store.steps() == [6]
+        store.close()
+
+
+def test_notes_on_the_epochs_that_are_trained(make, tmp_path):
+    _, text = go(make(trainer__epochs=2, trainer__num_epoch=1), tmp_path)
+    text = " ".join(text.split())
+    assert "trainer.num_epoch is 1: this trains epoch 1 of trainer.epochs 2" in text
+    _, text = go(make(trainer__epochs=1), tmp_path, resume=True)
+    text = " ".join(text.split())
+    assert "nothing is left to train: trainer.epochs is 1" in text
+    assert "--set trainer.epochs=2 goes on" in text
+
+
+def test_a_config_of_the_user_in_the_folder_is_kept(make, tmp_path):
+    (tmp_path / "model.yml").write_text("mine: 1\n")
+    go(make(trainer__epochs=1), tmp_path)
+    go(make(trainer__epochs=1), tmp_path, resume=True)
+    (aside,) = tmp_path.glob("model_*.yml")
+    assert aside.read_text() == "mine: 1\n"
 
 
 def nan_at(step, name):
