@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol, cast, runtime_checkable
 
 import shtab
@@ -22,6 +23,7 @@ from jaxlib import utils as jaxlib_utils  # type: ignore[attr-defined]
 from rich.console import Console
 
 from credit_jax.config.base import not_available
+from credit_jax.config.messages import printable
 from credit_jax.io.activity import line_written
 from credit_jax.io.heartbeat import Heartbeat
 from credit_jax.parallel.compile_stages import report_stages
@@ -138,11 +140,13 @@ def run_group(
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0] in commands:
+        entry = commands[given[0]]
         try:
-            command = load_command(commands[given[0]])
+            with _needed(entry):
+                command = load_command(entry)
+                return _parse_and_run(command, given[1:], f"{prog} {given[0]}")
         except CommandError as error:
             return _failed(error)
-        return _parse_and_run(command, given[1:], f"{prog} {given[0]}")
     if given and not given[0].startswith("-"):
         return _failed(not_available("command", given[0], commands))
     parser = argparse.ArgumentParser(
@@ -151,6 +155,7 @@ def run_group(
         epilog=f"{prog} COMMAND --help describes a command and gives an example.",
     )
     shtab.add_argument_to(parser, help="print the completion script of a shell")
+    parser.add_argument("--version", action="version", version=_version())
     _list_commands(parser, commands, options="--print-completion" in given)
     parser.parse_args(given)
     parser.error("the command comes first, its options behind it")
@@ -164,20 +169,21 @@ def _list_commands(
     for name, entry in commands.items():
         command = choices.add_parser(name, help=entry.summary)
         if options:
-            with suppress(CommandError):
-                _fill(command, load_command(entry))
+            _fill(command, load_command(entry))
 
 
 def load_command(entry: Entry) -> Command:
-    """Imports the module of a command.
-
-    Raises:
-        CommandError: a package that the entry's extra installs is missing.
-    """
+    """Imports the module of a command."""
     if entry.platforms:
         os.environ.setdefault("JAX_PLATFORMS", entry.platforms)
+    return cast(Command, importlib.import_module(entry.module))
+
+
+@contextmanager
+def _needed(entry: Entry) -> Iterator[None]:
+    """Turns a missing package that the entry's extra installs into a CommandError."""
     try:
-        return cast(Command, importlib.import_module(entry.module))
+        yield
     except ModuleNotFoundError as error:
         ours = (error.name or "").partition(".")[0] == entry.module.partition(".")[0]
         if ours or not entry.extra:
@@ -187,6 +193,12 @@ def load_command(entry: Entry) -> Command:
             f"with: pip install 'credit-jax[{entry.extra}]'",
             USER_ERROR,
         ) from error
+
+
+def _version() -> str:
+    """The versions of this package and of JAX."""
+    versions = [f"{name} {version(name)}" for name in ("credit-jax", "jax", "jaxlib")]
+    return f"{', '.join(versions)}, Python {sys.version.split()[0]}"
 
 
 def _parse_and_run(command: Command, argv: Sequence[str] | None, prog: str) -> int:
@@ -239,6 +251,18 @@ def _run_alone(command: Command, args: argparse.Namespace, prog: str) -> int:
         # like an error of the user.
         wait_for_reason()
         return _failed(error)
+    except RuntimeError as error:
+        # Of JAX_PLATFORMS=cuda where there is no GPU.
+        if args.debug or "initialize backend" not in str(error):
+            raise
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        reason = str(error).partition("\n")[0]
+        return _failed(
+            ValueError(
+                f"JAX_PLATFORMS={platforms}: {reason}; unset it, or set it to cpu or "
+                "to what this machine has"
+            )
+        )
     except KeyboardInterrupt:
         # If it came as a signal, the heartbeat has answered already.
         if not heartbeat.has_answered:
@@ -284,7 +308,8 @@ def _failed(error: Exception) -> int:
 
 
 def print_line(text: str, style: str = "", *, stderr: bool = False) -> None:
-    """Prints a line verbatim: no markup, no added line breaks."""
+    """Prints a line verbatim: no markup, no added line breaks, no terminal escapes."""
     console = Console(stderr=stderr)
+    text = printable(text)
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
     line_written()

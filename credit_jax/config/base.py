@@ -23,6 +23,9 @@ Section = TypeVar("Section", bound="StrictModel")
 # Pydantic error type of keys that are not fields.
 OTHER_KEY = "other_key"
 
+# Of the integers of arrays, and of seeds; YAML has any.
+_BITS = 63
+
 # Reason why an unknown key is accepted.
 UNREAD = "unknown key; CREDIT passes over it, too"
 
@@ -180,6 +183,8 @@ def parse(
     """
     if not isinstance(mapping, Mapping):
         raise ConfigError([f"{path or 'the file'}: {describe('mapping', mapping)}"])
+    if problems := list(_impossible(mapping, path)):
+        raise ConfigError(problems, source)
     mapping = _expanded(mapping)
     try:
         section = cls.model_validate(mapping)
@@ -225,10 +230,25 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+def _impossible(value: Any, path: str) -> Iterator[str]:
+    """A line for each value that no key can have: NUL in texts, huge integers."""
+    if isinstance(value, str) and "\0" in value:
+        yield f"{path}: holds the character NUL, got {got(value)}"
+    elif isinstance(value, int) and value.bit_length() > _BITS:
+        yield f"{path}: must be an integer of {_BITS} bits, got {got(value)}"
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _impossible(inner, join(path, key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _impossible(inner, join(path, index))
+
+
 def _expanded(value: Any) -> Any:
-    """`value` with environment variables in its strings expanded."""
+    """`value` with environment variables and a first `~/` in its strings expanded."""
     if isinstance(value, str):
-        return os.path.expandvars(value)
+        value = os.path.expandvars(value)
+        return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, Mapping):
         return {key: _expanded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

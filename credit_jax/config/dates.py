@@ -38,6 +38,8 @@ def duration(text: str) -> pd.Timedelta:
     Raises:
         ValueError: the text is not a duration.
     """
+    if not re.search("[a-zA-Z]", text):
+        raise ValueError(f"{got(text)} has no unit: 6h, 10d")
     length: Any = pd.Timedelta(_DAYS.sub("D", text))
     if length is pd.NaT:
         raise ValueError(f"{got(text)} is no duration")
@@ -80,7 +82,7 @@ def _check_date(value: str) -> str:
 
 def _check_timestep(value: str) -> str:
     try:
-        step = pd.Timedelta(value)
+        step = duration(value)
     except ValueError:
         step = pd.Timedelta(0)
     if not step > pd.Timedelta(0):

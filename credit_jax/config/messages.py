@@ -95,6 +95,17 @@ def got(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def printable(text: str) -> str:
+    r"""A text whose control characters are written out, but for line breaks and tabs.
+
+    Names in files of others may hold sequences that a terminal obeys.
+
+    >>> printable("a\x1b[2Jb\nc")
+    'a\\x1b[2Jb\nc'
+    """
+    return "".join(x if x.isprintable() or x in "\n\t" else repr(x)[1:-1] for x in text)
+
+
 def counted(number: int, noun: str) -> str:
     """A number with a noun, in the plural unless it is one.
 

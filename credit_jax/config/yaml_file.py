@@ -1,6 +1,7 @@
 """Reads YAML files, with errors that name the file and the line."""
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from credit_jax.config.base import ConfigError
 from credit_jax.config.messages import got
 
 _MERGE = "tag:yaml.org,2002:merge"
+# Sizes above which a file is no config: of its text, of its nodes with every alias in
+# full, and how deep they are.
+_MAX_BYTES, _MAX_NODES, _MAX_DEPTH = 2**22, 100_000, 100
+_TOO_DEEP = f"it is nested more than {_MAX_DEPTH} deep"
 _FLOAT = re.compile(
     r"""^(?:[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?
         |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
@@ -21,12 +26,28 @@ _FLOAT = re.compile(
 class _Loader(yaml.SafeLoader):
     """Safe YAML: duplicate keys are errors, 1e-3 is a float, dates are strings."""
 
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise yaml.YAMLError(_TOO_DEEP)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             if key_node.tag == _MERGE:
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.MarkedYAMLError(
+                    problem="a key must be a text or a number; texts that begin with "
+                    "a bracket or a brace need quotes",
+                    problem_mark=key_node.start_mark,
+                )
             line = key_node.start_mark.line + 1
             if key in seen:
                 raise yaml.MarkedYAMLError(
@@ -61,6 +82,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"config file {str(path)!r} does not exist")
+    if (size := path.stat().st_size) > _MAX_BYTES:
+        problem = f"has {size} bytes, expected at most {_MAX_BYTES} of a config"
+        raise ConfigError([problem], str(path))
     try:
         mapping = parse_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -83,19 +107,54 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("[1e-3, 2]")
     [0.001, 2]
     """
-    value = yaml.load(text, Loader=_Loader)
-    _check_no_cycle(value, ())
-    return value
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return loader.construct_document(node)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        # Of explicit tags with other texts than they stand for: !!timestamp "abc".
+        raise yaml.YAMLError(f"a value does not fit its tag ({error!r})") from None
+    finally:
+        loader.dispose()
 
 
-def _check_no_cycle(value: Any, parents: tuple[int, ...]) -> None:
-    """Raises a YAMLError if an alias is part of the node that it refers to."""
-    if id(value) in parents:
-        raise yaml.YAMLError("an alias (*) stands inside of what it names (&)")
-    inner = value.values() if isinstance(value, dict) else value
-    for item in inner if isinstance(value, dict | list) else ():
-        if isinstance(item, dict | list):
-            _check_no_cycle(item, (*parents, id(value)))
+def _check_size(root: yaml.Node) -> None:
+    """Counts nodes, each alias as what it stands for, before any is constructed.
+
+    Raises:
+        yaml.YAMLError: there are too many, they are nested too deeply, or an alias is
+            part of the node that it refers to.
+    """
+    sizes: dict[yaml.Node, tuple[int, int]] = {}
+    parents: set[yaml.Node] = set()
+
+    def size(node: yaml.Node) -> tuple[int, int]:
+        """The number of nodes of a node, and their depth."""
+        if node in parents:
+            raise yaml.YAMLError("an alias (*) stands inside of what it names (&)")
+        if node in sizes:
+            return sizes[node]
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            inner = [part for pair in node.value for part in pair]
+        parents.add(node)
+        found = [size(part) for part in inner]
+        parents.remove(node)
+        number = 1 + sum(number for number, _ in found)
+        depth = 1 + max((depth for _, depth in found), default=0)
+        if number > _MAX_NODES:
+            raise yaml.YAMLError(
+                f"its aliases (*) stand for more than {_MAX_NODES} values"
+            )
+        if depth > _MAX_DEPTH:
+            raise yaml.YAMLError(_TOO_DEEP)
+        sizes[node] = number, depth
+        return sizes[node]
+
+    size(root)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_jax.commands import FAILED, OK, CommandError
+from credit_jax.commands import FAILED, OK, CommandError, print_line
 from credit_jax.config.parallelism import parse_parallelism
 from credit_torch_bridge.cli.options import add_config_option, config_file
-from credit_torch_bridge.compare.comparison import compare_with_credit
 
 HELP = "Run serial CREDIT and credit_jax side by side; exit code 1 if they differ."
 EXAMPLE = "--checkpoint RUN/checkpoint.pt --parallelism tensor=2,domain=2"
@@ -35,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         CommandError: with exit code 1 if they differ by more than rounding.
     """
+    # torch, which --help does not need.
+    from credit_torch_bridge.compare.comparison import compare_with_credit
+
     path = Path(args.checkpoint)
     found = compare_with_credit(
         config_file(args.config, path),
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     for line in found.lines():
-        print(line)
+        print_line(line)
     if not found.within_tolerance:
         message = "credit_jax and CREDIT differ by more than rounding"
         raise CommandError(message, FAILED)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from credit_jax.commands import OK
+from credit_jax.commands import OK, print_line
 from credit_jax.config.load import apply_overrides
 from credit_jax.io.atomic import new_file
 from credit_torch_bridge.cli.options import add_drop_option, refuse_existing
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         OSError, ValueError: the config cannot be converted; nothing is written.
     """
     for line in _convert(args):
-        print(line)
+        print_line(line)
     return OK
 
 

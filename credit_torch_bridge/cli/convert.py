@@ -6,10 +6,8 @@ import argparse
 from pathlib import Path
 
 from credit_jax.command_options import add_verify_option
-from credit_jax.commands import OK
+from credit_jax.commands import OK, print_line
 from credit_jax.packages.package import is_package, open_package
-from credit_torch_bridge.checkpoint.convert_run import RunConversion
-from credit_torch_bridge.checkpoint.run_config import read_run_config
 from credit_torch_bridge.cli.options import (
     add_config_option,
     add_drop_option,
@@ -58,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OSError, ValueError: an error of the input; nothing is written.
     """
+    # torch, which --help does not need.
+    from credit_torch_bridge.checkpoint.convert_run import RunConversion
+    from credit_torch_bridge.checkpoint.run_config import read_run_config
+
     source, out = Path(args.checkpoint), Path(args.out).absolute()
     config = (
         open_package(source).resolved()
@@ -80,6 +82,6 @@ def run(args: argparse.Namespace) -> int:
     )
     lines = conversion.to_jax() if args.to == "jax" else conversion.to_torch()
     for line in lines:
-        print(line)
-    print(f"written: {out}")
+        print_line(line)
+    print_line(f"written: {out}")
     return OK

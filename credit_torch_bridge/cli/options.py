@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE
+from credit_jax.config.load import CONFIG_NAME
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +41,12 @@ def config_file(given: str | None, checkpoint: Path) -> Path:
     if not checkpoint.exists():
         raise FileNotFoundError(f"{checkpoint}: no such file or folder")
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    if not (folder / CONFIG_FILE).is_file():
+    if not (folder / CONFIG_NAME).is_file():
         raise FileNotFoundError(
-            f"{folder}: no {CONFIG_FILE} beside the checkpoint; name the config with "
+            f"{folder}: no {CONFIG_NAME} beside the checkpoint; name the config with "
             "--config"
         )
-    return folder / CONFIG_FILE
+    return folder / CONFIG_NAME
 
 
 def refuse_existing(out: Path) -> None:

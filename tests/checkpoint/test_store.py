@@ -307,6 +307,7 @@ def test_readers_of_a_run_that_saves_all_the_time(open_store, tmp_path):
                 store.restore(step, {"weights": weights()})
                 store.close()
                 chosen.add(step)
-            assert len(chosen) > 3
+            assert process.poll() is None
+            assert len(chosen) > 1
         finally:
             process.kill()

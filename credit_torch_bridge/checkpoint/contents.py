@@ -1,0 +1,111 @@
+"""The contents of a checkpoint, and what each key is converted to, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.state_dict.problems import compare_shapes
+from credit_jax.state_dict.renames import is_domain_parallel
+from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
+from credit_torch_bridge.checkpoint.torch_checkpoint import (
+    TorchCheckpoint,
+    open_checkpoint,
+)
+from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys, upgraded
+from credit_torch_bridge.checkpoint.unsupported import recognized_model
+from credit_torch_bridge.cli.options import config_file
+
+
+def contents(path: Path, config: str | None) -> Iterator[str]:
+    """Yields lines on what a checkpoint holds and what each of its keys becomes.
+
+    Args:
+        path: file or folder.
+        config: CREDIT's YAML; None looks for `model.yml` beside the checkpoint.
+    """
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        yield from _ours(path)
+        return
+    found = open_checkpoint(path)
+    yield from _contents(found)
+    try:
+        run_config = read_run_config(config_file(config, path))
+    except FileNotFoundError:
+        if config is not None:
+            raise
+        yield "no config: name it with --config to see what becomes of each key"
+        for key, tensor in found.model.items():
+            yield f"  {key} {tuple(tensor.shape)}"
+        return
+    yield from _keys(run_config, found)
+
+
+def _ours(folder: Path) -> Iterator[str]:
+    store = CheckpointStore(folder, num_latest=10**9, keep_best=False, pins=True)
+    try:
+        yield f"{folder}: run of credit_jax"
+        for step in store.steps():
+            progress, items = store.progress(step), store.item_names(step)
+            yield (
+                f"  {step} micro-batches: {', '.join(items)}; epoch "
+                f"{progress.epoch + 1}, batch {progress.batches + 1} is next"
+            )
+    finally:
+        store.close()
+
+
+def _contents(found: TorchCheckpoint) -> Iterator[str]:
+    numbers = {
+        key: tensor.numel()
+        for key, tensor in found.model.items()
+        if not key.endswith(("_u", "_v"))
+    }
+    vectors = len(found.model) - len(numbers)
+    domain = ", of a domain-parallel run" if is_domain_parallel(found.model) else ""
+    yield f"{found.path}: {found.format}{domain}"
+    yield (
+        f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
+        + (f", {vectors} vectors of spectral norm" if vectors else "")
+    )
+    known = recognized_model(found.model)
+    if known:
+        yield f"  model: {known}"
+    states = {
+        "optimizer": found.optimizer,
+        "schedule": found.scheduler,
+        "loss scaling": found.scaler,
+        "average": found.average and found.average.shadow,
+    }
+    there = [name for name, state in states.items() if state]
+    yield f"  besides: {', '.join(there) or 'nothing'}; epoch {found.epoch}"
+    for note in found.notes:
+        yield f"  note: {note}"
+
+
+def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
+    """Yields a line for each key of the file: shape, and parameter it becomes."""
+    yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
+    found, is_older = upgraded(run_config, found)
+    if is_older:
+        yield f"  note: {found.notes[-1]}"
+    renamed = renamed_keys(run_config, found)
+    places = {place.key: place for place in run_config.plan.entries}
+    for entry in renamed:
+        place = places.get(entry.name)
+        done = f" [{', '.join(entry.steps)}]" if entry.steps else ""
+        shape = tuple(found.model[entry.given].shape)
+        if place is None:
+            yield f"  {entry.given} {shape}{done} -> not known"
+            continue
+        layer = "" if place.layer is None else f"[{place.layer}]"
+        leaf = f" ({place.leaf})" if place.leaf else ""
+        yield f"  {entry.given} {shape}{done} -> {place.path}{layer}{leaf}"
+    given = {r.name: tuple(found.model[r.given].shape) for r in renamed}
+    wanted = {
+        key: place.arrangement.torch_shape(place.shape) for key, place in places.items()
+    }
+    problems = compare_shapes(given, wanted)
+    yield f"{len(problems)} problem(s)" if problems else "every key has its place"
+    yield from (f"  {problem}" for problem in problems)
