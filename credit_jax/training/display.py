@@ -13,6 +13,8 @@ from rich.text import Text
 
 from credit_jax.io.activity import description, line_written, live_display
 
+from credit_jax.config.messages import printable
+
 PLAIN_SECONDS = 10.0
 _SMOOTH = 0.9
 
@@ -102,6 +104,7 @@ class Display:
     def message(self, text: str) -> None:
         """Prints a line that stays above the bar."""
         if not self._silent:
+            text = printable(text)
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
             line_written()
 
