@@ -79,7 +79,10 @@ def test_check(override, code, capsys):
 
 def test_without_torch_a_command_says_what_to_install():
     names = sorted({*BRIDGE} - {"config"})
-    codes, out, err = _without_torch(*((name, "--help") for name in names))
+    options = {"convert": ("--to", "jax", "--out", "out")}
+    codes, out, err = _without_torch(
+        *((name, "--checkpoint", "x", *options.get(name, ())) for name in names)
+    )
     assert codes == [USER_ERROR] * len(names)
     assert out == []
     message = (
@@ -87,6 +90,17 @@ def test_without_torch_a_command_says_what_to_install():
         "pip install 'credit-jax[bridge]'"
     )
     assert err == [message] * len(names)
+
+
+def test_help_and_version_need_no_torch():
+    names = sorted(COMMANDS)
+    codes, out, err = _without_torch(
+        *((name, "--help") for name in names), ("--version",)
+    )
+    assert codes == [OK] * (len(names) + 1), err
+    for name in names:
+        assert any(f"usage: credit-jax {name}" in line for line in out)
+    assert any(line.startswith("credit-jax ") and ", jax " in line for line in out)
 
 
 def test_config_files_are_converted_without_torch(tmp_path):

@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document(report), indent=1))
     else:
-        _print(report)
+        _print(report, with_data=args.data)
     return FAILED if report.problems else OK
 
 
-def _print(report: CheckReport) -> None:
+def _print(report: CheckReport, *, with_data: bool) -> None:
     console = Console()
     if report.plan is not None:
         for table in plan_tables(report.plan):
@@ -82,7 +82,12 @@ def _print(report: CheckReport) -> None:
     if report.bound is not None:
         print_line(report.bound.explanation)
     if not report.problems:
-        print_line("OK: this run can start.", "bold green")
+        print_line(
+            "OK: this run can start."
+            if with_data
+            else "OK so far: data and other files have not been looked at (--no-data).",
+            "bold green",
+        )
         return
     count = len(report.problems)
     print_line(f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")

@@ -43,8 +43,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from credit_jax.config.messages import printable
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
+from credit_jax.io.open_files import opened
 
 NETCDF_NAME, CSV_NAME = "scores.nc", "scores.csv"
 FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = (
@@ -115,7 +117,8 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
     with new_file(paths[0]) as partial:
         write_netcdf(scores, partial, encoding)
     with new_file(paths[1]) as partial:
-        to_table(scores).to_csv(partial, index=False, float_format="%.7g")
+        table = to_table(scores).map(_as_text)
+        table.to_csv(partial, index=False, float_format="%.7g")
     return paths
 
 
@@ -131,7 +134,7 @@ def read_scores(path: str | Path) -> xr.Dataset:
         place /= NETCDF_NAME
     if not place.is_file():
         raise FileNotFoundError(f"{place} does not exist; `credit-jax score` makes it")
-    with xr.open_dataset(place, engine="h5netcdf", decode_timedelta=True) as found:
+    with opened(place, decode_timedelta=True) as found:
         scores = found.load()
     check_scores(scores, os.fspath(place))
     return scores
@@ -158,6 +161,14 @@ def check_scores(scores: xr.Dataset, where: str) -> None:
                 f"{where}: {name} has the dims {scores[name].dims}, expected "
                 f"{METRICS[name].dims}"
             )
+
+
+def _as_text(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula; names come from files."""
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def to_table(scores: xr.Dataset) -> pd.DataFrame:

@@ -6,11 +6,14 @@ import collections
 import os
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
+from credit_jax.io.metadata import check_coordinates, check_file
 from credit_jax.io.remote import is_url, open_binary, store_at
 from credit_jax.io.retry import is_transient, retried
 
@@ -81,28 +84,81 @@ class OpenFiles:
             return self._datasets[key]
 
 
-def _open(path: str, engine: str | None) -> xr.Dataset:
-    engine = reading_engine(path) if is_url(path) else engine or reading_engine(path)
+@contextmanager
+def opened(path: str | Path, **options: Any) -> Iterator[xr.Dataset]:
+    """Opens a file whose values are read in the block; every error names the file.
 
-    def read() -> xr.Dataset:
-        place = _remote(path, engine) if is_url(path) else path
-        with warnings.catch_warnings():
-            # Zarr 3 has no consolidated metadata. Times that datetime64 cannot hold
-            # become cftime objects; whoever reads them raises the error.
-            warnings.filterwarnings("ignore", "Failed to open Zarr store with")
-            warnings.filterwarnings("ignore", "Unable to decode time axis")
-            return xr.open_dataset(place, engine=engine, cache=False)
+    Args:
+        path: a file, or the folder of a Zarr store.
+        options: of `xarray.open_dataset`.
+    """
+    with _named(os.fspath(path)), open_dataset(path, **options) as dataset:
+        yield dataset
 
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Turns what libraries raise for files that are no data into one ValueError."""
     try:
-        return retried(read, path)
-    except (OSError, ValueError, KeyError) as error:
-        if is_transient(error.__cause__ or error):
-            raise
+        yield
+    except (FileNotFoundError, MemoryError):
+        raise
+    except Exception as error:
         reason = str(error).partition("\n")[0].partition(". Consider ")[0]
+        if is_transient(error.__cause__ or error) or reason.startswith(path):
+            raise
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
             f"{reason}); is it complete?"
         ) from error
+
+
+def open_dataset(
+    place: Any, engine: str | None = None, path: str | None = None, **options: Any
+) -> xr.Dataset:
+    """Opens a file whose metadata have been checked; arrays are not read.
+
+    Args:
+        place: path of a file or store, or what xarray opens for a URL.
+        engine: xarray's engine; None chooses by `reading_engine`.
+        path: for errors; None is `place`.
+        options: of `xarray.open_dataset`.
+
+    Raises:
+        ValueError: it is no complete file or store, or its metadata ask for too much:
+            see `metadata.check_file` and `metadata.check_coordinates`.
+    """
+    path = os.fspath(place) if path is None else path
+    with _named(path), warnings.catch_warnings():
+        # Zarr 3 has no consolidated metadata. Times that datetime64 cannot hold
+        # become cftime objects; whoever reads them raises the error.
+        warnings.filterwarnings("ignore", "Failed to open Zarr store with")
+        warnings.filterwarnings("ignore", "Unable to decode time axis")
+        if not is_url(path):
+            check_file(path)
+        dataset = xr.open_dataset(
+            place,
+            engine=engine or reading_engine(path),
+            cache=False,
+            create_default_indexes=False,
+            **options,
+        )
+        check_coordinates(path, dataset.variables)
+        for name, coordinate in dataset.coords.items():
+            if coordinate.dims == (name,):
+                dataset = dataset.set_xindex(name)
+    return dataset
+
+
+def _open(path: str, engine: str | None) -> xr.Dataset:
+    engine = reading_engine(path) if is_url(path) else engine
+
+    def read() -> xr.Dataset:
+        return open_dataset(
+            _remote(path, engine) if is_url(path) else path, engine, path
+        )
+
+    return retried(read, path)
 
 
 def _remote(url: str, engine: str | None) -> Any:

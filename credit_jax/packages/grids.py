@@ -13,7 +13,7 @@ from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
 from credit_jax.io.netcdf import write_netcdf
-from credit_jax.io.open_files import OpenFiles
+from credit_jax.io.open_files import OpenFiles, opened
 
 _UNITS = {"latitude": "degrees_north", "longitude": "degrees_east"}
 _CURVED = ("y", "x")
@@ -41,7 +41,7 @@ def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> 
     Raises:
         ValueError: they differ.
     """
-    with xr.open_dataset(path, engine="h5netcdf") as dataset:
+    with opened(path) as dataset:
         own = [dataset[name].values for name in _UNITS]
     for name, here, there in zip(_UNITS, (latitude, longitude), own, strict=True):
         if here.shape != there.shape:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from credit_jax.config.base import ConfigError
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.io.metadata import METADATA_FILES, check_zarr_metadata, refuse_links
 
-_NETCDF = (b"\x89HDF\r\n\x1a\n", b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_NETCDF = (_HDF5, b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _START = 8
 
 
@@ -36,16 +38,20 @@ def check_kind(path: Path) -> None:
     """Checks that the content of a file matches its suffix.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it does not, or leads out of the package.
     """
-    zarr = any(part.endswith(".zarr") for part in path.parts[:-1])
-    good = _is_plain_zarr(path) if zarr else _is(path, path.suffix)
-    if not good:
+    if any(part.endswith(".zarr") for part in path.parts[:-1]):
+        if path.name in METADATA_FILES:
+            check_zarr_metadata(path)
+        return
+    if not _is(path, path.suffix):
         raise ValueError(
-            f"{path}: its content is not that of a {path.suffix or 'Zarr'} file, "
+            f"{path}: its content is not that of a {path.suffix} file, "
             f"it begins with {_begin(path)!r}; it could hold code. Do not use this "
             "package"
         )
+    if _begin(path).startswith(_HDF5):
+        refuse_links(path)
 
 
 def _is(path: Path, suffix: str) -> bool:
@@ -63,13 +69,6 @@ def _is(path: Path, suffix: str) -> bool:
         return False
     # The header of safetensors is checked where the weights are read.
     return suffix in (".json", ".yaml", ".yml", ".safetensors")
-
-
-def _is_plain_zarr(path: Path) -> bool:
-    """Whether a file of a Zarr store is free of codecs that unpickle."""
-    if path.name in (".zarray", ".zmetadata", "zarr.json"):
-        return b"pickle" not in path.read_bytes().lower()
-    return True
 
 
 def _begin(path: Path) -> bytes:

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import xarray as xr
 
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
@@ -203,7 +202,7 @@ def load_forecaster(
     order = {name: {} for name in section.source}
     given = GivenState(**fields, state=order)
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, given)
-    with xr.open_dataset(package.path / GRID, engine="h5netcdf") as grid:
+    with opened(package.path / GRID) as grid:
         latitude, longitude = grid.latitude.values, grid.longitude.values
     package.check_data(channel_groups(schema, opened.further), latitude, longitude)
     schedule = Schedule(np.array([], "datetime64[ns]"), 1, opened.timestep)

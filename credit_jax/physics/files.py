@@ -8,10 +8,9 @@ from importlib.resources import files
 from typing import TypeAlias
 
 import numpy as np
-import xarray as xr
 from jaxtyping import Float
 
-from credit_jax.io.open_files import reading_engine
+from credit_jax.io.open_files import opened
 from credit_jax.physics.columns import Levels
 from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.grid import area_weights
@@ -34,7 +33,7 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
         ValueError: a variable is missing or has values that are not finite.
     """
     found = find_file(os.path.expandvars(path))
-    with xr.open_dataset(found, engine=reading_engine(found)) as dataset:
+    with opened(found) as dataset:
         missing = [name for name in names if name not in dataset.variables]
         if missing:
             there = ", ".join(map(str, dataset.variables))

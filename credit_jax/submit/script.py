@@ -155,7 +155,7 @@ def _environment(own: JobSection) -> list[str]:
     if own.conda:
         lines += [
             "command -v conda > /dev/null || module load conda",
-            f"conda activate {own.conda}",
+            f"conda activate {shlex.quote(own.conda)}",
         ]
     return [*lines, *own.env_setup]
 

@@ -21,6 +21,10 @@ _OTHER_NAMES = {
     "partition": "queue",
 }
 _WORDS = ("project", "job_name", "queue", "qos", "conda", "gpu_type", "mem")
+# What a shell and a scheduler take for one word, and not for an option.
+_WORD = re.compile(r"[\w.+@:=/,~][\w.+@:=/,~-]*")
+_MEMORY = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?[bB]?")
+_MOST = 100_000  # nodes of a job, and processors of a node
 _WALLTIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]?\d):([0-5]?\d)")
 _WORKERS = "read by CREDIT's older scripts only"
 
@@ -54,9 +58,9 @@ class JobSection(StrictModel):
     project: str | None = None
     job_name: str = "credit_jax"
     walltime: str = "12:00:00"
-    nodes: int = Field(1, ge=1)
-    ngpus: int = Field(4, ge=0)
-    ncpus: int = Field(8, ge=1)
+    nodes: int = Field(1, ge=1, le=_MOST)
+    ngpus: int = Field(4, ge=0, le=_MOST)
+    ncpus: int = Field(8, ge=1, le=_MOST)
     mem: str | None = None
     queue: str | None = None
     gpu_type: str | None = None
@@ -100,15 +104,30 @@ class JobSection(StrictModel):
     @field_validator(*_WORDS)
     @classmethod
     def _one_word(cls, value: str | None) -> str | None:
-        if value is not None and re.search(r"[\s'\"`;|&<>\\]", value):
+        if value is not None and not _WORD.fullmatch(value):
             raise ValueError(f"must be one word for the job script, got {got(value)}")
+        return value
+
+    @field_validator("mem")
+    @classmethod
+    def _memory(cls, value: str | None) -> str | None:
+        if value is not None and not _MEMORY.fullmatch(value):
+            raise ValueError(f"must be an amount such as 480GB, got {got(value)}")
+        return value
+
+    @field_validator("modules")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in (name for text in value for name in text.split()):
+            if not _WORD.fullmatch(name):
+                raise ValueError(f"must be names of modules, got {got(name)}")
         return value
 
     @field_validator("constraint")
     @classmethod
     def _no_space(cls, value: str | None) -> str | None:
         """SLURM joins constraints by & and |."""
-        if value is not None and re.search(r"\s", value):
+        if value is not None and not re.fullmatch(r"[\w&|,.*!@()\[\]+-]+", value):
             raise ValueError(f"must be without spaces, got {got(value)}")
         return value
 

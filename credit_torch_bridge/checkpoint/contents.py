@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from credit_jax.checkpoint import CheckpointStore
@@ -15,15 +15,15 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys, upgraded
 from credit_torch_bridge.checkpoint.unsupported import recognized_model
-from credit_torch_bridge.cli.options import config_file
 
 
-def contents(path: Path, config: str | None) -> Iterator[str]:
+def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
     """Yields lines on what a checkpoint holds and what each of its keys becomes.
 
     Args:
         path: file or folder.
-        config: CREDIT's YAML; None looks for `model.yml` beside the checkpoint.
+        find_config: returns the path of CREDIT's YAML, called if it is needed; if it
+            finds no file, the keys are listed alone.
     """
     if path.is_dir() and (path / "checkpoints").is_dir():
         yield from _ours(path)
@@ -31,15 +31,13 @@ def contents(path: Path, config: str | None) -> Iterator[str]:
     found = open_checkpoint(path)
     yield from _contents(found)
     try:
-        run_config = read_run_config(config_file(config, path))
+        config = find_config()
     except FileNotFoundError:
-        if config is not None:
-            raise
         yield "no config: name it with --config to see what becomes of each key"
         for key, tensor in found.model.items():
             yield f"  {key} {tuple(tensor.shape)}"
         return
-    yield from _keys(run_config, found)
+    yield from _keys(read_run_config(config), found)
 
 
 def _ours(folder: Path) -> Iterator[str]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from credit_jax.commands import OK, print_line
-from credit_torch_bridge.cli.options import add_config_option
+from credit_torch_bridge.cli.options import add_config_option, config_file
 
 HELP = "List what a checkpoint holds, and what a conversion does to each key."
 EXAMPLE = "--checkpoint RUN/checkpoint.pt"
@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     # torch, which --help does not need.
     from credit_torch_bridge.checkpoint.contents import contents
 
-    for line in contents(Path(args.checkpoint), args.config):
+    path = Path(args.checkpoint)
+    for line in contents(path, lambda: config_file(args.config, path)):
         print_line(line)
     return OK

@@ -234,7 +234,14 @@ def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
     write_config(config, path)
     assert main(["--config", str(path), "--no-data"]) == 0
     printed = capsys.readouterr().out
-    for word in ("Channels", "Mesh of 1", "Geometry", "Parameters", "Memory", "OK"):
+    for word in (
+        "Channels",
+        "Mesh of 1",
+        "Geometry",
+        "Parameters",
+        "Memory",
+        "OK so far: data",
+    ):
         assert word in printed, printed
     assert main(["-c", str(path), "--set", "model.dim_head=5", "--no-data"]) == 0
     arguments = ["-c", str(path), "--set", "trainer.parallelism.tensor=3", "--no-data"]

@@ -9,6 +9,7 @@ from credit_jax.evaluation.scores import (
     BAND,
     DIMS,
     WAVENUMBER,
+    _as_text,
     read_scores,
     to_table,
     write_scores,
@@ -67,3 +68,13 @@ def test_what_is_no_data_set_of_scores(tmp_path):
     turned = some_scores().transpose("region", ...)
     with pytest.raises(ValueError, match="rmse has the dims"):
         write_scores(turned, tmp_path)
+
+
+def test_names_are_no_formulas():
+    cells = {
+        "=cmd|' /C x'!A0": "'=cmd|' /C x'!A0",
+        "T\x1b[2J": "T\\x1b[2J",
+        "T500": "T500",
+        -1.5: -1.5,
+    }
+    assert {cell: _as_text(cell) for cell in cells} == cells

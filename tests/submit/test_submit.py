@@ -138,6 +138,14 @@ def test_one_node_needs_no_launcher(submit: Any) -> None:
 @pytest.mark.parametrize(
     ("section", "options", "message"),
     [
+        ({"pbs": {"conda": "$(touch x)"}}, (), "pbs.conda: must be one word"),
+        ({"pbs": {"conda": "--help"}}, (), "pbs.conda: must be one word"),
+        ({"pbs": {"modules": "gcc; touch /x"}}, (), "pbs.modules: must be names of"),
+        ({"pbs": {"mem": -5}}, (), "pbs.mem: must be one word"),
+        ({"pbs": {"mem": "lots"}}, (), "pbs.mem: must be an amount such as 480GB"),
+        ({"pbs": {"nodes": 1e30}}, (), "pbs.nodes: Unable to parse"),
+        ({"pbs": {"nodes": 1e6}}, (), "pbs.nodes: must be at most 100000"),
+        ({"pbs": {"job_name": "a\nb"}}, (), "pbs.job_name: must be one word"),
         ({}, (), "pbs: missing; it says what a job asks for"),
         ({"pbs": {"walltim": "1:00:00"}}, (), "pbs.walltim: unknown key"),
         ({"pbs": {"walltime": "1 hour"}}, (), "hours:minutes:seconds, got '1 hour'"),

@@ -209,6 +209,7 @@ def matches(template: str, path: str) -> bool:
 
 
 def _glob_pattern(template: str) -> str:
+    template = template.replace("[", "[[]")  # wildcards are * and ? alone
     for code in _DIGITS:
         template = template.replace(code, "*")
     return template

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from credit_jax.io.open_files import opened
+
 EPSILON = np.float32(1e-5)
 
 
@@ -45,9 +47,7 @@ def read_edges(path: str) -> EdgeFile:
 
 @lru_cache(4)
 def _read(path: str, _: int) -> EdgeFile:
-    import xarray as xr
-
-    with xr.open_dataset(path) as dataset:
+    with opened(path) as dataset:
         names = ("edges", "distances", "latitude", "longitude")
         missing = [name for name in names if name not in dataset.variables]
         if missing:

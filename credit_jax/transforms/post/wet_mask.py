@@ -13,6 +13,7 @@ from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import FieldTree
 from credit_jax.transforms.pointwise import is_numpy
 
@@ -109,7 +110,7 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
         ValueError: the store has no masks.
     """
     data = args.conf.data
-    with xr.open_zarr(expandvars(data.data_path), consolidated=None) as store:
+    with opened(expandvars(data.data_path)) as store:
         depths = _depths(store, data.data_path)
     count = len(VARIABLES[data.prognostic_vars_key])
     channels = [*(list(range(NUM_DEPTHS)) * count), 0]

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.io.open_files import reading_engine
+from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import (
     FieldTree,
     Layout,
@@ -172,7 +171,7 @@ def _read(path: str, key: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             f"era5_normalizer {key}: no file {path!r}; "
             + (hint or f"the folder {folder!r} is empty or does not exist")
         )
-    with xr.open_dataset(path, engine=reading_engine(path)) as dataset:
+    with opened(path) as dataset:
         values = {
             str(name): np.asarray(variable.values, dtype=np.float32)
             for name, variable in dataset.data_vars.items()

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.io.open_files import reading_engine
+from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import FieldTree, Grid, map_fields
 from credit_jax.transforms.selection import DataType
 
@@ -106,7 +106,7 @@ def build_regrid(args: RegridArgs) -> Regrid:
         ValueError: the file is not a weight file of ESMF.
     """
     path = expandvars(args.weight_file)
-    with xr.open_dataset(path, engine=reading_engine(path)) as weights:
+    with opened(path) as weights:
         lacking = {"row", "col", "S", "dst_grid_dims"} - set(map(str, weights))
         if lacking:
             raise ValueError(

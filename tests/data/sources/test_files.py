@@ -93,3 +93,14 @@ def test_what_is_said_of_a_missing_file(tmp_path, template, text):
         discover(own, "x")
     assert text.format(tmp=tmp_path) in str(raised.value)
     assert "bin" not in str(raised.value)
+
+
+def test_brackets_are_no_wildcards(tmp_path):
+    folder = tmp_path / "[exp1]"
+    folder.mkdir()
+    for year in (1999, 2000):
+        (folder / f"x_{year}.nc").touch()
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "x_2001.nc").touch()
+    found = discover(f"{folder}/x_%Y.nc", "path")
+    assert found.paths == (f"{folder}/x_1999.nc", f"{folder}/x_2000.nc")

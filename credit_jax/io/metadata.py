@@ -1,0 +1,261 @@
+"""Judges data files by their metadata, before anything of them is allocated or run.
+
+Files come from anywhere: their chunks may be larger than memory, their coordinates
+longer, their links may lead elsewhere or nowhere, and their codecs may be code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+# A chunk, and the values of a coordinate, are in memory as a whole. Blosc has no larger
+# chunks; a coordinate of hourly times for 4,000 years is of this size.
+MAX_CHUNK_BYTES, MAX_COORDINATE_BYTES = 2**31, 2**28
+# Text of the metadata of a store, which is parsed as a whole.
+MAX_METADATA_BYTES = 2**26
+METADATA_FILES = (".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")
+# Codecs of zarr and numcodecs that only compute.
+_CODECS = (
+    *("adler32", "astype", "bitround", "blosc", "bytes", "bz2", "cast_value"),
+    *("categorize", "crc32", "crc32c", "delta", "fixedscaleoffset", "fletcher32"),
+    *("gzip", "jenkins_lookup3", "json2", "lz4", "lzma", "packbits", "pcodec"),
+    *("quantize", "scale_offset", "sharding_indexed", "shuffle", "transpose"),
+    *("vlen-array", "vlen-bytes", "vlen-utf8", "zfpy", "zlib", "zstd"),
+)
+# zarr's names of data types that numpy has by other ones.
+_NO_NUMBERS = ("string", "bytes", "variable_length_bytes", "null_terminated_bytes")
+
+
+def check_file(path: str | Path) -> None:
+    """Checks a local file or store before it is opened.
+
+    Args:
+        path: a file, or the folder of a Zarr store.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is empty, no plain file, or its metadata ask for more memory than
+            any data need, or for codecs that are not known to only compute.
+    """
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        check_store(Path(path))
+    elif not stat.S_ISREG(status.st_mode):
+        raise ValueError(
+            f"{path}: is a pipe, a socket or a device, expected a file or the folder "
+            "of a Zarr store"
+        )
+    elif not status.st_size:
+        raise ValueError(f"{path}: is empty (0 bytes); make it again")
+
+
+def check_store(folder: Path) -> None:
+    """Checks the metadata of a Zarr store and of its arrays; see `check_file`."""
+    for place in (folder, *(Path(e) for e in os.scandir(folder) if e.is_dir())):
+        for name in METADATA_FILES:
+            if (place / name).is_file():
+                check_zarr_metadata(place / name)
+
+
+def check_zarr_metadata(path: Path) -> None:
+    """Checks a metadata file of Zarr v2 or v3; see `check_file`."""
+    content = read_metadata(path)
+    for name, node in _arrays(path, content):
+        _check_array(f"{path}: {name}", node)
+
+
+def read_metadata(path: Path) -> Mapping[str, Any]:
+    """Reads a metadata file of Zarr.
+
+    Raises:
+        ValueError: it is too large, nested too deeply, or no JSON object.
+    """
+    if (size := path.stat().st_size) > MAX_METADATA_BYTES:
+        raise ValueError(
+            f"{path}: has {size} bytes, expected at most {MAX_METADATA_BYTES} of the "
+            "metadata of a store"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: is no JSON ({error}); make the store again"
+        ) from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: is no JSON object; make the store again")
+    return content
+
+
+def _arrays(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and metadata of the arrays that a metadata file describes."""
+    if path.name == ".zarray" or content.get("node_type") == "array":
+        yield path.parent.name, content
+    consolidated = content
+    if path.name == "zarr.json":
+        consolidated = content.get("consolidated_metadata") or {}
+    nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    for key, node in nodes.items() if isinstance(nodes, dict) else ():
+        if key.startswith("/") or ".." in key.split("/"):
+            raise ValueError(f"{path}: {key!r} leads out of the store; do not use it")
+        is_array = isinstance(node, dict) and node.get("node_type") == "array"
+        if key.split("/")[-1] == ".zarray" or is_array:
+            yield key.removesuffix("/.zarray"), node
+
+
+def _check_array(where: str, node: Any) -> None:
+    if not isinstance(node, dict):
+        raise ValueError(f"{where} is no description of an array; make the store again")
+    shape = _lengths(where, "shape", node.get("shape"), least=0)
+    if node.get("storage_transformers"):
+        raise ValueError(
+            f"{where} has storage_transformers, which may lead anywhere; write it "
+            "without them"
+        )
+    for codec in _codecs(where, node):
+        if codec.removeprefix("numcodecs.") not in _CODECS:
+            raise ValueError(
+                f"{where} has the codec {codec!r}, which is not known to be free of "
+                f"code; there are: {', '.join(_CODECS)}"
+            )
+    chunks = _chunks(where, node, shape)
+    size = math.prod(chunks) * _item_bytes(where, node)
+    if size > MAX_CHUNK_BYTES:
+        raise ValueError(
+            f"{where} has chunks of {'x'.join(map(str, chunks))} values, {size} bytes, "
+            f"expected at most {MAX_CHUNK_BYTES}; write it with smaller chunks"
+        )
+
+
+def _chunks(where: str, node: Mapping[str, Any], shape: Sequence[int]) -> list[int]:
+    given = node.get("chunks")
+    if node.get("zarr_format") == 3:
+        grid = node.get("chunk_grid")
+        found = grid.get("configuration") if isinstance(grid, dict) else None
+        given = found.get("chunk_shape") if isinstance(found, dict) else None
+        for codec in node.get("codecs") or ():
+            # The chunk of a shard is in memory, and its index.
+            if isinstance(codec, dict) and codec.get("name") == "sharding_indexed":
+                own = codec.get("configuration")
+                given = own.get("chunk_shape") if isinstance(own, dict) else None
+    chunks = _lengths(where, "chunks", given, least=1)
+    if len(chunks) != len(shape):
+        raise ValueError(
+            f"{where} has shape {shape}, but chunks {chunks}; make the store again"
+        )
+    return chunks
+
+
+def _lengths(where: str, what: str, given: Any, *, least: int) -> list[int]:
+    good = isinstance(given, list) and all(type(n) is int and n >= least for n in given)
+    if not good:
+        raise ValueError(
+            f"{where} has {what} {str(given)[:80]}, expected a list of integers of "
+            f"{least} or more; make the store again"
+        )
+    return given
+
+
+def _item_bytes(where: str, node: Mapping[str, Any]) -> int:
+    """Bytes of a value; 8 of those whose sizes differ."""
+    kind = node.get("dtype", node.get("data_type"))
+    if isinstance(kind, dict):
+        own = kind.get("configuration")
+        length = own.get("length_bytes", 8) if isinstance(own, dict) else 8
+        return length if type(length) is int and length > 0 else 8
+    if kind in _NO_NUMBERS:
+        return 8
+    try:
+        return np.dtype(kind).itemsize or 1
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{where} has the data type {str(kind)[:80]}, which is not available"
+        ) from None
+
+
+def _codecs(where: str, node: Mapping[str, Any]) -> Iterator[str]:
+    """Names of all codecs of an array, those within others too."""
+    given = [node.get("compressor"), *_listed(where, node.get("filters"))]
+    given += _listed(where, node.get("codecs"))
+    while given:
+        codec = given.pop()
+        if codec is None:
+            continue
+        name = codec
+        if isinstance(codec, dict):
+            name = codec.get("id", codec.get("name"))
+            own = codec.get("configuration")
+            for key in ("codecs", "index_codecs"):
+                inner = own.get(key) if isinstance(own, dict) else None
+                given += _listed(where, inner)
+        if not isinstance(name, str):
+            raise ValueError(f"{where} has a codec without a name, {str(codec)[:80]}")
+        yield name
+
+
+def _listed(where: str, codecs: Any) -> list[Any]:
+    if codecs is None or isinstance(codecs, list):
+        return list(codecs or ())
+    raise ValueError(f"{where} has codecs {str(codecs)[:80]}, expected a list of them")
+
+
+def check_coordinates(path: str, variables: Mapping[Any, Any]) -> None:
+    """Checks the coordinates of an opened file, whose values become an index.
+
+    Args:
+        path: of the file, for the error.
+        variables: xarray's variables, not read.
+
+    Raises:
+        ValueError: one is longer than any time axis or grid.
+    """
+    for name, variable in variables.items():
+        if variable.dims == (name,) and variable.nbytes > MAX_COORDINATE_BYTES:
+            raise ValueError(
+                f"{path}: coordinate {name!r} has {variable.shape[0]} values, "
+                f"{variable.nbytes} bytes, expected at most {MAX_COORDINATE_BYTES}; it "
+                "is no axis of a grid"
+            )
+
+
+def refuse_links(path: Path) -> None:
+    """Checks that an HDF5 file holds all of its content itself.
+
+    Args:
+        path: a NetCDF-4 file of others.
+
+    Raises:
+        ValueError: there is a link, or an array whose values are in other files.
+    """
+    with h5py.File(path, "r") as file:
+        groups, seen = [file["/"]], set()
+        while groups:
+            group: Any = groups.pop()
+            if (number := h5py.h5o.get_info(group.id).addr) in seen:
+                continue
+            seen.add(number)
+            for name in group:
+                link = group.get(name, getlink=True)
+                if not isinstance(link, h5py.HardLink):
+                    raise ValueError(
+                        f"{path}: {group.name.rstrip('/')}/{name} is a link to "
+                        f"{link.path!r}, expected the content itself. Do not use it"
+                    )
+                inner = group[name]
+                if isinstance(inner, h5py.Group):
+                    groups.append(inner)
+                elif isinstance(inner, h5py.Dataset) and (
+                    inner.external or inner.is_virtual
+                ):
+                    raise ValueError(
+                        f"{path}: the values of {inner.name} are in other files, "
+                        "expected the content itself. Do not use it"
+                    )

@@ -1,0 +1,242 @@
+"""Files of strangers: one error from their metadata, nothing allocated, nothing run."""
+
+import json
+import os
+import resource
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from credit_jax.io.metadata import check_zarr_metadata, refuse_links
+from credit_jax.io.open_files import OpenFiles, opened
+
+SPARE = 2**32  # bytes of address space beyond what is in use
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """Limits the address space: what is allocated by metadata alone is an error."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
+    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def dataset():
+    return xr.Dataset(
+        {"T": (("time", "level"), np.arange(6, dtype=np.float32).reshape(2, 3))},
+        coords={"time": [0, 1], "level": [100, 200, 300]},
+    )
+
+
+def store(folder, version):
+    path = folder / "store.zarr"
+    dataset().to_zarr(path, zarr_format=version, consolidated=version == 2)
+    return path
+
+
+def change(path, **values):
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | values))
+
+
+def change_v2(path, **values):
+    """Changes an array in its own file and in the consolidated one."""
+    change(path / "T/.zarray", **values)
+    content = json.loads((path / ".zmetadata").read_text())
+    content["metadata"]["T/.zarray"].update(values)
+    (path / ".zmetadata").write_text(json.dumps(content))
+
+
+V2 = {
+    "huge chunks": ({"chunks": [10**6, 8 * 32 * 64 * 100]}, "smaller chunks"),
+    "chunks of none": ({"chunks": [0, 3]}, "list of integers of 1 or more"),
+    "chunks of text": ({"chunks": "many"}, "list of integers of 1 or more"),
+    "no shape": ({"shape": None}, "has shape None"),
+    "other dims": ({"chunks": [2]}, "make the store again"),
+    "unknown dtype": ({"dtype": "<q99"}, "which is not available"),
+    "pickle": ({"filters": [{"id": "pickle"}]}, "codec 'pickle'"),
+    "unknown codec": ({"compressor": {"id": "mine"}}, "codec 'mine'"),
+    "codec without a name": ({"compressor": {"level": 1}}, "codec without a name"),
+    "codecs of text": ({"filters": "zlib"}, "expected a list"),
+}
+
+
+@pytest.mark.parametrize("name", V2)
+def test_metadata_of_v2(name, tmp_path):
+    values, message = V2[name]
+    path = store(tmp_path, 2)
+    change_v2(path, **values)
+    with pytest.raises(ValueError, match=message) as error:
+        OpenFiles().dataset(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_codec_is_known_by_its_name_not_its_spelling(tmp_path):
+    path = store(tmp_path, 2)
+    text = (path / "T/.zarray").read_text()
+    escaped = text.replace('"filters": null', r'"filters": [{"id": "\u0070ickle"}]')
+    assert escaped != text
+    (path / "T/.zarray").write_text(escaped)
+    with pytest.raises(ValueError, match="codec 'pickle'"):
+        check_zarr_metadata(path / "T/.zarray")
+
+
+V3 = {
+    "huge chunks": (
+        {
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [10**6, 10**6]},
+            }
+        },
+        "smaller chunks",
+    ),
+    "storage transformers": (
+        {"storage_transformers": [{"name": "x"}]},
+        "storage_transformers",
+    ),
+    "codec in a shard": (
+        {
+            "codecs": [
+                {
+                    "name": "sharding_indexed",
+                    "configuration": {
+                        "chunk_shape": [1, 1],
+                        "codecs": [{"name": "numcodecs.pickle"}],
+                    },
+                }
+            ]
+        },
+        "codec 'numcodecs.pickle'",
+    ),
+    "no grid": ({"chunk_grid": "regular"}, "chunks None"),
+}
+
+
+@pytest.mark.parametrize("name", V3)
+def test_metadata_of_v3(name, tmp_path):
+    values, message = V3[name]
+    path = store(tmp_path, 3)
+    change(path / "T/zarr.json", **values)
+    with pytest.raises(ValueError, match=message) as error:
+        OpenFiles().dataset(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 10**5, '{"metadata": ' * 10**5, "[]", "not JSON", '{"a": "\ud800"}'],
+)
+def test_metadata_that_are_none(text, tmp_path):
+    path = store(tmp_path, 2)
+    (path / ".zmetadata").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ValueError, match=r"\.zmetadata: is no JSON"):
+        OpenFiles().dataset(path)
+
+
+def test_names_that_lead_out_of_a_store(tmp_path):
+    path = store(tmp_path, 2)
+    content = json.loads((path / ".zmetadata").read_text())
+    content["metadata"]["../x/.zarray"] = content["metadata"]["T/.zarray"]
+    (path / ".zmetadata").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="leads out of the store"):
+        OpenFiles().dataset(path)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_stores_of_every_codec_are_read(version, tmp_path):
+    """Those that xarray and zarr write by default, sharded ones, texts."""
+    path = store(tmp_path, version)
+    group = zarr.open_group(path, mode="a")
+    group.create_array("U", shape=(4, 4), chunks=(2, 2), dtype="float32")
+    if version == 3:
+        group.create_array(
+            "V", shape=(4, 4), chunks=(2, 2), shards=(4, 4), dtype="float32"
+        )
+    found = OpenFiles().dataset(path)
+    np.testing.assert_array_equal(found["T"], dataset()["T"])
+    assert found.sel(level=200)["T"].values.tolist() == [1, 4]
+
+
+def test_long_coordinates(tmp_path):
+    path = tmp_path / "long.nc"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("level", (10**9,), "f8", chunks=(1000,))
+        file["level"].make_scale("level")
+        file.create_dataset("T", (10**9,), "f4", chunks=(1000,))
+        file["T"].dims[0].attach_scale(file["level"])
+    with pytest.raises(ValueError, match="'level' has 1000000000 values"):
+        OpenFiles().dataset(path)
+
+
+def soft_loop(file):
+    file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+
+
+def hard_loop(file):
+    group = file.create_group("group")
+    group["again"] = group
+    file["root"] = file["/"]
+
+
+def outside(file):
+    file["x"] = h5py.ExternalLink("/etc/passwd", "/x")
+
+
+@pytest.mark.parametrize("links", [soft_loop, hard_loop, outside])
+def test_loops_of_links(links, tmp_path):
+    path = tmp_path / "links.nc"
+    dataset().to_netcdf(path, engine="h5netcdf")
+    with h5py.File(path, "a") as file:
+        links(file)
+    if links is hard_loop:
+        np.testing.assert_array_equal(OpenFiles().dataset(path)["T"], dataset()["T"])
+        refuse_links(path)
+        return
+    with pytest.raises(ValueError, match=r"links\.nc: .*is it complete"):
+        OpenFiles().dataset(path)
+    with pytest.raises(ValueError, match="is a link to"):
+        refuse_links(path)
+
+
+def test_values_in_other_files(tmp_path):
+    path = tmp_path / "virtual.nc"
+    dataset().to_netcdf(tmp_path / "source.nc", engine="h5netcdf")
+    refuse_links(tmp_path / "source.nc")
+    layout = h5py.VirtualLayout((2, 3), "f4")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "source.nc"), "T", (2, 3))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("T", layout)
+    with pytest.raises(ValueError, match="values of /T are in other files"):
+        refuse_links(path)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("T", (2,), "f4", external=[("/etc/passwd", 0, 8)])
+    with pytest.raises(ValueError, match="values of /T are in other files"):
+        refuse_links(path)
+
+
+def test_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.nc")
+    with pytest.raises(ValueError, match=r"pipe\.nc: is a pipe"):
+        OpenFiles().dataset(tmp_path / "pipe.nc")
+    (tmp_path / "empty.nc").touch()
+    with pytest.raises(ValueError, match=r"empty\.nc: is empty \(0 bytes\)"):
+        OpenFiles().dataset(tmp_path / "empty.nc")
+    whole = tmp_path / "whole.nc"
+    dataset().to_netcdf(whole, engine="h5netcdf")
+    for size in (9, 600, whole.stat().st_size - 20):
+        cut = tmp_path / "cut.nc"
+        cut.write_bytes(whole.read_bytes()[:size])
+        with (
+            pytest.raises(ValueError, match=r"cut\.nc: .*is it complete"),
+            opened(cut) as found,
+        ):
+            found.load()
