@@ -40,6 +40,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 _FATAL = 3  # absl's severity of what ends a process
 
+_MAX_LINES = 24  # of an error, such as of a checkpoint of another model
+
 # Coroutines of Orbax, several of which fail at once.
 _READS = ("_read_array_index_and_device_put",)
 
@@ -303,7 +305,10 @@ class _WithoutLateCallbacks:
 
 
 def _failed(error: Exception) -> int:
-    print_line(f"error: {str(error) or type(error).__name__}", "red", stderr=True)
+    lines = (str(error) or type(error).__name__).split("\n")
+    if (more := len(lines) - _MAX_LINES) > 0:
+        lines[_MAX_LINES:] = [f"  and {more} more lines; --debug shows all"]
+    print_line("error: " + "\n".join(lines), "red", stderr=True)
     return error.exit_code if isinstance(error, CommandError) else USER_ERROR
 
 

@@ -101,9 +101,9 @@ def _named(path: str) -> Iterator[None]:
     """Turns what libraries raise for files that are no data into one ValueError."""
     try:
         yield
-    except (FileNotFoundError, MemoryError):
-        raise
     except Exception as error:
+        if not (is_url(path) or os.path.lexists(path)):
+            raise  # there is no such file
         reason = str(error).partition("\n")[0].partition(". Consider ")[0]
         if is_transient(error.__cause__ or error) or reason.startswith(path):
             raise

@@ -26,21 +26,13 @@ def compare_shapes(
     return missing + unexpected + mismatched
 
 
-_MOST = 20  # problems that an error lists
-
-
 def raise_problems(problems: Sequence[str], what: str) -> None:
-    """Raises one error that lists the problems; returns if there are none.
+    """Raises one error that lists all problems; returns if there are none.
 
     Raises:
         ValueError: there are problems; `what` is its first line.
     """
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        listed = [*problems[:_MOST]]
-        if len(problems) > _MOST:
-            listed.append(
-                f"and {len(problems) - _MOST} more; is it the config of another model?"
-            )
-        lines = "\n".join(f"  {problem}" for problem in listed)
+        lines = "\n".join(f"  {problem}" for problem in problems)
         raise ValueError(f"{what}, {count}:\n{lines}")

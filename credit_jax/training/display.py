@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from credit_jax.io.activity import description, line_written, live_display
-
 from credit_jax.config.messages import printable
+from credit_jax.io.activity import description, line_written, live_display
 
 PLAIN_SECONDS = 10.0
 _SMOOTH = 0.9

@@ -6,6 +6,7 @@ import pickle
 import struct
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import yaml
@@ -201,12 +202,24 @@ def test_a_pickle_under_another_name(copy, name):
     refused(copy, name, "its content is not that of a")
 
 
-def test_a_store_with_a_codec_that_unpickles(copy):
+@pytest.mark.parametrize("spelled", ["pickle", r"\u0070ickle"])
+def test_a_store_with_a_codec_that_unpickles(copy, spelled):
     folder = copy / "files/masks.zarr/mask"
     folder.mkdir(parents=True)
-    (folder / ".zarray").write_text('{"filters": [{"id": "pickle"}]}')
+    plain = {"shape": [1], "chunks": [1], "dtype": "<f4", "filters": [{"id": "ID"}]}
+    (folder / ".zarray").write_text(json.dumps(plain).replace("ID", spelled))
     record(copy, "files/masks.zarr/mask/.zarray")
-    refused(copy, "could hold code")
+    refused(copy, "files/masks.zarr/mask/.zarray", "codec 'pickle'", "free of code")
+
+
+@pytest.mark.parametrize(
+    "link", [h5py.SoftLink("/T"), h5py.ExternalLink("/etc/passwd", "/x")]
+)
+def test_a_file_with_links(copy, link):
+    with h5py.File(copy / "files/mean.nc", "a") as file:
+        file["link"] = link
+    record(copy, "files/mean.nc")
+    refused(copy, "files/mean.nc", "/link is a link to")
 
 
 def test_a_config_that_names_a_file_outside(copy):

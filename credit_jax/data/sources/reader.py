@@ -26,8 +26,6 @@ CACHE_BYTES = 2**30
 _AT_ONCE = 1 / 64
 # Errors of storage and decoders for chunks that are truncated, damaged or missing.
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
-# Kinds of numpy's dtypes that fields can have; times and time steps are numbers, too.
-_NUMBERS = "biufmM"
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
@@ -62,17 +60,10 @@ class OpenFile:
         """Returns a variable, without reading it.
 
         Raises:
-            ValueError: there is no such variable; names the nearest one. Or it holds
-                other values than real numbers.
+            ValueError: there is no such variable; names the nearest one.
         """
         if name in self.dataset.data_vars:
-            variable = self.dataset.variables[name]
-            if variable.dtype.kind not in _NUMBERS:
-                raise ValueError(
-                    f"{self.path}: variable {name!r} holds {variable.dtype}, expected "
-                    "real numbers"
-                )
-            return variable
+            return self.dataset.variables[name]
         raise not_available(f"{self.path}: variable", name, self.dataset.data_vars)
 
     def values(
