@@ -96,6 +96,7 @@ class Heartbeat:
             ):
                 if signal.getsignal(number) is default:
                     self._previous[number] = signal.signal(number, handler)
+        _active.append(self)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
         return self
@@ -106,14 +107,18 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._follows:
-            signal.set_wakeup_fd(self._old_wakeup)
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+        _active.remove(self)
+        self._leave_signals()
         os.write(self._writer, _OVER)
         self._thread.join()
         os.close(self._reader)
         os.close(self._writer)
+
+    def _leave_signals(self) -> None:
+        if self._follows:
+            signal.set_wakeup_fd(self._old_wakeup)
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._is_taken.set()
@@ -151,6 +156,19 @@ class Heartbeat:
         else:
             log_line(f"ended by {name}")
         _end_by(number)
+
+
+_active: list[Heartbeat] = []
+
+
+def _forget() -> None:
+    """Keeps a forked process from answering its signals through this one's pipe."""
+    while _active:
+        _active.pop()._leave_signals()
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _end_by(number: int) -> None:
