@@ -25,11 +25,10 @@ import numpy as np
 from jaxtyping import Array
 
 from credit_jax import ops
-from credit_jax.kernels.gpu import dense, feed_forward, many, norm, window_attention
+from credit_jax.kernels.gpu import dense, many, norm, project, window_attention
 from credit_jax.ops import dense as plain_dense
 from credit_jax.ops import packed
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.domain.windows import Kind, merge, partition, window_grid
 from credit_jax.parallel.rows.layout import Field, block_layout
 
@@ -59,10 +58,20 @@ _STAGES: dict[Size, tuple[_Stage, ...]] = {
     "small": (_Stage(20, 20, 96, 10, 5), _Stage(10, 20, 160, 5, 2)),
 }
 _HEAD = 32
-_EXPANSION = 4
-# (count, inputs, outputs) of matrices with spectral norm.
+
+
+def _matrices_of(channels: int, blocks: int) -> tuple[tuple[int, int, int], ...]:
+    """Those of the two attentions and feed-forwards of equal blocks."""
+    c, narrow = channels, channels // 4
+    shapes = ((c, 3 * c), (c, c), (c, 4 * c), (4 * c, c))
+    shapes += ((2, narrow), (narrow, narrow), (narrow, narrow), (narrow, 1))
+    return tuple((blocks, *shape) for shape in shapes for _ in range(2))
+
+
+# (count, inputs, outputs) of matrices with spectral norm: those of two stages, which
+# are one family.
 _MATRICES: dict[Size, tuple[tuple[int, int, int], ...]] = {
-    "025deg": ((8, 512, 2048), (2, 128, 512), (1, 130, 5), (1, 1, 70_000)),
+    "025deg": (*_matrices_of(128, 2), *_matrices_of(256, 2)),
     "small": ((2, 40, 96), (1, 130, 5), (1, 1, 5000)),
 }
 
@@ -141,49 +150,46 @@ def _cotangent(value: Array) -> Array:
 
 def _of_stage(stage: _Stage) -> list[Case]:
     points, c = stage.rows * stage.columns, stage.channels
-    field, hidden = (points, c), _EXPANSION * c
-    narrow, wide = c**-0.5, hidden**-0.5
-    return [
-        *(
-            _attention(stage, kind, window)
-            for kind, window in (("short", stage.short), ("long", stage.long))
-            if window > 1
-        ),
-        Case(
-            f"feed_forward, {points} x {c}",
-            "feed_forward",
-            _feed_forward,
-            _plain_feed_forward,
-            (field, field, (c, hidden), (hidden,), (hidden, c), (c,)),
-            (1.0, 1.0, narrow, 1.0, wide, 1.0),
-        ),
-        Case(
-            f"project, {points} x {c}",
-            "project",
-            feed_forward.project,
-            _plain_project,
-            (field, field, (c, c), (c,)),
-            (1.0, 1.0, narrow, 1.0),
-        ),
-        Case(
-            f"dense, {points} x {c}",
-            "dense",
-            _dense,
-            plain_dense.dense,
-            (field, (c, 3 * c)),
-            (1.0, narrow),
-            ("bfloat16", "float32"),
-        ),
-        Case(
-            f"layer_norm, {points} x {c}",
-            "layer_norm_and_skip",
-            norm.layer_norm_and_skip,
-            _plain_layer_norm,
-            (field, (c,), (c,)),
-            (1.0, 1.0, 1.0),
-            ("bfloat16", "float32"),
-        ),
-    ]
+    field, scale = (points, c), c**-0.5
+    windows: tuple[tuple[Kind, int], ...] = (
+        ("short", stage.short),
+        ("long", stage.long),
+    )
+    found = [_attention(stage, *window) for window in windows if window[1] > 1]
+    if c <= project.MOST_CHANNELS:
+        found.append(
+            Case(
+                f"project, {points} x {c}",
+                "project",
+                project.project,
+                _plain_project,
+                (field, field, (c, c), (c,)),
+                (1.0, 1.0, scale, 1.0),
+            )
+        )
+    if points >= dense.MANY_ROWS or c < 256:
+        found.append(
+            Case(
+                f"dense, {points} x {c}",
+                "dense",
+                _dense,
+                plain_dense.dense,
+                (field, (c, 3 * c)),
+                (1.0, scale),
+            )
+        )
+    if points * c >= norm.MANY_VALUES or c < 256:
+        found.append(
+            Case(
+                f"layer_norm, {points} x {c}",
+                "layer_norm_and_skip",
+                norm.layer_norm_and_skip,
+                _plain_layer_norm,
+                (field, (c,), (c,)),
+                (1.0, 1.0, 1.0),
+            )
+        )
+    return found
 
 
 def _attention(stage: _Stage, kind: Kind, window: int) -> Case:
@@ -226,20 +232,6 @@ def _plain_window_attention(
     return merge(flat, field, kind, window).data.reshape(*points, heads, channels)
 
 
-def _feed_forward(
-    x: Array, skip: Array, *weights: Array, interpret: bool = False
-) -> Array:
-    up, down = (weights[0], weights[1]), (weights[2], weights[3])
-    return feed_forward.feed_forward(x, skip, up, down, interpret=interpret)
-
-
-def _plain_feed_forward(
-    x: Array, skip: Array, up: Array, up_bias: Array, down: Array, down_bias: Array
-) -> Array:
-    hidden = gelu(add_bias(x @ up, up_bias))
-    return skip + add_bias(hidden @ down, down_bias)
-
-
 def _plain_project(x: Array, skip: Array, kernel: Array, bias: Array) -> Array:
     return skip + add_bias(x @ kernel, bias)
 
@@ -258,8 +250,8 @@ def _of_matrices(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
     us, vs = (tuple((shape[0], shape[d]) for shape in shapes) for d in (2, 1))
     packed_u, packed_v = ((sum(map(prod, rows)),) for rows in (us, vs))
     numbers = (sum(count for count, _ in us),)
-    # Parameters of two blocks, which are slices of stacks.
-    stacks = (*((2, *shape[1:]) for shape in shapes), (2,), (2, 5), (2, 3, 900))
+    # Biases and scales of two blocks, which are slices of stacks.
+    stacks = tuple((2, outputs) for _, _, outputs in shapes)
 
     def case(
         name: str,

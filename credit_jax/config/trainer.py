@@ -41,10 +41,13 @@ class Float8Config(StrictModel):
             every weight matrix, and computes the gradient of the weights in the compute
             dtype.
         min_channels: smallest number of input and of output channels of such a layer.
+        gradient_dtype: dtype to which gradients of a layer's output are rounded;
+            "float8_e5m2" has a wider range and one bit less.
     """
 
     recipe: Literal["rowwise_with_gw_hp"] = "rowwise_with_gw_hp"
     min_channels: int = Field(default=1024, ge=16)
+    gradient_dtype: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
 
 
 class CompilerConfig(StrictModel):

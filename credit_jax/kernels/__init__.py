@@ -8,9 +8,10 @@ from credit_jax.kernels.dispatch import conv3d as conv3d
 from credit_jax.kernels.dispatch import conv_transpose2d as conv_transpose2d
 from credit_jax.kernels.dispatch import conv_transpose3d as conv_transpose3d
 from credit_jax.kernels.dispatch import dense as dense
-from credit_jax.kernels.dispatch import feed_forward as feed_forward
+from credit_jax.kernels.dispatch import fuses as fuses
 from credit_jax.kernels.dispatch import fuses_layers as fuses_layers
 from credit_jax.kernels.dispatch import implementation as implementation
+from credit_jax.kernels.dispatch import kernel_notes as kernel_notes
 from credit_jax.kernels.dispatch import layer_norm as layer_norm
 from credit_jax.kernels.dispatch import layer_norm_and_skip as layer_norm_and_skip
 from credit_jax.kernels.dispatch import packed_dots as packed_dots

@@ -20,7 +20,7 @@ kernels of "gpu" run in Pallas' interpreter: slowly, with the same results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
@@ -36,12 +36,14 @@ from credit_jax.kernels.cpu import dense as cpu_dense
 from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
 from credit_jax.kernels.gpu import dense as gpu_dense
-from credit_jax.kernels.gpu import feed_forward as gpu_feed_forward
 from credit_jax.kernels.gpu import many as gpu_many
 from credit_jax.kernels.gpu import norm as gpu_norm
+from credit_jax.kernels.gpu import project as gpu_project
 from credit_jax.kernels.gpu import window_attention as gpu_window_attention
+from credit_jax.kernels.gpu.call import is_available
 from credit_jax.ops import dense as xla_dense
 from credit_jax.ops import packed as xla_packed
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.window_grid import WindowGrid
 
 Implementation = Literal["xla", "cpu", "gpu"]
@@ -99,28 +101,44 @@ def implementation() -> Implementation:
     """Returns the implementation with which operations are currently traced.
 
     `use_platform("gpu")` does not select "gpu", whose kernels compile on GPUs only.
+    Where JAX has no backend for them, "xla" takes the place of "gpu".
     """
-    if _IMPLEMENTATION.value or platform() == "cpu":
-        return _IMPLEMENTATION.value or "cpu"
-    return "gpu" if _mesh_platform() == "gpu" else "xla"
+    chosen = _IMPLEMENTATION.value
+    if chosen is None and platform() == "cpu":
+        return "cpu"
+    if chosen is None:
+        chosen = "gpu" if _mesh_platform() == "gpu" else "xla"
+    return "xla" if chosen == "gpu" and not is_available() else chosen
+
+
+def kernel_notes(devices: Iterable[Any]) -> list[str]:
+    """Returns a line if devices have kernels that the installed JAX does not compile.
+
+    Args:
+        devices: devices that a model runs on.
+    """
+    if is_available() or all(device.platform != "gpu" for device in devices):
+        return []
+    return [
+        f"JAX {jax.__version__} has no Pallas Triton, which compiles the kernels for "
+        "GPUs: all operations have their plain definitions, with the same results but "
+        "slower; docs/gpu_kernels.md says what to do"
+    ]
 
 
 def fuses_layers() -> bool:
-    """Whether to use the fused `window_attention`, `feed_forward` and `project`.
-
-    Only "gpu" implements them; other implementations compose them of operations.
-    """
+    """Whether one kernel takes many small arrays: with "gpu"."""
     return implementation() == "gpu"
 
 
-def feed_forward(
-    x: Float[Array, "*batch channel"],
-    skip: Float[Array, "*batch out"],
-    up: tuple[Float[Array, "channel hidden"], Float[Array, " hidden"]],
-    down: tuple[Float[Array, "hidden out"], Float[Array, " out"]],
-) -> Float[Array, "*batch out"]:
-    """See `kernels.gpu.feed_forward.feed_forward`."""
-    return gpu_feed_forward.feed_forward(x, skip, up, down, interpret=_interprets())
+def fuses(x: Array) -> bool:
+    """Whether to use the kernels of "gpu" for an array, such as `window_attention`.
+
+    On GPUs they are for 16-bit arrays: tensor cores multiply no float32 values, so that
+    XLA's programs are as fast, and compile in seconds where the kernels take minutes.
+    """
+    narrow = x.dtype.itemsize == 2
+    return implementation() == "gpu" and (narrow or _interprets())
 
 
 def project(
@@ -129,8 +147,17 @@ def project(
     kernel: Float[Array, "channel out"],
     bias: Float[Array, " out"],
 ) -> Float[Array, "*batch out"]:
-    """See `kernels.gpu.feed_forward.project`."""
-    return gpu_feed_forward.project(x, skip, kernel, bias, interpret=_interprets())
+    """Returns `skip + x @ kernel + bias`; "gpu" has a kernel for few channels.
+
+    Args:
+        x: (batch..., channel).
+        skip: (batch..., out).
+        kernel: (channel, out).
+        bias: (out,).
+    """
+    if not fuses(x) or skip.shape[-1] > gpu_project.MOST_CHANNELS:
+        return skip + add_bias(dense(x, kernel), bias)
+    return gpu_project.project(x, skip, kernel, bias, interpret=_interprets())
 
 
 def window_attention(
@@ -168,7 +195,7 @@ def layer_norm_and_skip(
 
     "gpu" computes the sum of both gradients of `x` in one kernel.
     """
-    if implementation() == "gpu":
+    if implementation() == "gpu" and _is_worth_a_norm(x):
         return gpu_norm.layer_norm_and_skip(x, scale, bias, interpret=_interprets())
     return layer_norm(x, scale, bias), x
 
@@ -176,10 +203,22 @@ def layer_norm_and_skip(
 def _gpu_layer_norm(
     x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
 ) -> Array:
-    """Uses the plain definition for few rows, as XLA fuses it with its neighbors."""
-    if math.prod(x.shape[:-1]) < _FEW_ROWS:
+    """Uses the plain definition for few values, which XLA fuses with its neighbors."""
+    if not _is_worth_a_norm(x):
         return ops.layer_norm(x, scale, bias, epsilon=epsilon)
     return gpu_norm.layer_norm(x, scale, bias, epsilon=epsilon, interpret=_interprets())
+
+
+def _gpu_dense(x: Array, kernel: Array, *, dtype: Any = None) -> Array:
+    function = gpu_dense.dense if fuses(x) else xla_dense.dense
+    return function(x, kernel, dtype=dtype)
+
+
+def _is_worth_a_norm(x: Array) -> bool:
+    """Whether a kernel is faster than XLA's; the interpreter takes fewer values."""
+    rows = math.prod(x.shape[:-1])
+    many = x.size >= gpu_norm.MANY_VALUES and fuses(x)
+    return many or (_interprets() and rows >= _FEW_ROWS)
 
 
 def _interpreted(function: Callable[..., R]) -> Callable[..., R]:
@@ -200,7 +239,7 @@ conv2d = _either(ops.conv2d, cpu_conv.conv2d)
 conv3d = _either(ops.conv3d, cpu_conv3d.conv3d)
 conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv_transpose.conv_transpose2d)
 conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv_transpose.conv_transpose3d)
-dense = _either(xla_dense.dense, cpu_dense.dense, gpu_dense.dense)
+dense = _either(xla_dense.dense, cpu_dense.dense, _gpu_dense)
 layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm, _gpu_layer_norm)
 attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_logits)
 attend = _either(ops.attend, cpu_window_attention.attend)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from credit_jax.config.parallelism import degree_problems
-from credit_jax.kernels import implementation
+from credit_jax.kernels import implementation, kernel_notes
 from credit_jax.models.diffusion.process import NOISED, TIME, Noised
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.model_def import ModelDef, Weights, check_inputs
@@ -511,7 +511,8 @@ def build_parallel_model(
     precision = mp_policy or Precision()
     if fp8:
         precision = precision.with_float8(Float8() if fp8 is True else fp8)
-    for note in float8_notes(model_def, precision, mesh.devices.flat):
+    notes = kernel_notes(mesh.devices.flat)
+    for note in notes + float8_notes(model_def, precision, mesh.devices.flat):
         warnings.warn(note, stacklevel=2)
     splits = etp is None or etp == axes.num_tensor
     rules = ShardingRules(TENSOR_DIMS if splits else DENSE_TENSOR_DIMS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
-from credit_jax.kernels import feed_forward, fuses_layers
 from credit_jax.nn.context import Context
 from credit_jax.nn.dropout import drop_units
 from credit_jax.nn.layers import LayerNorm, Linear
@@ -41,15 +40,6 @@ class FeedForward(nnx.Module):
     @jax.named_scope(FEED_FORWARD)
     def __call__(self, field: Field, context: Context) -> Field:
         normal, skip = self.norm.with_skip(field.data)
-        if self._is_fused(context):
-            up, down = ((x.kernel[...], x.bias[...]) for x in (self.up, self.down))
-            return field.like(feed_forward(normal, skip, up, down))
         x = gelu(self.up(normal, context))
         x = drop_units(x, field, context, self.dropout, self.hidden)
         return field.like(skip + self.down(x, context))
-
-    def _is_fused(self, context: Context) -> bool:
-        """Whether to use the fused kernel, which has no tp, float8 or dropout."""
-        drops = context.key is not None and self.dropout > 0.0
-        plain = not context.axes.tensor and not context.precision.float8
-        return fuses_layers() and plain and not drops

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.kernels import dense
@@ -42,4 +43,11 @@ def matmul(
         context.float8_matrices.append(shape)
     tensor = context.axes.tensor
     summed, made = (tensor if split == which else None for which in ("row", "column"))
-    return float8_dense(x, kernel, summed=summed, made=made, dtype=dtype)
+    return float8_dense(
+        x,
+        kernel,
+        summed=summed,
+        made=made,
+        dtype=dtype,
+        gradient_dtype=getattr(jnp, float8.gradient_dtype),
+    )

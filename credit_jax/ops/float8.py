@@ -1,4 +1,7 @@
-"""Matrix products of values rounded to float8 (e4m3), with power-of-two scales.
+"""Matrix products of values rounded to float8, with power-of-two scales.
+
+Activations and weights are rounded to e4m3; so are gradients of the output, or to e5m2,
+whose values have a wider range and one bit less.
 
 The recipe is torchao's `rowwise_with_gw_hp` with power-of-two scales: one scale for
 each token of the activations and of the gradient of the output, one for the whole
@@ -20,9 +23,9 @@ from credit_jax.ops.dense import of_matrices
 from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
-FLOAT8 = jnp.float8_e4m3fn
-# The largest finite e4m3 value is 448 = _MANTISSA * 2**_EXPONENT.
-_MANTISSA, _EXPONENT = 0.875, 9
+FLOAT8, WIDE_FLOAT8 = jnp.float8_e4m3fn, jnp.float8_e5m2
+# The largest finite values are _MANTISSA * 2**exponent: 448 and 57,344.
+_MANTISSA, _EXPONENTS = 0.875, {FLOAT8: 9, WIDE_FLOAT8: 16}
 # Exponents whose powers of two, and their inverses, are normal float32 numbers.
 _LIMIT = 126
 
@@ -34,6 +37,7 @@ def float8_dense(
     summed: str | None = None,
     made: str | None = None,
     dtype: Any = None,
+    gradient_dtype: Any = FLOAT8,
 ) -> Float[Array, "*batch *out"]:
     """Returns `x @ kernel` of values rounded to float8, summed in float32.
 
@@ -48,13 +52,18 @@ def float8_dense(
             computed from maxima over it.
         made: mesh axis over which the output dims are sharded, if any.
         dtype: dtype of the result; None for that of x.
+        gradient_dtype: `FLOAT8` or `WIDE_FLOAT8`, to which the gradient of the result
+            is rounded.
     """
-    static = (summed, made, dtype or x.dtype)
+    static = (summed, made, dtype or x.dtype, gradient_dtype)
     return of_matrices(lambda a, b: _product(a, b, *static), *match_vma(x, kernel))
 
 
 def quantize(
-    x: Float[Array, ...], axis: int | None, mesh_axes: tuple[str, ...] = ()
+    x: Float[Array, ...],
+    axis: int | None,
+    mesh_axes: tuple[str, ...] = (),
+    dtype: Any = FLOAT8,
 ) -> tuple[Num[Array, ...], Float[Array, ...]]:
     """Scales by powers of two and rounds to float8.
 
@@ -62,6 +71,7 @@ def quantize(
         x: values of any shape.
         axis: dim along which values share a scale; None for one scale of all values.
         mesh_axes: mesh axes over which the values that share a scale are sharded.
+        dtype: `FLOAT8` or `WIDE_FLOAT8`.
 
     Returns:
         The float8 values, and the power of two to multiply them by; its shape is that
@@ -71,10 +81,10 @@ def quantize(
     if mesh_axes:
         largest = lax.pmax(largest, mesh_axes)
     mantissa, exponent = jnp.frexp(largest.astype(jnp.float32))
-    power = _EXPONENT - exponent - (mantissa > _MANTISSA)
+    power = _EXPONENTS[dtype] - exponent - (mantissa > _MANTISSA)
     power = jnp.where(largest > 0, jnp.clip(power, -_LIMIT, _LIMIT), 0)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    values = (wide * _power_of_two(power, wide.dtype)).astype(FLOAT8)
+    values = (wide * _power_of_two(power, wide.dtype)).astype(dtype)
     return values, _power_of_two(-power, wide.dtype)
 
 
@@ -84,16 +94,27 @@ def _power_of_two(power: Array, dtype: Any) -> Array:
     return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
 
 
-@partial(custom_vjp, nondiff_argnums=(2, 3, 4))
+@partial(custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _product(
-    x: Array, kernel: Array, summed: str | None, made: str | None, dtype: Any
+    x: Array,
+    kernel: Array,
+    summed: str | None,
+    made: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
 ) -> Array:
-    return _product_forward(x, kernel, summed, made, dtype)[0]
+    return _product_forward(x, kernel, summed, made, dtype, gradient_dtype)[0]
 
 
 def _product_forward(
-    x: Array, kernel: Array, summed: str | None, made: str | None, dtype: Any
+    x: Array,
+    kernel: Array,
+    summed: str | None,
+    made: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
 ) -> tuple[Array, Any]:
+    del gradient_dtype
     tokens, token_scales = quantize(x, 1, _named(summed))
     matrix, matrix_scale = quantize(kernel, None, _named(summed, made))
     scales = token_scales * matrix_scale
@@ -103,15 +124,19 @@ def _product_forward(
 
 
 def _product_backward(
-    summed: str | None, made: str | None, dtype: Any, kept: Any, grad: Array
+    summed: str | None,
+    made: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+    kept: Any,
+    grad: Array,
 ) -> tuple[Array, Array]:
     x, matrix, matrix_scale, zero = kept
-    tokens, token_scales = quantize(grad.astype(x.dtype), 1, _named(made))
+    narrow = grad.astype(x.dtype)
+    tokens, token_scales = quantize(narrow, 1, _named(made), gradient_dtype)
     scales = token_scales * matrix_scale
     grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
-    grad_kernel = jnp.matmul(
-        x.T, grad.astype(x.dtype), preferred_element_type=scales.dtype
-    )
+    grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)
     return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
 
 

@@ -207,7 +207,9 @@ def precision_of(trainer: TrainerConfig) -> Precision:
         )
     if not trainer.fp8:
         return precision
-    return precision.with_float8(Float8(trainer.float8.min_channels))
+    return precision.with_float8(
+        Float8(trainer.float8.min_channels, trainer.float8.gradient_dtype)
+    )
 
 
 def _pipeline(config: Config) -> Pipeline | None:

@@ -228,6 +228,9 @@ def test_float8_needs_a_wide_format():
     given = {"trainer__fp8": True, "trainer__float8": {"min_channels": 256}}
     config = build_config(example(**given))
     assert precision_of(config.trainer).float8 == Float8(256)
+    given["trainer__float8"]["gradient_dtype"] = "float8_e5m2"
+    config = build_config(example(**given))
+    assert precision_of(config.trainer).float8 == Float8(256, "float8_e5m2")
     with pytest.warns(ConfigWarning, match="fp8 is not true"):
         config = build_config(example(trainer__float8={"min_channels": 256}))
     assert precision_of(config.trainer).float8 is None

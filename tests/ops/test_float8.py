@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,32 +17,38 @@ from credit_jax.parallel.mesh.axes import DOMAIN, TP
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw, jax_values
 
-LARGEST = 448.0
+NARROW, WIDE = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
-def rounded(x: np.ndarray, axis: int | None) -> np.ndarray:
+def rounded(x: np.ndarray, axis: int | None, dtype: Any = NARROW) -> np.ndarray:
     """Returns values rounded to float8 with power-of-two scales, in float64."""
+    top = float(ml_dtypes.finfo(dtype).max)
     largest = np.abs(x).max(axis=axis, keepdims=True).astype(np.float64)
-    power = np.floor(np.log2(LARGEST / np.where(largest > 0, largest, LARGEST)))
+    power = np.floor(np.log2(top / np.where(largest > 0, largest, top)))
     scale = 2.0**power
-    return (x * scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) / scale
+    return (x * scale).astype(dtype).astype(np.float64) / scale
 
 
-def emulated(x: np.ndarray, kernel: np.ndarray, grad: np.ndarray):
+def emulated(x: np.ndarray, kernel: np.ndarray, grad: np.ndarray, dtype: Any):
     """Returns the emulated product of matrices and its gradients."""
     y = rounded(x, 1) @ rounded(kernel, None)
-    by_x = rounded(grad, 1) @ rounded(kernel, None).T
+    by_x = rounded(grad, 1, dtype) @ rounded(kernel, None).T
     return y, by_x, x.astype(np.float64).T @ grad.astype(np.float64)
 
 
+@pytest.mark.parametrize("dtype", [NARROW, WIDE], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize("spread", [0.0, 6.0], ids=["alike", "over 12 decades"])
-def test_product_and_gradients_are_those_of_rounded_values(spread: float) -> None:
+def test_product_and_gradients_are_those_of_rounded_values(
+    spread: float, dtype: Any
+) -> None:
     x, kernel, grad = draw((24, 48)), draw((48, 32), 1), draw((24, 32), 2)
     x = x * 10 ** (spread * draw((24, 1), 3)).astype(np.float32)
     x[3] = 0.0
-    y, pull = jax.vjp(float8_dense, jnp.asarray(x), jnp.asarray(kernel))
+    grad = grad * 10 ** (spread * draw((1, 32), 4)).astype(np.float32)
+    product = partial(float8_dense, gradient_dtype=dtype)
+    y, pull = jax.vjp(product, jnp.asarray(x), jnp.asarray(kernel))
     by_x, by_kernel = pull(jnp.asarray(grad))
-    expected = emulated(x, kernel, grad)
+    expected = emulated(x, kernel, grad, dtype)
     for name, a, e in zip(
         ("product", "by x", "by the kernel"),
         (y, by_x, by_kernel),
@@ -117,14 +124,19 @@ def test_every_mesh_rounds_alike(tp: int, domain: int) -> None:
         assert_close(a, e, 1e-14, f"tp {tp}, domain {domain}: gradient of {name}")
 
 
-def test_accelerators_are_given_float8_factors() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(NARROW, "f8E4M3FN"), (WIDE, "f8E5M2")], ids=["e4m3", "e5m2"]
+)
+def test_accelerators_are_given_float8_factors(dtype: Any, name: str) -> None:
     """Two products have float8 factors; the weight gradient is in bfloat16."""
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in [(4, 6, 32), (32, 3, 16)]]
 
     def grads(x, kernel):
-        return jax.grad(lambda *a: jnp.sum(float8_dense(*a) ** 2), (0, 1))(x, kernel)
+        product = partial(float8_dense, gradient_dtype=dtype)
+        return jax.grad(lambda *a: jnp.sum(product(*a) ** 2), (0, 1))(x, kernel)
 
     lowered = jax.jit(grads).trace(*shapes).lower(lowering_platforms=("cuda",))
     products = re.findall(r"dot_general.*: \((.*)\) ->", lowered.as_text())
     factors = [re.findall(r"x([a-z]\w*)>", product) for product in products]
-    assert sorted(factors) == [["bf16", "bf16"], ["f8E4M3FN"] * 2, ["f8E4M3FN"] * 2]
+    forward, backward = ["f8E4M3FN"] * 2, [name, "f8E4M3FN"]
+    assert sorted(factors) == sorted([["bf16", "bf16"], forward, backward])

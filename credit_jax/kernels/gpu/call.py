@@ -1,4 +1,9 @@
-"""Calls of Pallas kernels, with their FLOPs in the name that compiled programs show."""
+"""All that kernels take of Pallas Triton, and calls of kernels.
+
+JAX announces the removal of this backend. Nothing else imports it, so that kernels move
+to another one by a change of this file, and without it all operations have their plain
+definitions. Names of kernels in compiled programs end in their FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,41 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Array
 
-# Warps (of 32 threads) of a program.
-_WARPS = 8
+pl: Any
+triton: Any
+try:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+except ImportError:
+    pl = triton = None
+
 _FLOPS = re.compile(r"_(\d+)_flops\b")
 # JAX says so from 0.11 on whenever a kernel is lowered; users can do nothing about it.
 _DEPRECATED = "The Pallas Triton backend is deprecated"
 warnings.filterwarnings("ignore", _DEPRECATED, DeprecationWarning)
+
+# Pallas' position in the grid and slices, and loads and stores of Triton.
+program_id: Any = getattr(pl, "program_id", None)
+ds: Any = getattr(pl, "ds", None)
+load: Any = getattr(triton, "load", None)
+store: Any = getattr(triton, "store", None)
+
+
+def is_available() -> bool:
+    """Whether the installed JAX compiles the kernels."""
+    return triton is not None
+
+
+def cdiv(a: int, b: int) -> int:
+    """Returns the quotient, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(x: int) -> int:
+    """Returns the smallest power of two that is at least x."""
+    return 1 << (x - 1).bit_length() if x > 1 else 1
 
 
 def call_kernel(
@@ -27,6 +57,7 @@ def call_kernel(
     grid: tuple[int, ...],
     results: Sequence[tuple[tuple[int, ...], Any]],
     flops: int = 0,
+    num_warps: int = 8,
     num_stages: int = 1,
     interpret: bool = False,
 ) -> Sequence[Array]:
@@ -40,6 +71,7 @@ def call_kernel(
         grid: number of programs along each grid dim.
         results: shape and dtype of each result.
         flops: floating-point operations of the matrix products, without padding.
+        num_warps: number of warps (of 32 threads) of a program.
         num_stages: number of pipeline stages of loops (Triton's `num_stages`).
         interpret: whether to run the kernel as XLA operations, on any device.
 
@@ -58,7 +90,9 @@ def call_kernel(
         grid=grid,
         name=f"{name}_{flops}_flops",
         interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=num_stages),
+        compiler_params=triton.CompilerParams(
+            num_warps=num_warps, num_stages=num_stages
+        ),
         cost_estimate=pl.CostEstimate(
             flops=flops, transcendentals=0, bytes_accessed=moved
         ),

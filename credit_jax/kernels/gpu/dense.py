@@ -19,7 +19,7 @@ from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 # With fewer rows the sum is not split.
-_MANY_ROWS = 4096
+MANY_ROWS = 8192
 # Most groups: more than fill a GPU with one tile each.
 _MOST = 256
 
@@ -31,7 +31,7 @@ def dense(
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
     """`ops.dense`; for many rows, its kernel gradient is `kernel_gradient`."""
-    if x.size // x.shape[-1] < _MANY_ROWS:
+    if x.size // x.shape[-1] < MANY_ROWS:
         return ops.dense(x, kernel, dtype=dtype)
     return of_matrices(lambda a, b: _product(*match_vma(a, b), dtype), x, kernel)
 

@@ -17,12 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Shaped
 
-from credit_jax.kernels.gpu.call import call_kernel
+from credit_jax.kernels.gpu.call import (
+    call_kernel,
+    cdiv,
+    load,
+    next_power_of_2,
+    program_id,
+    store,
+)
 from credit_jax.ops import packed as ops
 from credit_jax.ops.packed import Rows, Side, rows_of
 from credit_jax.ops.vma import match_vma, varying_axes
@@ -274,15 +279,15 @@ class _Sum:
     def tile(self) -> tuple[int, int]:
         """Sides of a tile, powers of two: of the kept dim, and of the summed one."""
         if self.along == 2:
-            summed = min(pl.next_power_of_2(self.summed), _VALUES)
-            return min(pl.next_power_of_2(self.kept), _VALUES // summed), summed
-        kept = min(pl.next_power_of_2(self.kept), _COLUMNS)
-        return kept, min(pl.next_power_of_2(self.summed), _VALUES // kept)
+            summed = min(next_power_of_2(self.summed), _VALUES)
+            return min(next_power_of_2(self.kept), _VALUES // summed), summed
+        kept = min(next_power_of_2(self.kept), _COLUMNS)
+        return kept, min(next_power_of_2(self.summed), _VALUES // kept)
 
     @property
     def parts(self) -> int:
         """Number of programs that share the sum of one number."""
-        return pl.cdiv(self.summed, self.tile[1] * _TURNS)
+        return cdiv(self.summed, self.tile[1] * _TURNS)
 
     @property
     def partial_sums(self) -> int:
@@ -290,19 +295,19 @@ class _Sum:
 
     @property
     def programs(self) -> int:
-        return self.shape[0] * self.parts * pl.cdiv(self.kept, self.tile[0])
+        return self.shape[0] * self.parts * cdiv(self.kept, self.tile[0])
 
     def run(
         self, left: _Place, right: _Place | None, out: _Place, program: Array
     ) -> None:
         """Computes one tile of the partial sums, (count, parts, kept)."""
         kept_tile, summed_tile = self.tile
-        tiles = pl.cdiv(self.kept, kept_tile)
+        tiles = cdiv(self.kept, kept_tile)
         block, tile = program // tiles, program % tiles
         count, part = block // self.parts, block % self.parts
         kept = tile * kept_tile + lax.iota(jnp.int32, kept_tile)
         inside = kept < self.kept
-        turns = pl.cdiv(pl.cdiv(self.summed, summed_tile), self.parts)
+        turns = cdiv(cdiv(self.summed, summed_tile), self.parts)
 
         def turn(index: Array, total: Array) -> Array:
             first = (part * turns + index) * summed_tile
@@ -324,7 +329,7 @@ class _Sum:
         zeros = jnp.zeros((kept_tile, summed_tile), out.ref.dtype)
         total = lax.fori_loop(0, turns, turn, zeros).sum(1)
         where = out.start + (count * self.parts + part) * self.kept + kept
-        triton.store(out.ref.at[where], total, mask=inside)
+        store(out.ref.at[where], total, mask=inside)
 
 
 @dataclass(frozen=True)
@@ -336,13 +341,13 @@ class _Copy:
 
     @property
     def programs(self) -> int:
-        return pl.cdiv(self.size, _VALUES)
+        return cdiv(self.size, _VALUES)
 
     def run(self, packed: Any, out: Any, program: Array) -> None:
         where = program * _VALUES + lax.iota(jnp.int32, _VALUES)
         mask = where < self.size
         values = _Place(packed, self.start).load(where, mask)
-        triton.store(out.at[where], values, mask=mask)
+        store(out.at[where], values, mask=mask)
 
 
 def _reduce(
@@ -400,7 +405,7 @@ class _Place:
     start: int
 
     def load(self, where: Array, mask: Array) -> Array:
-        return triton.load(self.ref.at[self.start + where], mask=mask, other=0.0)
+        return load(self.ref.at[self.start + where], mask=mask, other=0.0)
 
 
 @dataclass(frozen=True)
@@ -449,7 +454,7 @@ def _share(tasks: Sequence[Any], run: Callable[[int, Any, Array], None]) -> None
             among those of the task.
     """
     starts = _starts([task.programs for task in tasks])
-    program = pl.program_id(0)
+    program = program_id(0)
 
     def among(low: int, high: int) -> None:
         if high - low == 1:

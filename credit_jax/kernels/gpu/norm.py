@@ -13,17 +13,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
-from credit_jax.kernels.gpu.call import call_kernel
+from credit_jax.kernels.gpu.call import (
+    call_kernel,
+    cdiv,
+    load,
+    next_power_of_2,
+    program_id,
+    store,
+)
 from credit_jax.ops.vma import match_vma
 
 # Number of values that a program processes at once; number of programs of the backward
 # pass, each of which sums the gradients of scale and bias over its rows.
-_VALUES = 8192
+_VALUES = 4096
 _PROGRAMS = 528
+# Values of an array from which on the kernels are faster than XLA's: see
+# docs/gpu_kernels.md.
+MANY_VALUES = 2**23
 
 
 def layer_norm(
@@ -71,7 +79,7 @@ def _norm(
         x,
         scale,
         bias,
-        grid=(pl.cdiv(len(x), rows),),
+        grid=(cdiv(len(x), rows),),
         results=((x.shape, x.dtype),),
         interpret=interpret,
     )
@@ -92,8 +100,8 @@ def _backward(
 ) -> tuple[Array, Array, Array]:
     x, scale = saved
     rows = _rows(x)
-    turns = pl.cdiv(pl.cdiv(len(x), rows), _PROGRAMS)
-    programs = pl.cdiv(len(x), rows * turns)
+    turns = cdiv(cdiv(len(x), rows), _PROGRAMS)
+    programs = cdiv(len(x), rows * turns)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     partial_sums = ((programs, 2, x.shape[1]), wide)
     by_x, sums = call_kernel(
@@ -120,16 +128,16 @@ def _rows(x: Array) -> int:
 
 def _width(x: Any) -> int:
     """Number of channels that a program loads, a power of two."""
-    return pl.next_power_of_2(x.shape[-1])
+    return next_power_of_2(x.shape[-1])
 
 
 def _forward_kernel(
     x: Any, scale: Any, bias: Any, out: Any, *, rows: int, epsilon: float
 ) -> None:
-    cells, mask = _cells(x, pl.program_id(0), rows)
+    cells, mask = _cells(x, program_id(0), rows)
     normal, _ = _standardize(x, cells, mask, epsilon)
     shifted = normal * _vector(scale, normal) + _vector(bias, normal)
-    triton.store(out.at[cells], shifted.astype(out.dtype), mask=mask)
+    store(out.at[cells], shifted.astype(out.dtype), mask=mask)
 
 
 def _backward_kernel(
@@ -144,7 +152,7 @@ def _backward_kernel(
     turns: int,
     epsilon: float,
 ) -> None:
-    first = pl.program_id(0) * turns
+    first = program_id(0) * turns
     count = x.shape[-1]
 
     def turn(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -156,7 +164,7 @@ def _backward_kernel(
         mean = by_normal.sum(1, keepdims=True) / count
         gradient = inverse * (by_normal - mean - normal * along)
         gradient += _load(skip, cells, mask).astype(normal.dtype)
-        triton.store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
+        store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
         by_scale, by_bias = totals
         return by_scale + (given * normal).sum(0), by_bias + given.sum(0)
 
@@ -164,8 +172,8 @@ def _backward_kernel(
     totals = lax.fori_loop(0, turns, turn, (zeros, zeros))
     channel = lax.iota(jnp.int32, _width(x))
     for which, total in enumerate(totals):
-        where = sums.at[pl.program_id(0), which, channel]
-        triton.store(where, total, mask=channel < count)
+        where = sums.at[program_id(0), which, channel]
+        store(where, total, mask=channel < count)
 
 
 def _standardize(
@@ -190,11 +198,11 @@ def _cells(x: Any, block: Array, rows: int) -> tuple[Any, Array]:
 
 
 def _load(ref: Any, cells: Any, mask: Array) -> Array:
-    return triton.load(ref.at[cells], mask=mask, other=0.0)
+    return load(ref.at[cells], mask=mask, other=0.0)
 
 
 def _vector(ref: Any, like: Array) -> Array:
     """Loads a vector of channels as (1, channel)."""
     channel = lax.iota(jnp.int32, _width(ref))
-    values = triton.load(ref.at[channel], mask=channel < ref.shape[0], other=0.0)
+    values = load(ref.at[channel], mask=channel < ref.shape[0], other=0.0)
     return values.astype(like.dtype)[None, :]

@@ -9,6 +9,7 @@ weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,11 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int
 
-from credit_jax.kernels.gpu.call import call_kernel
+from credit_jax.kernels.gpu.call import (
+    call_kernel,
+    ds,
+    load,
+    next_power_of_2,
+    program_id,
+    store,
+)
 from credit_jax.kernels.gpu.dots import dot
 from credit_jax.ops.vma import match_vma
 from credit_jax.ops.window_grid import WindowGrid
@@ -28,8 +34,12 @@ from credit_jax.ops.window_grid import WindowGrid
 # Logit of pairs of tokens that do not attend to each other: the weight is exactly 0,
 # and a row with no other logit has finite weights.
 _APART = -1e30
+_LOG2_E = math.log2(math.e)
 # Smaller windows are combined up to this number of tokens in a tile.
 _TOKENS = 64
+# Warps of a program: with more than four, several would compute the same logits of 64
+# queries.
+_WARPS = 4
 # Number of programs of the backward pass; each sums the bias gradient of its windows.
 _PROGRAMS = 264
 
@@ -60,16 +70,28 @@ class Tiling:
     @property
     def size(self) -> int:
         """Number of tokens of a tile with padding, at least 16."""
-        return max(pl.next_power_of_2(self.tokens), 16)
+        return max(next_power_of_2(self.tokens), 16)
 
     @property
     def num(self) -> int:
         """Number of tiles."""
         return -(-self.grid.windows // self.windows)
 
-    def locate(self, tile: Array) -> tuple[Int[Array, " t"], Bool[Array, " t"]]:
-        """Returns the point of each token of a tile, and a mask without padding."""
-        token = lax.iota(jnp.int32, self.size)
+    @property
+    def queries(self) -> int:
+        """Number of tokens whose logits are computed at once."""
+        return min(self.size, _TOKENS)
+
+    def locate(
+        self, tile: Array, first: Array | int = 0, count: int | None = None
+    ) -> tuple[Int[Array, " t"], Bool[Array, " t"]]:
+        """Returns the point of each token of a tile, and a mask without padding.
+
+        Args:
+            tile: index of the tile.
+            first, count: the first token, and the number of tokens; by default all.
+        """
+        token = first + lax.iota(jnp.int32, self.size if count is None else count)
         window = tile * self.windows + token // self.grid.tokens
         inside = (token < self.tokens) & (window < self.grid.windows)
         return self.grid.locate(window, token % self.grid.tokens), inside
@@ -90,7 +112,7 @@ class Heads:
     @property
     def width(self) -> int:
         """Number of channels that a program loads: a power of two, at least 16."""
-        return max(pl.next_power_of_2(self.channels), 16)
+        return max(next_power_of_2(self.channels), 16)
 
 
 def window_attention(
@@ -113,17 +135,17 @@ def window_attention(
     """
     *points, _, num, channels = qkv.shape
     heads, tiling = Heads(num, channels), Tiling(grid)
-    tile = _bias_of_tile(bias, tiling, jnp.promote_types(qkv.dtype, jnp.float32))
+    tile = _bias_of_tile(bias, tiling)
     flat, tile = match_vma(qkv.reshape(grid.points, -1), tile)
     out: Array = jnp.asarray(_attention(flat, tile, tiling, heads, interpret))
     return out.reshape(*points, num, channels)
 
 
-def _bias_of_tile(bias: Array, tiling: Tiling, dtype: Any) -> Array:
+def _bias_of_tile(bias: Array, tiling: Tiling) -> Array:
     """Returns the bias of all pairs of a tile, `_APART` for different windows."""
     count = tiling.windows
     same = jnp.eye(count, dtype=bool)[:, None, :, None]
-    every = jnp.where(same, bias.astype(dtype)[None, :, None, :], _APART)
+    every = jnp.where(same, bias[None, :, None, :], _APART)
     padding = tiling.size - tiling.tokens
     every = every.reshape(tiling.tokens, tiling.tokens)
     return jnp.pad(every, (0, padding), constant_values=_APART)
@@ -149,22 +171,44 @@ def _backward(
     saved: tuple[Array, Array],
     cotangent: Array,
 ) -> tuple[Array, Array]:
-    chunk = -(-tiling.num * heads.num // _PROGRAMS)
-    chunks = -(-tiling.num // chunk)
     qkv, bias = saved
-    partial_sums = (heads.num, chunks, *bias.shape)
-    gradient, sums = call_kernel(
-        partial(_backward_kernel, tiling=tiling, heads=heads, chunk=chunk),
-        "window_attention_backward",
-        qkv,
-        bias,
-        cotangent,
-        grid=(chunks, heads.num),
-        results=((qkv.shape, qkv.dtype), (partial_sums, bias.dtype)),
-        flops=5 * _product(tiling, heads),
+    parts = -(-tiling.size // tiling.queries)
+    chunk = -(-tiling.num * heads.num * parts // _PROGRAMS)
+    chunks = -(-tiling.num // chunk)
+    wide = jnp.promote_types(qkv.dtype, jnp.float32)
+    partial_sums = ((heads.num, chunks, *bias.shape), wide)
+    call = partial(
+        call_kernel,
+        num_warps=_WARPS,
         interpret=interpret,
     )
-    return gradient, sums.sum((0, 1))
+    if parts == 1:
+        gradient, sums = call(
+            partial(_backward_kernel, tiling=tiling, heads=heads, chunk=chunk),
+            "window_attention_backward",
+            *(qkv, bias, cotangent),
+            grid=(chunks, heads.num),
+            results=((qkv.shape, qkv.dtype), partial_sums),
+            flops=5 * _product(tiling, heads),
+        )
+    else:
+        (gradient,) = call(
+            partial(_backward_kernel, tiling=tiling, heads=heads, chunk=1),
+            "window_attention_backward",
+            *(qkv, bias, cotangent),
+            grid=(tiling.num, heads.num),
+            results=((qkv.shape, qkv.dtype),),
+            flops=5 * _product(tiling, heads),
+        )
+        (sums,) = call(
+            partial(_bias_kernel, tiling=tiling, heads=heads, chunk=chunk),
+            "window_attention_bias",
+            *(qkv, bias, cotangent),
+            grid=(chunks, heads.num, parts),
+            results=(partial_sums,),
+            flops=2 * _product(tiling, heads),
+        )
+    return gradient, sums.sum((0, 1)).astype(bias.dtype)
 
 
 _attention.defvjp(_forward, _backward)
@@ -182,6 +226,7 @@ def _forward_call(
         grid=(tiling.num, heads.num),
         results=((shape, qkv.dtype),),
         flops=2 * _product(tiling, heads),
+        num_warps=_WARPS,
         interpret=interpret,
     )
     return out
@@ -196,12 +241,15 @@ def _product(tiling: Tiling, heads: Heads) -> int:
 def _forward_kernel(
     qkv: Any, bias: Any, out: Any, *, tiling: Tiling, heads: Heads
 ) -> None:
-    head = pl.program_id(1)
-    points, inside = tiling.locate(pl.program_id(0))
-    q, k, v = (_load(qkv, points, inside, part, head, heads) for part in range(3))
-    raised, total = _softmax(q, k, bias[...], heads)
-    mixed = dot(raised.astype(v.dtype), v) / total
-    _store(out, mixed, points, inside, 0, head, heads)
+    tile, head = program_id(0), program_id(1)
+    every = tiling.locate(tile)
+    k, v = (_load(qkv, *every, part, head, heads) for part in (1, 2))
+    for first in range(0, tiling.size, tiling.queries):
+        some = tiling.locate(tile, first, tiling.queries)
+        q = _load(qkv, *some, 0, head, heads)
+        raised, total = _softmax(q, k, bias[ds(first, tiling.queries), :], heads, 1)
+        mixed = dot(raised.astype(v.dtype), v) * (1 / total)
+        _store(out, mixed, *some, 0, head, heads)
 
 
 def _backward_kernel(
@@ -209,43 +257,117 @@ def _backward_kernel(
     bias: Any,
     cotangent: Any,
     gradient: Any,
+    *sums: Any,
+    tiling: Tiling,
+    heads: Heads,
+    chunk: int,
+) -> None:
+    start, head = program_id(0) * chunk, program_id(1)
+    scale = heads.channels**-0.5
+    wide = jnp.promote_types(qkv.dtype, jnp.float32)
+    parts = tiling.size // tiling.queries
+
+    def turn(index: Array | int, total: Array | None) -> Array | None:
+        every = tiling.locate(start + index)
+        k, v = (_load(qkv, *every, part, head, heads) for part in (1, 2))
+
+        def piece(part: Array | int, made: Any) -> Any:
+            by_k, by_v, total = made
+            first = part * tiling.queries
+            some = tiling.locate(start + index, first, tiling.queries)
+            q = _load(qkv, *some, 0, head, heads)
+            by_out = _load(cotangent, *some, 0, head, heads)
+            columns = bias[ds(first, tiling.queries), :].T
+            weights, by_logits = _by_logits((k, v), (q, by_out), columns, heads, 0)
+            narrow = by_logits.astype(q.dtype)
+            _store(gradient, dot(narrow.T, k) * scale, *some, 0, head, heads)
+            by_k += dot(narrow, q)
+            by_v += dot(weights.astype(v.dtype), by_out)
+            return by_k, by_v, None if total is None else total + by_logits
+
+        zeros = jnp.zeros((tiling.size, heads.width), wide)
+        made = (zeros, zeros, total)
+        made = piece(0, made) if parts == 1 else lax.fori_loop(0, parts, piece, made)
+        by_k, by_v, total = made
+        for part, by_part in ((1, by_k * scale), (2, by_v)):
+            _store(gradient, by_part, *every, part, head, heads)
+        return total
+
+    if not sums:
+        turn(0, None)
+        return
+    zeros = jnp.zeros((tiling.size, tiling.queries), wide)
+    sums[0][head, program_id(0)] = lax.fori_loop(0, chunk, turn, zeros).T
+
+
+def _bias_kernel(
+    qkv: Any,
+    bias: Any,
+    cotangent: Any,
     sums: Any,
     *,
     tiling: Tiling,
     heads: Heads,
     chunk: int,
 ) -> None:
-    first, head = pl.program_id(0) * chunk, pl.program_id(1)
-    scale = heads.channels**-0.5
+    program, head, part = (program_id(dim) for dim in range(3))
+    first = part * tiling.queries
 
     def turn(index: Array, total: Array) -> Array:
-        points, inside = tiling.locate(first + index)
-        q, k, v = (_load(qkv, points, inside, part, head, heads) for part in range(3))
-        by_out = _load(cotangent, points, inside, 0, head, heads)
-        raised, row = _softmax(q, k, bias[...], heads)
-        weights = raised / row
-        by_weights = dot(by_out, v.T)
-        along = (weights * by_weights).sum(1, keepdims=True)
-        by_logits = weights * (by_weights - along)
-        narrow = by_logits.astype(q.dtype)
-        by_parts = (
-            dot(narrow, k) * scale,
-            dot(narrow.T, q) * scale,
-            dot(weights.astype(v.dtype).T, by_out),
-        )
-        for part, by_part in enumerate(by_parts):
-            _store(gradient, by_part, points, inside, part, head, heads)
-        return total + by_logits
+        tile = program * chunk + index
+        every = tiling.locate(tile)
+        k, v = (_load(qkv, *every, which, head, heads) for which in (1, 2))
+        some = tiling.locate(tile, first, tiling.queries)
+        q = _load(qkv, *some, 0, head, heads)
+        by_out = _load(cotangent, *some, 0, head, heads)
+        rows = bias[ds(first, tiling.queries), :]
+        return total + _by_logits((q, by_out), (k, v), rows, heads, 1)[1]
 
-    zeros = jnp.zeros(bias.shape, bias.dtype)
-    sums[head, pl.program_id(0)] = lax.fori_loop(0, chunk, turn, zeros)
+    zeros = jnp.zeros((tiling.queries, tiling.size), sums.dtype)
+    total = lax.fori_loop(0, chunk, turn, zeros)
+    sums[head, program, ds(first, tiling.queries), :] = total
 
 
-def _softmax(q: Array, k: Array, bias: Array, heads: Heads) -> tuple[Array, Array]:
-    """Returns exp(logits - maximum) of every query, and its sum, (tokens, 1)."""
-    logits = dot(q, k.T) * heads.channels**-0.5 + bias
-    raised = jnp.exp(logits - logits.max(1, keepdims=True))
-    return raised, raised.sum(1, keepdims=True)
+def _by_logits(
+    left: tuple[Array, Array],
+    right: tuple[Array, Array],
+    bias: Array,
+    heads: Heads,
+    axis: int,
+) -> tuple[Array, Array]:
+    """Returns the weights of attention, and the gradient of the logits.
+
+    Args:
+        left, right: queries and gradient of the output, and keys and values, in either
+            order.
+        bias: (left, right).
+        heads: gives the scale.
+        axis: dim of the keys.
+    """
+    raised, total = _softmax(left[0], right[0], bias, heads, axis)
+    weights = raised * (1 / total)
+    by_weights = dot(left[1], right[1].T)
+    along = (weights * by_weights).sum(axis, keepdims=True)
+    return weights, weights * (by_weights - along)
+
+
+def _softmax(
+    left: Array, right: Array, bias: Array, heads: Heads, axis: int
+) -> tuple[Array, Array]:
+    """Returns exp(logits - maximum) of every query, and its sum.
+
+    Args:
+        left, right: queries and keys, in either order.
+        bias: (left, right), as narrow as the parameters that it is made of.
+        heads: gives the scale.
+        axis: dim of the keys.
+    """
+    products = dot(left, right.T)
+    # Powers of two are one instruction, exponentials six.
+    logits = products * (heads.channels**-0.5 * _LOG2_E)
+    logits += bias.astype(products.dtype) * _LOG2_E
+    raised = jnp.exp2(logits - logits.max(axis, keepdims=True))
+    return raised, raised.sum(axis, keepdims=True)
 
 
 def _load(
@@ -253,7 +375,7 @@ def _load(
 ) -> Array:
     """Loads one of the parts (q, k, v) of a head at some points; 0 for padding."""
     where, mask = _cells(ref, points, inside, part, head, heads)
-    return triton.load(where, mask=mask, other=0.0)
+    return load(where, mask=mask, other=0.0)
 
 
 def _store(
@@ -266,7 +388,7 @@ def _store(
     heads: Heads,
 ) -> None:
     where, mask = _cells(ref, points, inside, part, head, heads)
-    triton.store(where, values.astype(ref.dtype), mask=mask)
+    store(where, values.astype(ref.dtype), mask=mask)
 
 
 def _cells(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import (
     attend,
     attention_logits,
-    fuses_layers,
+    fuses,
     project,
     window_attention,
 )
@@ -269,14 +269,15 @@ class WindowAttention(nnx.Module):
         normal, skip = self.norm.with_skip(field.data)
         field = field.like(normal)
         drops = context.key is not None and self.dropout > 0.0
-        fuses = fuses_layers() and not drops and isinstance(self.to_qkv, QueryKeyValue)
+        takes = isinstance(self.to_qkv, QueryKeyValue) and not drops
+        fused = takes and fuses(normal)
         if self.window > 1 and context.axes.ulysses > 1:
-            mixed = self._mix_by_heads(field, context, bias, fuses=fuses)
-        elif fuses:
+            mixed = self._mix_by_heads(field, context, bias, fuses=fused)
+        elif fused:
             mixed = self._mix_in_place(field, context, bias)
         else:
             return field.like(skip + self._mixed(field, context, bias).data)
-        return field.like(self.to_out.add(mixed, skip, context, fuses=fuses))
+        return field.like(self.to_out.add(mixed, skip, context, fuses=fused))
 
     def _mixed(self, field: Field, context: Context, bias: Any) -> Field:
         """Returns the attention of the normalized field, without the residual."""

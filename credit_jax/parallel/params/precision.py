@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,11 @@ class Float8:
 
     Attributes:
         min_channels: minimum number of input and of output channels of such a layer.
+        gradient_dtype: dtype to which gradients of the output are rounded.
     """
 
     min_channels: int = 1024
+    gradient_dtype: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
 
     def takes(self, channels_in: int, channels_out: int) -> bool:
         """Whether a matrix of this shape is multiplied in float8.

@@ -1,7 +1,9 @@
-"""Fused feed-forward kernels in interpret mode against the plain definition."""
+"""The fused projection in interpret mode against the plain definition."""
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,32 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.kernels.gpu import feed_forward as fused
-from credit_jax.kernels.gpu.matmul import distribution
+from credit_jax.kernels.gpu import project as fused
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.gelu import gelu
 from tests.support.errors import relative_error
 from tests.support.gradients import assert_same, draw, jax_values
 
-# Rows, channels and hidden channels are not multiples of the tiles.
-ROWS, CHANNELS, HIDDEN = 300, 40, 160
-
-
-def _arrays() -> list[np.ndarray]:
-    shapes = (2, ROWS, CHANNELS), (2, ROWS, CHANNELS), (CHANNELS, HIDDEN), (HIDDEN,)
-    shapes += (HIDDEN, CHANNELS), (CHANNELS,)
-    scales = 1, 1, 0.1, 1, 0.1, 1
-    pairs = enumerate(zip(shapes, scales, strict=True))
-    return [np.float32(scale) * draw(shape, seed) for seed, (shape, scale) in pairs]
-
-
-def _kernel(x: Any, skip: Any, *weights: Any) -> Any:
-    return fused.feed_forward(x, skip, weights[:2], weights[2:], interpret=True)
-
-
-def _plain(x: Any, skip: Any, up: Any, up_bias: Any, down: Any, down_bias: Any) -> Any:
-    hidden = gelu(add_bias(x @ up, up_bias))
-    return skip + add_bias(hidden @ down, down_bias)
+# Rows and channels are not multiples of the tiles; the second has two columns of them.
+ROWS, CHANNELS = 300, 40
 
 
 def _project_kernel(x: Any, skip: Any, kernel: Any, bias: Any) -> Any:
@@ -45,14 +28,14 @@ def _project_plain(x: Any, skip: Any, kernel: Any, bias: Any) -> Any:
     return skip + add_bias(x @ kernel, bias)
 
 
-def _projection() -> list[np.ndarray]:
-    shapes = (2, ROWS, CHANNELS), (2, ROWS, 24), (CHANNELS, 24), (24,)
+def _arrays(out: int) -> list[np.ndarray]:
+    shapes = (2, ROWS, CHANNELS), (2, ROWS, out), (CHANNELS, out), (out,)
     return [draw(shape, seed) for seed, shape in enumerate(shapes)]
 
 
 CASES = {
-    "feed-forward": (_kernel, _plain, _arrays),
-    "projection": (_project_kernel, _project_plain, _projection),
+    "few channels": (_project_kernel, _project_plain, partial(_arrays, 24)),
+    "two tiles": (_project_kernel, _project_plain, partial(_arrays, 160)),
 }
 
 
@@ -79,7 +62,14 @@ def test_bfloat16_is_as_near_to_float32_as_the_definition(name: str) -> None:
         assert ours <= 1.01 * theirs, f"{name}: {errors[0]}, plain {errors[1]}"
 
 
-def test_the_distribution_is_that_of_erf() -> None:
-    x = jnp.linspace(-7.0, 7.0, 10_001, dtype=jnp.float32)
-    exact = jax.scipy.stats.norm.cdf(x)
-    assert float(jnp.abs(distribution(x) - exact).max()) < 2.5e-7
+def test_more_rows_than_a_grid_has_programs_along_its_second_dim() -> None:
+    """CUDA has 65,535, which are tiles of 8.4 million rows; the first dim has 2^31."""
+    rows = 128 * 70_000
+
+    def call(*arrays: Any) -> Any:
+        return fused.project(*arrays, interpret=False)
+
+    shapes = (rows, 16), (rows, 16), (16, 16), (16,)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    (grid,) = re.findall(r"grid=\(([\d, ]+)\)", str(jax.make_jaxpr(call)(*arrays)))
+    assert [int(n) for n in grid.split(",") if n.strip()] == [70_000]
