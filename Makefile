@@ -13,7 +13,10 @@
 # make accelerator  puts XLA's compiler for the H100 (0.6 GB of wheels) into .cache/accelerator, compiles
 #                the small model's step with it, and fails where kernels or bytes have grown by 5 % over
 #                benchmarks/reports/accelerator-small.json; the new counts go to build/accelerator
-# PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
+# make newest  sets up .cache/newest with the newest JAX and the newest of everything else, without
+#                torch, on Python 3.12 or later, and runs the tests there that do not need torch or CREDIT;
+#                constraints.txt plays no part. `make newest-short`: some of them, 3 minutes
+# PYTHON=python3.12 names the interpreter that .venv (.cache/newest) is made with; 3.11 (3.12) or later.
 
 BIN := .venv/bin
 # Two processes share the time that XLA takes to compile the programs of the tests; those
@@ -29,7 +32,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
   JAX_COMPILATION_CACHE_MAX_SIZE=20000000000 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
 
-.PHONY: environment train test slow quick lint docs accuracy accelerator clean
+.PHONY: environment train test slow quick lint docs accuracy accelerator newest newest-short clean
 .PHONY: check-style check-spelling check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
@@ -86,8 +89,20 @@ check-types:
 check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What other versions break first: options of XLA, operations, kernels of both platforms, fields
+# on meshes, a model, a training loop, files, scores, commands.
+SHORT := tests/parallel/test_compiler.py tests/ops
+
+newest: BIN := .cache/newest/bin
+newest:
+	tools/environment.sh newest
+	CI=true $(PYTEST) --without-torch $(TESTS)
+
+newest-short:
+	$(MAKE) --no-print-directory newest WORKERS=1 TESTS='-m "not slow" $(SHORT)'
+
 TESTS ?= -m "not slow"
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check-tests:
 	CI=true $(PYTEST) $(TESTS)

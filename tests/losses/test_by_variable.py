@@ -48,9 +48,8 @@ MESHES = [{"domain": 2}, {"domain": 4}, {"domain": 8}, {"dp": 2, "domain": 4}]
 
 
 @pytest.fixture(scope="module")
-def scaler_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scaler_path(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scalers of T (standard) and SP (quantile); that of TP has no variance."""
-    import torch
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import (
         DMinMaxScalerTensor,

@@ -19,8 +19,7 @@ LATITUDE = np.linspace(85.0, -60.0, LAT)
 
 
 @pytest.fixture
-def scaler_path(tmp_path, rng):
-    import torch
+def scaler_path(torch, tmp_path, rng):
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import DStandardScalerTensor
 

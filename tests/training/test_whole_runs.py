@@ -183,7 +183,7 @@ def named_blocks(scaler: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def scaler(world: Path, tmp_path: Path) -> Path:
+def scaler(torch: Any, world: Path, tmp_path: Path) -> Path:
     (tmp_path / "d.nc").symlink_to(world / "w_2000.nc")
     write_scalers(tmp_path, "d.nc", levels=[0, 2])
     return tmp_path / "scaler.json"
