@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    problems = _problems(programs, older["programs"]) if older else []
+    problems = _problems(programs, older) if older else []
     problems += [line for program in programs for line in float8_problems(program)]
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -137,8 +138,8 @@ def _first(kinds: dict[str, Any], count: int = 15) -> dict[str, Any]:
     return dict(list(kinds.items())[:count])
 
 
-def _problems(programs: list[dict[str, Any]], older: list[dict[str, Any]]) -> list[str]:
-    lines = []
+def _problems(programs: list[dict[str, Any]], report: dict[str, Any]) -> list[str]:
+    lines, older = [], report["programs"]
     for program in programs:
         same = [other for other in older if same_job(program, other)]
         if same:
@@ -148,6 +149,12 @@ def _problems(programs: list[dict[str, Any]], older: list[dict[str, Any]]) -> li
                 f"{program['title']}: the older report has no such program to compare "
                 f"with; it has {', '.join(o.get('title', '?') for o in older)}"
             )
+    then, now = report["recipe"]["versions"]["jaxlib"], version("jaxlib")
+    if lines and then != now:
+        lines.append(
+            f"the older report is of jaxlib {then}, this one of {now}, whose XLA makes "
+            "other kernels: compare with a report of the same jaxlib"
+        )
     return lines
 
 

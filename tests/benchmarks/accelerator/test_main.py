@@ -84,6 +84,10 @@ def test_a_program_that_grew_fails(run, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "bytes grew from" in printed
     assert "kernels grew" not in printed
+    assert "of the same jaxlib" not in printed
+    report["recipe"]["versions"]["jaxlib"] = "0.1.2"
+    assert run("--against", _written(older, report))[0] == 1
+    assert "is of jaxlib 0.1.2, this one of" in capsys.readouterr().err
     program["title"] = "domain2, remat full"
     assert run("--against", _written(older, report))[0] == 1
     expected = "domain2, remat none: the older report has no such program to compare"
