@@ -90,8 +90,12 @@ check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What other versions break first: options of XLA, operations, kernels of both platforms, fields
-# on meshes, a model, a training loop, files, scores, commands.
-SHORT := tests/parallel/test_compiler.py tests/ops
+# on meshes, a model lowered for TPUs, a training loop, the loader, scores, commands.
+SHORT := tests/parallel/test_compiler.py tests/ops tests/kernels/test_dispatch.py \
+  tests/kernels/gpu/test_norm.py tests/kernels/gpu/test_dense.py tests/parallel/domain/test_norm.py \
+  tests/parallel/domain/test_strips.py tests/models/test_matmul_precision.py tests/training/test_loop.py \
+  tests/data/test_loader.py tests/evaluation/test_grids.py tests/evaluation/test_forecast_files.py \
+  tests/evaluation/test_scores.py tests/check/test_check.py
 
 newest: BIN := .cache/newest/bin
 newest:

@@ -14,9 +14,15 @@ from credit_jax.console import BRIDGE, MODULES, main
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {**MODULES, **BRIDGE}
+# Of the bridge, `config` alone needs no torch.
+WITH_TORCH = pytest.mark.usefixtures("torch")
+NAMES = [
+    pytest.param(name, marks=WITH_TORCH if name in {*BRIDGE} - {"config"} else ())
+    for name in COMMANDS
+]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_help_of_every_command_names_an_example(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
@@ -27,7 +33,7 @@ def test_the_help_of_every_command_names_an_example(name, capsys):
     assert " ".join(command.EXAMPLE.split()) in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_every_command_parses(name, monkeypatch):
     command = load_command(COMMANDS[name])
     given = []
@@ -38,7 +44,7 @@ def test_the_example_of_every_command_parses(name, monkeypatch):
         assert (ROOT / getattr(given[0], config)).exists()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_option_is_an_error_of_the_user(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--no-such-option"])

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.pallas import triton
 from jax.lax import Precision
 
 from benchmarks.accuracy.case import ROWS, case_config
@@ -35,6 +36,10 @@ MOE = {
 def _compiled_kernels(monkeypatch):
     """Kernels are lowered for the GPU, not for the interpreter of this mesh."""
     monkeypatch.setattr(dispatch, "_interprets", lambda: False)
+    # From JAX 0.11 on lowering asks which GPU there is.
+    if hasattr(triton, "GpuInfo"):
+        info = triton.get_gpu_info_from_version(triton.GpuVersion.H100)
+        monkeypatch.setattr(f"{triton.GpuInfo.__module__}.get_gpu_info", lambda: info)
 
 
 def float32_products(text):
