@@ -15,9 +15,10 @@ from credit_jax.console import BRIDGE, MODULES, main
 ROOT = Path(__file__).parents[1]
 COMMANDS = {**MODULES, **BRIDGE}
 # Of the bridge, `config` alone needs no torch.
-WITH_TORCH = pytest.mark.usefixtures("torch")
 NAMES = [
-    pytest.param(name, marks=WITH_TORCH if name in {*BRIDGE} - {"config"} else ())
+    pytest.param(
+        name, marks=pytest.mark.torch if name in {*BRIDGE} - {"config"} else ()
+    )
     for name in COMMANDS
 ]
 

@@ -2,8 +2,8 @@
 
 `tests/conftest.py` loads it for `pytest --without-torch`, as `make newest` runs it.
 Neither can then be imported. Left out are files that import one of them, and tests with
-the marker `reference` or the fixtures `torch` or `credit`. A test that imports one
-without saying so fails, as does each that makes credit_jax import one.
+the markers `reference` or `torch`, or with the fixtures `torch` or `credit`. A test that
+imports one without saying so fails, as does each that makes credit_jax import one.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def pytest_collection_modifyitems(
 
 
 def _needs_hidden(item: pytest.Item) -> bool:
+    markers = {marker.name for marker in item.iter_markers()}
     fixtures = getattr(item, "fixturenames", ())
-    return "torch" in fixtures or item.get_closest_marker("reference") is not None
+    return "torch" in fixtures or not markers.isdisjoint({"reference", "torch"})
 
 
 def _imports_hidden(error: BaseException | None) -> bool:
