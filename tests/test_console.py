@@ -131,7 +131,12 @@ def _without_torch(*commands):
     code = (
         "import json, sys; sys.modules['torch'] = None\n"
         "from credit_jax.console import main\n"
-        "codes = [main(arguments) for arguments in json.loads(sys.argv[1])]\n"
+        "def run(arguments):\n"
+        "    try:\n"
+        "        return main(arguments)\n"
+        "    except SystemExit as ended:\n"
+        "        return ended.code\n"
+        "codes = [run(arguments) for arguments in json.loads(sys.argv[1])]\n"
         "print(*codes)"
     )
     given = json.dumps([[*map(str, arguments)] for arguments in commands])
