@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 
 import credit_jax
@@ -26,12 +25,13 @@ from credit_jax.init.sections import (
     data_sections,
     model_section,
     other_sections,
+    ranges_of,
     time_step,
 )
 from credit_jax.io.atomic import new_file
 
 HELP = "Write a config for your own files, after one of the examples."
-EXAMPLE = "--like wxformer_1deg --data 'era5_%%Y.zarr' static.nc --out my.yaml"
+EXAMPLE = "--like wxformer_1deg --data 'era5_%Y.zarr' static.nc --out my.yaml"
 _DEFAULT = "demo"
 
 
@@ -141,7 +141,7 @@ def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
         "inference": {
             "run_mode": "single",
             "single_forecast": {
-                "start_datetime": valid["start_datetime"],
+                "start_datetime": ranges_of(valid)[0][0].isoformat(),
                 "forecast_length": str(_steps(valid, data)),
             },
             "save_forecast": f"runs/{out.stem}/forecast",
@@ -154,7 +154,7 @@ def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
 
 def _steps(valid: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """A forecast of five days, or of the times that are held out."""
-    first, last = (pd.Timestamp(valid[f"{end}_datetime"]) for end in ("start", "end"))
+    first, last = ranges_of(valid)[0]
     step, most = duration(data["timestep"]), duration("5d")
     length = max(step, min(last - first, most // step * step))
     hours = int(length.total_seconds() // 3600)

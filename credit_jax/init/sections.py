@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.base import ConfigError, ConfigWarning
-from credit_jax.config.dates import duration
+from credit_jax.config.dates import date_label, duration
 from credit_jax.init.found import Group
 from credit_jax.models.registry import MODELS, parse_model
 
@@ -176,20 +176,46 @@ def data_sections(
             f"--data: {len(times)} common times from {times[0]} to {times[-1]} are too "
             "few to train and to validate; give more files"
         )
-    last = times[times < border][-1]
+    spans = [
+        _spans(own, timestep) for own in (times[times < border], times[times >= border])
+    ]
+    one = max(map(len, spans)) == 1
     data = {
         "source": sources,
-        "start_datetime": times[0].isoformat(),
-        "end_datetime": last.isoformat(),
+        **_dates(spans[0], one),
         "timestep": _text(timestep),
         "history_len": history_len,
         "forecast_len": 1,
     }
-    valid = {
-        "start_datetime": times[times >= border][0].isoformat(),
-        "end_datetime": times[-1].isoformat(),
-    }
-    return data, valid
+    return data, _dates(spans[1], one)
+
+
+def _spans(times: Any, timestep: pd.Timedelta) -> list[list[str]]:
+    """First and last time of each stretch without a gap."""
+    starts = [
+        0,
+        *(i for i in range(1, len(times)) if times[i] - times[i - 1] > timestep),
+    ]
+    ends = [*(start - 1 for start in starts[1:]), len(times) - 1]
+    return [
+        [times[a].isoformat(), times[b].isoformat()]
+        for a, b in zip(starts, ends, strict=True)
+        # A sample needs two times.
+        if b > a
+    ]
+
+
+def _dates(spans: list[list[str]], one: bool) -> dict[str, Any]:
+    """The dates of a data section: a start and an end, or ranges between gaps."""
+    if not one:
+        return {"date_ranges": spans}
+    return {"start_datetime": spans[0][0], "end_datetime": spans[0][1]}
+
+
+def ranges_of(data: Mapping[str, Any]) -> list[list[pd.Timestamp]]:
+    """First and last time of each range of a data section that `_dates` wrote."""
+    spans = data.get("date_ranges") or [[data["start_datetime"], data["end_datetime"]]]
+    return [[date_label(end) for end in span] for span in spans]
 
 
 def time_step(groups: Sequence[Group], given: str | None, ask: Ask) -> pd.Timedelta:
@@ -436,8 +462,8 @@ def _trainer(example: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
     trainer = copy.deepcopy(dict(example))
     for key in ("batches_per_epoch", "valid_batches_per_epoch"):
         trainer.pop(key, None)
-    first, last = (pd.Timestamp(data[f"{end}_datetime"]) for end in ("start", "end"))
-    samples = int((last - first) / duration(data["timestep"]))
+    step = duration(data["timestep"])
+    samples = sum(int((last - first) / step) for first, last in ranges_of(data))
     for key in ("train_batch_size", "valid_batch_size"):
         trainer[key] = max(1, min(int(trainer.get(key, 1)), samples // 4))
     trainer["valid_batch_size"] = 1

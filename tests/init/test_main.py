@@ -128,6 +128,24 @@ def test_files_of_their_own_for_the_surface(files, tmp_path):
     assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
 
 
+def test_gaps_between_files(files):
+    """Ranges, so that no sample asks for a time that is missing."""
+    times = pd.date_range("1997-06-01", periods=12, freq="6h")
+    fields(times, ("T", "U"), ("SP", "tsi", "rain")).to_zarr(
+        "w_1997.zarr", zarr_format=2, consolidated=True
+    )
+    assert init("--data", *files, "w_1997.zarr", "--diagnostic", "rain") == OK
+    config = load_config("my.yaml")
+    assert config.data.ranges == (
+        ("1997-06-01T00:00:00", "1997-06-03T18:00:00"),
+        ("2000-01-01T00:00:00", "2000-01-03T18:00:00"),
+    )
+    (valid,) = config.validation_data.ranges
+    assert valid == ("2001-01-01T00:00:00", "2001-01-03T18:00:00")
+    report = check_config("my.yaml", num_devices=1)
+    assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
+
+
 @pytest.mark.parametrize(
     ("like", "shape"), [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)]
 )
