@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.data.calendars import most_restrictive
-from credit_jax.data.sources.files import matches
+from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
 
@@ -77,15 +77,10 @@ def inspect_files(paths: Sequence[str]) -> list[Group]:
 
 def _templates(paths: Sequence[str]) -> dict[str, list[str]]:
     """Template -> the files that it matches, in order."""
-    from glob import glob
-
     found: dict[str, list[str]] = {}
     for path in paths:
-        if "%Y" in path:
-            there = sorted(glob(path.replace("%Y", "????")))
-            if not there:
-                raise FileNotFoundError(f"--data: no file matches {path}")
-            found.setdefault(path, []).extend(there)
+        if time_format(path):
+            found.setdefault(path, []).extend(discover(path, "--data").paths)
             continue
         if not os.path.exists(path):
             raise FileNotFoundError(f"--data: there is no {path}")
@@ -97,11 +92,10 @@ def _templates(paths: Sequence[str]) -> dict[str, list[str]]:
             name = f"{name[: last.start()]}%Y{name[last.end() :]}"
             template = os.path.join(folder, name)
         found.setdefault(template, []).append(path.rstrip("/"))
+    # A single file has all times, whatever its name.
     return {
-        # A single file has all times, whatever its name.
-        (template if len(own) > 1 or "%Y" in "".join(paths) else own[0]): sorted(own)
+        (template if len(own) > 1 or template in paths else own[0]): sorted(own)
         for template, own in found.items()
-        if all(matches(template, path) or template == path for path in own)
     }
 
 

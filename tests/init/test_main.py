@@ -167,7 +167,7 @@ REFUSED = {
     "an example": (["--like", "camulatr"], "camulatr.*there are: .*nearest: 'camul"),
     "a model of several grids": (["--like", "wrf_1h"], "a wrf has no channels"),
     "a file": (["--data", "none.nc"], "there is no none.nc"),
-    "a template": (["--data", "none_%Y.nc"], "no file matches none_%Y.nc"),
+    "a template": (["--data", "none_%Y.nc"], "no file matches .none_%Y.nc"),
     "static fields alone": (["--data", "static.nc"], "no file has times"),
     "another grid": (["--data", "static.nc", "rows.nc"], "a grid of 32 x 64.*16 x 64"),
     "few times": (["--data", "few.nc"], "4 common times .* are too few"),
