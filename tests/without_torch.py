@@ -2,8 +2,8 @@
 
 `tests/conftest.py` loads it for `pytest --without-torch`, as `make newest` runs it.
 Neither can then be imported. Left out are files that import one of them, and tests with
-the markers `reference` or `torch`, or with the fixtures `torch` or `credit`. A test that
-imports one without saying so fails, as does each that makes credit_jax import one.
+the markers `reference` or `torch`, or with the fixtures `torch` or `credit`. Tests fail
+that import one without saying so, or for which credit_jax imports one.
 """
 
 from __future__ import annotations
