@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from credit_jax.command_options import read_config, warnings_as_notes
 from credit_jax.commands import OK, print_line, run_module
 from credit_jax.packages.package import open_package
 from credit_jax.packages.write import open_contents, write_package
+from credit_jax.training.restore import no_coordinates
 from credit_jax.training.run_weights import open_weights
 
 HELP = "Make a folder of a trained model that needs nothing else, to hand on."
@@ -63,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
     """
     source = args.config or str(Path(args.checkpoint) / "model.yml")
     config = read_config(source, args.set)
+    weights = open_weights(args.checkpoint, args.step, args.weights)
+    if weights.coordinates is None:
+        print_line(f"note: {no_coordinates(weights.path)}", "yellow")
     with warnings_as_notes():
-        contents = open_contents(config)
-    names = contents.schema.names
-    weights = open_weights(args.checkpoint, args.step, args.weights, names)
+        contents = open_contents(config, weights.coordinates)
+    weights = replace(weights, channels=contents.schema.names)
     manifest = write_package(
         contents,
         weights,

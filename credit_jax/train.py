@@ -43,6 +43,7 @@ from credit_jax.training.loop import Outcome
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import parse_updates
 from credit_jax.training.report import report_scores
+from credit_jax.training.restore import coordinates_at, no_coordinates
 from credit_jax.training.run import train as run_training
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import asked_by, required_step
@@ -207,17 +208,21 @@ def _train_in(
     console = Console()
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
+    like, notes = None, list[str]()
     if resume or config.trainer.load_weights:
-        required_step(CheckpointStore(folder, verify=False), asked_by(resume=resume))
+        store = CheckpointStore(folder, verify=False)
+        step = required_step(store, asked_by(resume=resume))
+        like = coordinates_at(store, step)
+        notes = [no_coordinates(store.path(step))] if like is None else []
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     wait_for_all("the demo data")
-    plan = plan_run(config, num_devices=len(devices))
+    plan = plan_run(config, num_devices=len(devices), like=like)
     setup = prepare(plan, devices)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
-    for note in plan.notes:
+    for note in (*plan.notes, *notes):
         display.message(f"note: {note}")
     outcome = run_training(
         setup,
@@ -242,7 +247,11 @@ def header(source: str, setup: Setup) -> list[str]:
     precision = setup.model.parallel_config.precision.compute.name
     valid = setup.valid_loader
     ranks = 1 if setup.config.shares_batches else axes.num_data
-    held_out = "" if valid is None else f", {len(valid.dataset)} held out"
+    held_out = ""
+    if valid is not None:
+        seen = valid.seen_in(setup.config.data)
+        what = "for validation, not held out" if seen else "held out"
+        held_out = f", {len(valid.dataset)} {what}"
     return [
         f"credit_jax  {source} -> {setup.config.save_loc}",
         f"mesh   {axes.summary} on "

@@ -33,6 +33,8 @@ class Progress:
     Attributes:
         epoch: the epoch to continue with.
         batches: micro-batches of that epoch already trained on.
+        samples: samples of that epoch already trained on, of all data-parallel ranks;
+            None in checkpoints of earlier versions, whose batches had one size.
         epoch_losses: their training losses, for the epoch's mean in the log.
         epoch_sums: sums over them of the further measured values, by name.
         best_metric: best value of `trainer.training_metric`; None before the first.
@@ -46,6 +48,8 @@ class Progress:
         plateau: the state of the schedule `plateau`; None for others.
         channels: names of the variables of "input" and "target", in channel order;
             None if the checkpoint does not record them, such as one from PyTorch.
+        coordinates: those of the data as JSON values, see `Coordinates.to_json`; None
+            if the checkpoint does not record them.
     """
 
     epoch: int = 0
@@ -59,6 +63,8 @@ class Progress:
     learning_rate: float | None = None
     plateau: PlateauState | None = None
     channels: Mapping[str, tuple[str, ...]] | None = None
+    coordinates: Mapping[str, Any] | None = None
+    samples: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""

@@ -1,5 +1,6 @@
 """The `data:` section: sources, dates, and the length of a sample."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
@@ -78,6 +79,10 @@ class DataConfig(_Window):
             error that names file, variable and time; "skip" replaces the sample by the
             next good one in time, reports it, and counts it in the log. CREDIT has no
             such key and ignores it.
+        on_outlier: handling of values beyond 50 deviations of the normalization. "note"
+            names each once with file, variable, time and place, "raise" ends the run
+            with that error, "skip" replaces the sample as `on_bad_sample: skip` does.
+            CREDIT has no such key and ignores it.
         time_encoding: vector inputs of the model -> the times that they encode:
             "input" for the times of x, "target" for that of y, or the name of a source
             with another `input` for the times at which it is read. CREDIT has no such
@@ -91,6 +96,7 @@ class DataConfig(_Window):
     backprop_on_timestep: BackpropSteps | None = None
     data_clamp: tuple[float, float] | None = None
     on_bad_sample: Literal["raise", "skip"] = "raise"
+    on_outlier: Literal["note", "raise", "skip"] = "note"
     time_encoding: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     @field_validator("data_clamp")
@@ -169,6 +175,7 @@ class ValidationDataConfig(_Window):
         "backprop_on_timestep": "validation has no gradient",
         "data_clamp": "that of data holds for validation, too",
         "on_bad_sample": "that of data holds for validation, too",
+        "on_outlier": "that of data holds for validation, too",
         "time_encoding": "that of data holds for validation, too",
     }
 
@@ -196,3 +203,22 @@ def num_samples(data: DataConfig) -> int:
         length: Any = date_label(last) - date_label(first)
         total += max(0, int(length // step) + 2 - needed)
     return total
+
+
+def in_training(times: Iterable[Any], data: DataConfig) -> str:
+    """Says how many times are in the training period; "" if none is.
+
+    Args:
+        times: of samples, start dates or truth.
+        data: the data section of the training.
+    """
+    ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
+    labels = [date_label(time) for time in times]
+    inside = sum(any(a <= own <= b for a, b in ranges) for own in labels)
+    if not inside:
+        return ""
+    period = ", ".join(f"{first} to {last}" for first, last in data.ranges)
+    return (
+        f"{inside} of {len(labels)} dates are in the training period ({period}), and "
+        "not held out"
+    )

@@ -29,6 +29,12 @@ DAYS_360 = (
 # Years that datetime64[ns] holds as a whole.
 FIRST_YEAR, LAST_YEAR = 1678, 2261
 
+# Dates of ISO 8601 with their time of day and zone; all else is read in several ways.
+_ISO = re.compile(
+    r"(?:\d{4}(?:-\d{2}(?:-\d{2})?)?|\d{8})"
+    r"(?:[T ]\d{2}(?::?\d{2}(?::?\d{2}(?:[.,]\d+)?)?)?"
+    r"(?:Z|[+-]\d{2}(?::?\d{2})?)?)?"
+)
 _DAYS = re.compile(r"(?<=[\d\s])d(?![a-zA-Z])")
 
 
@@ -50,11 +56,16 @@ def date_label(date: Any) -> pd.Timestamp:
     """A date as a label in UTC, without time zone.
 
     Args:
-        date: text such as "2000-01-31T06", or a time.
+        date: text of ISO 8601 such as "2000-01-31T06", or a time.
 
     Raises:
         ValueError: it is none, or in a year that datetime64[ns] does not hold.
     """
+    if isinstance(date, str) and not _ISO.fullmatch(date.strip()):
+        raise ValueError(
+            f"{got(date)} is no date of ISO 8601, such as 2001-01-31 or "
+            "2001-01-31T06:00"
+        )
     stamp: Any = pd.Timestamp(date)
     if stamp is pd.NaT:
         raise ValueError(f"{got(date)} is no date")

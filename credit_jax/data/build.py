@@ -7,6 +7,7 @@ from credit_jax.data.checks import check_dataset
 from credit_jax.data.dataset import open_dataset
 from credit_jax.data.loader import Loader
 from credit_jax.data.sampler import Sampler
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
     Grid,
@@ -34,6 +35,7 @@ def build_loader(
     pipeline: Pipeline | None = None,
     open_files: OpenFiles | None = None,
     grid: tuple[int, int] | None = None,
+    like: Coordinates | None = None,
 ) -> Loader:
     """Builds the loader of a split; checks its files, times, grids and some samples.
 
@@ -48,6 +50,8 @@ def build_loader(
         pipeline: transforms of `build_pipeline`; None builds those of the config.
         open_files: cache of open files, shared with other loaders.
         grid: (latitudes, longitudes) of the model; None skips the comparison.
+        like: coordinates of a run, at which fields are read; None takes those of the
+            first file.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -58,12 +62,19 @@ def build_loader(
     the epoch with a smaller one.
     """
     train = split == "train"
-    dataset = open_dataset(config.data if train else config.validation_data, open_files)
     if pipeline is None:
         pipeline = build_pipeline(config.preblocks, config.postblocks)
-    lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
+    same_grid = pipeline.grid is None
+    dataset = open_dataset(
+        config.data if train else config.validation_data,
+        open_files,
+        like=like,
+        same_grid=same_grid,
+    )
+    lines = check_dataset(dataset, grid, same_grid=same_grid)
     _check_new_grid(pipeline.grid, grid)
     check_layout(pipeline, dataset.schema.as_read())
+    pipeline = pipeline.at(dataset.schema.as_read(), dataset.coordinates().grid)
     if dataset.further is not None:
         for schema in dataset.further.schemas.values():
             check_layout(pipeline, schema.as_read())

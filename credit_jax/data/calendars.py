@@ -17,10 +17,13 @@ import cftime
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Int
 
 from credit_jax.config.dates import CALENDARS, DAYS_360, FIRST_YEAR, LAST_YEAR
 
 STANDARD = "standard"
+# Largest rounding of the times of a file.
+ROUNDING = np.timedelta64(60, "s")
 
 
 def calendar_of(times: np.ndarray, where: str) -> str:
@@ -161,3 +164,63 @@ def _to_cftime(label: pd.Timestamp, calendar: str) -> cftime.datetime:
 def _timestamp(label: np.datetime64) -> pd.Timestamp:
     stamp: Any = pd.Timestamp(label)
     return stamp
+
+
+def near_times(
+    wanted: np.ndarray, there: np.ndarray, where: str
+) -> Int[np.ndarray, " wanted"]:
+    """Positions of times in a time axis whose rounding may be up to a minute.
+
+    Axes in days or hours of float32 are off by seconds. A time is the nearest one of
+    the axis, if that is less than `ROUNDING`, and a quarter of the smallest step of
+    the axis, away.
+
+    Args:
+        wanted: (wanted,) labels.
+        there: (there,) labels of the axis.
+        where: file of the axis, for the error.
+
+    Returns:
+        Positions; -1 for a time that is not there.
+
+    Raises:
+        ValueError: a time occurs twice in the axis.
+    """
+    there = there.astype("datetime64[ns]")
+    order = np.argsort(there, kind="stable")
+    ordered = there[order]
+    steps = np.diff(ordered)
+    if (steps == np.timedelta64(0)).any():
+        twice = ordered[1:][steps == np.timedelta64(0)][0]
+        raise ValueError(
+            f"{where}: the time {str(twice)[:19]} occurs more than once; which "
+            "of its fields is meant cannot be known, remove the others"
+        )
+    if not there.size:
+        return np.full(wanted.shape, -1)
+    limit = min([ROUNDING, *([steps.min() / 4] if steps.size else [])])
+    right = np.searchsorted(ordered, wanted).clip(0, len(ordered) - 1)
+    left = np.maximum(right - 1, 0)
+    nearer = np.abs(ordered[left] - wanted) <= np.abs(ordered[right] - wanted)
+    near = np.where(nearer, left, right)
+    found = np.abs(ordered[near] - wanted) <= limit
+    return np.where(found, order[near], -1)
+
+
+def rounding_of(wanted: np.ndarray, times: np.ndarray, where: str) -> str | None:
+    """A note on times that a file has with a rounding; None if they are exact.
+
+    Args:
+        wanted: (time,) labels.
+        times: (time,) those of the file that are taken for them.
+        where: the file.
+    """
+    off = np.abs(times.astype("datetime64[ns]") - wanted)
+    if not off.size or not off.max():
+        return None
+    place = int(off.argmax())
+    seconds = off[place] / np.timedelta64(1, "s")
+    return (
+        f"{where}: its times are rounded, by up to {seconds:.3g} s: "
+        f"{str(times[place])[:19]} is taken for {str(wanted[place])[:19]}"
+    )

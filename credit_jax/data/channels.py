@@ -9,13 +9,15 @@ has one channel per level.
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import yaml
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
 from credit_jax.config.sources.source import MAIN_INPUT
+from credit_jax.fields.coordinates import Axes, Values
 from credit_jax.io.atomic import new_file
 from credit_jax.transforms import Layout, Pipeline
 
@@ -55,11 +57,17 @@ class ChannelGroup:
         var_key: "{source}/{field_type}/{3d|2d}/{variable}".
         n_levels: number of its channels.
         n_time: number of its times.
+        levels: values of its levels; None if it has none or they are unknown.
     """
 
     var_key: str
     n_levels: int
     n_time: int
+    levels: Values | None = dataclasses.field(default=None, compare=False)
+
+    def as_credit(self) -> dict[str, Any]:
+        """The entries of CREDIT's channel_schema.yaml."""
+        return {name: getattr(self, name) for name in ("var_key", "n_levels", "n_time")}
 
     @property
     def source(self) -> str:
@@ -95,6 +103,7 @@ class ChannelSchema:
         data: DataConfig,
         num_levels: Mapping[str, int],
         input_name: str = MAIN_INPUT,
+        axes: Mapping[str, Axes] = MappingProxyType({}),
     ) -> "ChannelSchema":
         """Builds the schema of the samples of a data section.
 
@@ -102,6 +111,7 @@ class ChannelSchema:
             data: the data section.
             num_levels: source -> number of levels of its 3-D variables.
             input_name: input of the model whose sources are included.
+            axes: source -> its coordinates, those that are known.
         """
         inputs: list[ChannelGroup] = []
         targets: list[ChannelGroup] = []
@@ -109,13 +119,15 @@ class ChannelSchema:
             history = source.history_len or data.history_len
             kinds = [(inputs, kind, history) for kind in INPUT_TYPES]
             kinds += [(targets, kind, 1) for kind in OUTPUT_TYPES]
+            levels = axes[name].levels if name in axes else None
+            levels = None if len(levels or ()) != num_levels[name] else levels
             for groups, kind, times in kinds:
                 field = getattr(source.variables, kind)
                 if field is None:
                     continue
                 key = f"{name}/{kind}"
                 groups += [
-                    ChannelGroup(f"{key}/3d/{v}", num_levels[name], times)
+                    ChannelGroup(f"{key}/3d/{v}", num_levels[name], times, levels)
                     for v in field.vars_3D
                 ]
                 groups += [
@@ -206,8 +218,8 @@ class ChannelSchema:
         """Writes CREDIT's channel_schema.yaml atomically."""
         content = {
             "schema_version": SCHEMA_VERSION,
-            "input": [dataclasses.asdict(group) for group in self.input],
-            "target": [dataclasses.asdict(group) for group in self.target],
+            "input": [group.as_credit() for group in self.input],
+            "target": [group.as_credit() for group in self.target],
         }
         with new_file(path) as partial, partial.open("w") as file:
             yaml.safe_dump(content, file, sort_keys=False)

@@ -19,8 +19,14 @@ from credit_jax.data.further_inputs import (
     clock_of,
     open_further_inputs,
 )
+from credit_jax.data.sources.arrange import (
+    arrange,
+    check_same_calendar,
+    coordinates_of,
+)
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 
@@ -58,6 +64,7 @@ class Dataset:
         skips_bad: whether the reader is to replace samples that cannot be used, see
             `DataConfig.on_bad_sample`.
         further: inputs of the model other than x; None if there are none.
+        on_outlier: see `DataConfig.on_outlier`.
     """
 
     sources: dict[str, Source]
@@ -69,9 +76,15 @@ class Dataset:
     num_steps: int
     skips_bad: bool = False
     further: FurtherInputs | None = None
+    on_outlier: str = "note"
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the reader is to replace some samples by others."""
+        return self.skips_bad or self.on_outlier == "skip"
 
     def __getitem__(self, index: int) -> Sample:
         return self.step(index, 0)
@@ -160,6 +173,11 @@ class Dataset:
         for source in self.sources.values():
             yield from source.grids()
 
+    def coordinates(self) -> Coordinates:
+        """The coordinates of its sources, and those of the first grid that has them."""
+        others = {} if self.further is None else self.further.sources
+        return coordinates_of({**self.sources, **others}, self.calendar)
+
     def units(self) -> dict[str, tuple[str, str]]:
         """Key -> unit and file, for the variables whose files have a unit."""
         found = {k: own for s in self.sources.values() for k, own in s.units().items()}
@@ -211,29 +229,41 @@ def path_at(
 
 
 @activity("opening the data")
-def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Dataset:
+def open_dataset(
+    data: DataConfig,
+    open_files: OpenFiles | None = None,
+    *,
+    like: Coordinates | None = None,
+    same_grid: bool = True,
+) -> Dataset:
     """Opens the files of a data section, without reading fields.
 
     Args:
         data: the data section.
         open_files: cache of open files, shared with other data sets.
+        like: coordinates of a run, at which fields are read; None takes those of the
+            first file.
+        same_grid: see `arrange`.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_source` and `master_clock`.
+        FileNotFoundError, ValueError: see `open_source`, `arrange` and `master_clock`.
     """
     sources = {name: open_source(name, data, open_files) for name in data.sources_of()}
-    further = open_further_inputs(data, open_files)
+    sources = arrange(sources, like, same_grid=same_grid)
+    further = open_further_inputs(data, open_files, like=like)
     clocks = {name: clock_of(data, source) for name, source in sources.items()}
     others = {} if further is None else further.clocks
     starts, calendar = master_clock(data, {**clocks, **others})
     clocks = {k: dataclasses.replace(c, master=calendar) for k, c in clocks.items()}
     if further is not None:
         further = further.counted_in(calendar)
+    check_same_calendar(calendar, like)
     num_levels = {name: source.num_levels for name, source in sources.items()}
-    schema = ChannelSchema.from_config(data, num_levels)
+    axes = {name: source.axes() for name, source in sources.items()}
+    schema = ChannelSchema.from_config(data, num_levels, axes=axes)
     timestep: Any = pd.Timedelta(data.timestep)
     skips = data.on_bad_sample == "skip"
-    steps = (timestep, calendar, data.forecast_len, skips, further)
+    steps = (timestep, calendar, data.forecast_len, skips, further, data.on_outlier)
     whole = Dataset(sources, clocks, starts, schema, *steps)
     return dataclasses.replace(whole, starts=_available(whole))
 

@@ -15,8 +15,10 @@ from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, shift_all
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.open_files import OpenFiles
 
 # The only field type of such sources.
@@ -123,6 +125,7 @@ def open_further_inputs(
     data: DataConfig,
     open_files: OpenFiles | None = None,
     num_levels: Mapping[str, int] = MappingProxyType({}),
+    like: Coordinates | None = None,
 ) -> FurtherInputs | None:
     """Opens the sources of inputs other than x; None if there are no such inputs.
 
@@ -130,6 +133,8 @@ def open_further_inputs(
         data: the data section.
         open_files: cache of open files.
         num_levels: number of levels of sources whose files do not define it, by name.
+        like: coordinates of a run, at which fields are read; None takes those of the
+            first file of each source.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
@@ -138,12 +143,14 @@ def open_further_inputs(
     if not (names or data.time_encoding):
         return None
     sources = {name: open_source(name, data, open_files) for name in names}
+    sources = arrange(sources, like, same_grid=False)
     clocks = {name: clock_of(data, source) for name, source in sources.items()}
     levels = {
         name: own.num_levels or num_levels.get(name, 0) for name, own in sources.items()
     }
+    axes = {name: own.axes() for name, own in sources.items()}
     schemas = {
-        name: ChannelSchema.from_config(data, levels, name)
+        name: ChannelSchema.from_config(data, levels, name, axes)
         for name in data.further_inputs
     }
     return FurtherInputs(data, sources, clocks, schemas, STANDARD)

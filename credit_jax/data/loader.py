@@ -10,12 +10,15 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from credit_jax.config.data import DataConfig, in_training
 from credit_jax.data.batch import Batch
+from credit_jax.data.calendars import shift_all
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.data.sampler import Sampler
-from credit_jax.data.values import scale_notes
+from credit_jax.data.values import OutlierError, scale_notes
+from credit_jax.fields.coordinates import Coordinates, as_values
 from credit_jax.transforms import Pipeline, Units, channel_units
 
 # Errors of samples that cannot be used.
@@ -89,6 +92,22 @@ class Loader:
         grid = self.pipeline.grid
         return self.dataset.longitude if grid is None else _known(grid.longitude)
 
+    def coordinates(self) -> Coordinates:
+        """The coordinates of x and y, of the sources, and the calendar."""
+        found, grid = self.dataset.coordinates(), self.pipeline.grid
+        if grid is None:
+            return found
+        latitude, longitude = as_values(grid.latitude), as_values(grid.longitude)
+        return dataclasses.replace(found, latitude=latitude, longitude=longitude)
+
+    def seen_in(self, training: DataConfig) -> str:
+        """How many dates of the samples are in a training period; "" if none is."""
+        steps = range(self.dataset.num_steps)
+        starts = [self.dataset.starts_at(step) for step in steps]
+        step, calendar = self.dataset.timestep, self.dataset.calendar
+        targets = shift_all(starts[-1], step, calendar)
+        return in_training(np.unique(np.concatenate([*starts, targets])), training)
+
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
         """Returns a loader for other dp ranks, without opening or checking files again.
 
@@ -110,17 +129,17 @@ class Loader:
             return self
         return dataclasses.replace(self, rows=rows)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, done: int = 0) -> Iterator[Batch]:
         """Iterates over the batches of an epoch.
 
-        A batch depends only on the seed, the epoch and its position, not on `start` or
+        A batch depends only on the seed, the epoch and the samples before it, not on
         the number of threads.
 
         Args:
             epoch: index of the epoch, from 0.
-            start: number of batches of this epoch to skip.
+            done: number of samples of this epoch to skip, those of all dp ranks.
         """
-        chosen = self.sampler.batches(epoch)[start:]
+        chosen = self.sampler.batches(epoch, done)
         if not chosen:
             return iter(())
         batches = grain.MapDataset.source(chosen).map(self.read)
@@ -141,11 +160,11 @@ class Loader:
                 missing, or a file cannot be read; for a data set that skips bad
                 samples, all samples are bad.
         """
-        if not self.dataset.skips_bad:
-            return self.samples.read(indices)
         try:
             return self.samples.read(indices)
-        except BAD:
+        except BAD as error:
+            if not self._skips(error):
+                raise
             pairs = [(int(i), self._good(int(i))) for i in indices]
         lines = [self._replacement(*pair) for pair in pairs if pair[0] != pair[1]]
         batch = self.samples.read([good for _, good in pairs])
@@ -157,8 +176,16 @@ class Loader:
             try:
                 self.samples.read([index])
             except BAD as error:
+                if not self._skips(error):
+                    raise
                 self.bad[index] = str(error)
         return self.bad.get(index)
+
+    def _skips(self, error: Exception) -> bool:
+        """Whether a sample with an error is replaced by another."""
+        if isinstance(error, OutlierError):
+            return self.dataset.on_outlier == "skip"
+        return self.dataset.skips_bad
 
     def _good(self, index: int) -> int:
         """The index of the sample itself, or of the next good one in time."""
@@ -191,7 +218,7 @@ class Loader:
             try:
                 batch = self.samples.read([index], thorough=True)
             except BAD as error:
-                if not self.dataset.skips_bad:
+                if not self._skips(error):
                     raise
                 self.bad[index] = str(error)
                 notes.append(self._replacement(index, self._good(index)))

@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
+from credit_jax.fields.coordinates import (
+    UNKNOWN,
+    Axes,
+    Kind,
+    Values,
+    as_values,
+    places_of,
+    take_places,
+)
 from credit_jax.io.open_files import OpenFiles
 
 
 def read_fields(
-    path: str | Path, key: str, open_files: OpenFiles
+    path: str | Path,
+    key: str,
+    open_files: OpenFiles,
+    data: Axes = UNKNOWN,
+    levels: Mapping[str, Values | None] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """Reads all variables of a NetCDF or Zarr file, in float32, by name.
+
+    They are in the order of the data, where the file has coordinates.
 
     Args:
         path: path of the file; environment variables are expanded.
         key: dotted config key of the path, for errors.
         open_files: cache of open files.
+        data: latitudes and longitudes of the data.
+        levels: name of a variable -> values of its levels in the data.
 
     Returns:
         (lat, lon) or (level, lat, lon) fields.
 
     Raises:
-        ValueError: there is no such file, or a variable has other dims.
+        ValueError: there is no such file, or a variable has other dims or other
+            coordinates.
     """
     place = Path(os.path.expandvars(str(path)))
     if not place.exists():
@@ -40,4 +60,17 @@ def read_fields(
             f"{key}: {place}: expected (lat, lon) or (level, lat, lon) fields, got "
             f"{wrong}"
         )
+    for name, field in found.items():
+        axes = dataset[name]
+        where = f"{key}: {place}: {name}", data.where
+        wanted = levels.get(name), data.latitude, data.longitude
+        kinds: tuple[Kind, ...] = ("level", "latitude", "longitude")
+        first = len(kinds) - field.ndim
+        for axis, (kind, own) in enumerate(
+            list(zip(kinds, wanted, strict=True))[first:]
+        ):
+            dim = axes.dims[axis]
+            there = as_values(axes[dim].values) if dim in axes.coords else None
+            places = places_of(own, there, kind, *where)
+            found[name] = take_places(found[name], places, axis)
     return found

@@ -11,10 +11,19 @@ import numpy as np
 from jaxtyping import Int
 
 from credit_jax.data.batch import Batch, BatchArrays
+from credit_jax.data.calendars import shift_all
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.further_arrays import further_arrays
-from credit_jax.data.values import BadValuesError, check_fields, check_finite
+from credit_jax.data.values import (
+    BadValuesError,
+    Outlier,
+    OutlierError,
+    check_fields,
+    check_finite,
+    note_once,
+    outlier_error,
+)
 from credit_jax.transforms import (
     FieldTree,
     Phase,
@@ -107,16 +116,43 @@ class SampleReader:
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
         x, y = out.x[number : number + 1], out.y[number : number + 1]
         try:
-            plateau = check_finite(x, y, first["input_times"], self.schema)
+            plateau, outliers = check_finite(
+                x, y, first["input_times"], self.schema, self._normalized
+            )
         except ValueError:
             _check_raw(steps)  # raises a more specific error, if it finds the cause
             raise
         if plateau:
             _check_raw(steps)
+        for outlier in outliers:
+            error = self._outlier(outlier, x.shape[2], index)
+            if self.dataset.on_outlier != "note":
+                raise error
+            note_once(error)
         fields = self._named_fields(raw, first, later)
         further = self._further(index, thorough=thorough)
         known = {"input_times": first["input_times"], "target_times": times}
         return {**known, "fields": fields, "further": further}
+
+    @cached_property
+    def _normalized(self) -> frozenset[str]:
+        return self.pipeline.normalized(self.schema.as_read())
+
+    def _outlier(self, found: Outlier, history: int, index: int) -> OutlierError:
+        """The error for an outlier of a sample, which names its place."""
+        _, time, row, column = found.place
+        step = time + 1 if found.which == "target" else time + 1 - history
+        dataset, start = self.dataset, self.dataset.starts[index]
+        (label,) = shift_all(
+            np.array([start]), step * dataset.timestep, dataset.calendar
+        )
+        row += 0 if self.rows is None else self.rows.start or 0
+        grid = self.pipeline.grid or dataset.coordinates()
+        error = outlier_error(
+            found, self.schema, (row, column), (grid.latitude, grid.longitude), label
+        )
+        error = OutlierError(str(error), error.key, start, step)
+        return error.in_file(dataset.path_of)  # type: ignore[return-value]
 
     def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
         """The inputs of the model other than x."""

@@ -92,14 +92,28 @@ class Sampler:
     @property
     def num_batches(self) -> int:
         """Number of batches of an epoch, including the partial one if it is kept."""
-        full, left = divmod(self.samples_per_rank, self.batch_size)
+        return self.batches_left(0)
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples of a full batch of all dp ranks."""
+        return self.batch_size * self.dp_size
+
+    def batches_left(self, done: int) -> int:
+        """Number of batches of an epoch after some of its samples."""
+        per_rank = -(-max(self.num_samples - done, 0) // self.dp_size)
+        full, left = divmod(per_rank, self.batch_size)
         return full + (1 if left and self.keep_partial else 0)
 
-    def batches(self, epoch: int) -> list[Int[np.ndarray, "batch"]]:
+    def batches(self, epoch: int, done: int = 0) -> list[Int[np.ndarray, "batch"]]:
         """Returns the sample indices of each batch for the local ranks, in rank order.
+
+        A batch of all ranks is the next part of the order of the epoch, whatever the
+        batch size and the number of ranks, so that an epoch can go on with others.
 
         Args:
             epoch: index of the epoch, from 0.
+            done: number of samples of the epoch to leave out, those of all ranks.
 
         Returns:
             One array of batch_size x len(local_dp_ranks) indices per batch; the last
@@ -107,13 +121,15 @@ class Sampler:
         """
         order = epoch_order(
             self.num_samples,
-            dp_size=self.dp_size,
+            dp_size=1,
             seed=self.seed,
             epoch=epoch,
             shuffle=self.shuffle,
         )
+        left = -(-max(self.num_samples - done, 0) // self.dp_size) * self.dp_size
+        order = np.resize(order, done + left)[done:]
         per_rank = order.reshape(-1, self.dp_size).T[list(self.local_dp_ranks)]
-        starts = range(0, self.num_batches * self.batch_size, self.batch_size)
+        starts = range(0, self.batches_left(done) * self.batch_size, self.batch_size)
         return [per_rank[:, i : i + self.batch_size].reshape(-1) for i in starts]
 
 

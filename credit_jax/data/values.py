@@ -1,6 +1,9 @@
 """Checks of values: not finite, fill values read as numbers, not normalized."""
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -14,6 +17,10 @@ FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)
 FILL_SHARE = 1e-3
 # Normalized values with a larger magnitude are suspicious.
 OUTSTANDING = 10.0
+# Normalized values with a larger magnitude are implausible, in deviations.
+OUTLIER = 50.0
+# Largest number of outliers that are named in a log.
+MOST_NOTES = 50
 # No field in physical units is this large; NetCDF's default fill value is 1e37.
 LARGEST = 1e15
 # Key of a field, a time, number of steps from it -> file; see `Dataset.path_of`.
@@ -42,7 +49,7 @@ class BadValuesError(ValueError):
         path = path_of(self.key, self.time, self.step)
         if path is None:
             return self
-        return BadValuesError(f"{path}: {self}", self.key, self.time, self.step)
+        return type(self)(f"{path}: {self}", self.key, self.time, self.step)
 
 
 def check_sample(sample: Sample) -> None:
@@ -145,12 +152,44 @@ def _at(key: str, time: np.datetime64) -> str:
     return f"data.source.{source}: {variable} at {str(time)[:16]}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Outlier:
+    """A value that normalization makes implausible.
+
+    Attributes:
+        which: "input" or "target".
+        channel: its channel.
+        place: (sample, time, row, column).
+        value: normalized.
+    """
+
+    which: str
+    channel: int
+    place: tuple[int, int, int, int]
+    value: float
+
+
+class Suspects(NamedTuple):
+    """What `check_finite` finds.
+
+    Attributes:
+        plateau: whether the extreme of a channel is above `OUTSTANDING` and occurs at
+            many points, as if a fill value was read as a number.
+        outliers: the largest value of each normalized channel in which one is beyond
+            `OUTLIER`.
+    """
+
+    plateau: bool = False
+    outliers: tuple[Outlier, ...] = ()
+
+
 def check_finite(
     x: Shaped[np.ndarray, "batch channel time lat lon"],
     y: Shaped[np.ndarray, "batch channel_out time_out lat lon"] | None,
     times: np.ndarray,
     schema: ChannelSchema,
-) -> bool:
+    normalized: Collection[str] = (),
+) -> Suspects:
     """Checks that a batch has no NaN and no infinity.
 
     Args:
@@ -158,16 +197,13 @@ def check_finite(
         y: target; None in a forecast.
         times: (batch,) last input time of each sample.
         schema: the channels of x and y.
-
-    Returns:
-        Whether the extreme of a channel is above `OUTSTANDING` and occurs at many
-        points, as if a fill value was read as a number.
+        normalized: keys of the variables in which outliers are looked for.
 
     Raises:
         BadValuesError: a value is not finite; names the variable, the time and the
             number of such values.
     """
-    plateau = False
+    plateau, outliers = False, list[Outlier]()
     for which, array in (("input", x), ("target", y)):
         if array is None:
             continue
@@ -181,7 +217,65 @@ def check_finite(
                 values = array[:, channel]
                 at_end = (values == ends[channel]).sum((1, 2, 3)).max()
                 plateau |= bool(at_end > FILL_SHARE * values[0].size)
-    return plateau
+        size = np.maximum(np.abs(low), np.abs(high))
+        for channel in np.flatnonzero(size > OUTLIER).tolist():
+            if schema.key_of(channel, which) in normalized:
+                values = array[:, channel]
+                worst = int(np.abs(values).argmax())
+                place: Any = np.unravel_index(worst, values.shape)
+                sample, time, row, column = (int(index) for index in place)
+                where = sample, time, row, column
+                outliers.append(Outlier(which, channel, where, float(values[where])))
+    return Suspects(plateau, tuple(outliers))
+
+
+class OutlierError(BadValuesError):
+    """An error for a value that normalization makes implausible."""
+
+
+def outlier_error(
+    found: Outlier,
+    schema: ChannelSchema,
+    point: tuple[int, int],
+    axes: tuple[Sequence[float] | np.ndarray | None, ...],
+    time: np.datetime64,
+) -> OutlierError:
+    """The error for an outlier.
+
+    Args:
+        found: the outlier.
+        schema: the channels of x and y.
+        point: row and column of the whole grid.
+        axes: latitudes and longitudes, degrees; None if unknown.
+        time: of the field.
+    """
+    names = zip(("latitude", "longitude"), axes, point, strict=True)
+    place = ", ".join(f"{name} {own[i]:g}" for name, own, i in names if own is not None)
+    name = schema.describe(found.channel, found.which)
+    return OutlierError(
+        f"{name} at {str(time)[:16]} has a value that is {found.value:.4g} deviations "
+        f"from the mean, at row {point[0]}, column {point[1]}"
+        f"{f' ({place})' if place else ''}; more than {OUTLIER:g} are implausible: "
+        "compare the field with its neighbors in time (data.on_outlier: note, raise or "
+        "skip)",
+        schema.key_of(found.channel, found.which),
+        time,
+    )
+
+
+# What was logged before: file, variable, level and time.
+_NAMED: set[str] = set()
+_LOG = logging.getLogger("credit_jax")
+
+
+def note_once(error: OutlierError) -> None:
+    """Logs an outlier of a variable at a time, unless it was logged before."""
+    name = str(error).partition(" has ")[0]
+    if name in _NAMED or len(_NAMED) > MOST_NOTES:
+        return
+    _NAMED.add(name)
+    last = len(_NAMED) > MOST_NOTES
+    _LOG.warning("note: %s", "further outliers are not named" if last else error)
 
 
 def _not_finite(

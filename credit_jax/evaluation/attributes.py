@@ -26,6 +26,7 @@ def attributes_of(
         "forecast": where,
         "truth": comparison.truth.where,
         "climatology": "none" if climatology is None else climatology.where,
+        "training_dates": comparison.training_dates,
         "weights": "cos(latitude)",
         "credit_jax": version("credit-jax"),
         **{

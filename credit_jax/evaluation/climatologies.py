@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +27,9 @@ from credit_jax.io.open_files import OpenFiles
 
 HOUR, DAY, MONTH = "hour", "dayofyear", "month"
 _MEAN = "_mean"
+# Sizes of dims whose labels are known without a coordinate.
+_SIZES = {HOUR: 24, DAY: 366, MONTH: 12}
+_DAYS_OF_LEAP_YEAR, _FEBRUARY, _LEAP_DAY = 366, 2, (2, 29)
 # Limits of the times of the training period that are averaged, and of their memory.
 MAX_TIMES, MAX_BYTES = 1000, 2 * 2**30
 
@@ -90,14 +94,53 @@ class FileClimatology:
         return self.file.channels(self._places(pd.Timestamp(time)), own)
 
     def _places(self, time: Any) -> dict[str, int]:
-        """Positions of the fields of a time, by dim: the last label at or before it."""
+        """Positions of the fields of a time, by dim.
+
+        The label is that of its month and day, and the last hour at or before it. In a
+        file of 365 days 29 February is 28 February, and all later days are one less.
+        """
+        found = {}
+        for dim, labels in self.labels.items():
+            day = time.day_of_year
+            if time.is_leap_year and labels.max() < _DAYS_OF_LEAP_YEAR:
+                day -= time.month > _FEBRUARY or (time.month, time.day) == _LEAP_DAY
+            value = {HOUR: time.hour, DAY: day, MONTH: time.month}[dim]
+            there = labels <= value if dim == HOUR else labels == value
+            if not there.any():
+                raise ValueError(
+                    f"{self.where}: has no {dim} {value} of {time.isoformat()[:16]}"
+                    f"; it has {_listed(labels)}"
+                )
+            found[dim] = int(np.argmax(np.where(there, labels, -1)))
+        return found
+
+    @cached_property
+    def labels(self) -> dict[str, np.ndarray]:
+        """The labels of its hours, days and months.
+
+        Raises:
+            ValueError: they are unknown, no numbers, or one occurs twice.
+        """
         dataset, found = self.file.dataset, {}
-        wanted = {HOUR: time.hour, DAY: time.day_of_year, MONTH: time.month}
-        for dim, value in wanted.items():
-            if dim in dataset.dims:
+        for dim in (own for own in (HOUR, DAY, MONTH) if own in dataset.dims):
+            size = dataset.sizes[dim]
+            if dim in dataset.coords:
                 labels = np.asarray(dataset[dim].values)
-                places = np.searchsorted(labels, value, side="right") - 1
-                found[dim] = int(max(places, 0))
+            elif size == _SIZES[dim]:
+                # All of a year or a day, which are in the order of time.
+                labels = np.arange(size) + (dim != HOUR)
+            else:
+                raise ValueError(
+                    f"{self.where}: the dim {dim} of size {size} has no coordinate; "
+                    f"name its labels, from {0 if dim == HOUR else 1} on"
+                )
+            numbers = labels.dtype.kind in "iuf"
+            if not numbers or np.unique(labels).size < size:
+                raise ValueError(
+                    f"{self.where}: the labels of {dim} are {_listed(labels)}, "
+                    "expected different numbers"
+                )
+            found[dim] = labels
         return found
 
 
@@ -158,7 +201,14 @@ def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClim
     dataset = open_dataset(path, "--climatology", open_files or OpenFiles())
     there = [str(dim) for dim in dataset.dims]
     others = [dim for dim in (HOUR, DAY, MONTH) if dim in there]
-    return FileClimatology(GridFile(path, dataset, tuple(others)))
+    found = FileClimatology(GridFile(path, dataset, tuple(others)))
+    _ = found.labels  # an error before anything is computed
+    return found
+
+
+def _listed(labels: np.ndarray) -> str:
+    shown = ", ".join(str(own) for own in labels[:20].tolist())
+    return shown + (", ..." if labels.size > 20 else "")
 
 
 def training_climatology(

@@ -13,10 +13,8 @@ from credit_jax.evaluation.grid_file import Alignment, Variable, Wanted, align
 from credit_jax.evaluation.references import Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import Channel
+from credit_jax.fields.coordinates import common_places
 from credit_jax.transforms.unit_names import differ
-
-# Relative difference below which two levels are the same.
-_SAME_LEVEL = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +29,7 @@ class Comparison:
         to_truth: alignment of the rows and columns of the truth.
         climatology, in_climatology, to_climatology: the same of the climatology.
         notes: variables and levels that are left out, one line each.
+        training_dates: how many dates are in the training period.
     """
 
     channels: tuple[Channel, ...]
@@ -42,6 +41,7 @@ class Comparison:
     in_climatology: Wanted = field(default_factory=dict)
     to_climatology: Alignment = field(default_factory=Alignment)
     notes: tuple[str, ...] = ()
+    training_dates: str = "unknown"
 
     def at(
         self, time: np.datetime64
@@ -190,11 +190,7 @@ def _common_levels(
             f"the other: the forecast has {_listed(own.levels)}; {where} has "
             f"{_listed(other.levels)}; name data.source.*.levels"
         )
-    pairs = [
-        (i, k)
-        for i, level in enumerate(own.levels)
-        for k in np.flatnonzero(np.isclose(other.levels, level, rtol=_SAME_LEVEL))[:1]
-    ]
+    pairs = common_places(own.levels, other.levels, "level")
     if not pairs:
         raise ValueError(
             f"{name}: no level of the forecast is in {where}: {_listed(own.levels)}; "

@@ -11,6 +11,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from credit_jax.fields.coordinates import SAME_DEGREES, places_of
+from credit_jax.io.errors import errors_of
+
 LATITUDES, LONGITUDES = ("latitude", "lat"), ("longitude", "lon")
 _ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")
 # Name of a variable -> positions of its levels; None for one without levels.
@@ -25,8 +28,6 @@ _HECTOPASCAL = (
     "millibar",
     "millibars",
 )
-# Largest difference, in degrees, of two coordinates that count as equal.
-SAME_DEGREES = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,10 @@ class GridFile:
         left = [dim for dim in self.others if dim in array.dims]
         space = [dim for dim in (*_ROWS, *_COLUMNS) if dim in array.dims]
         middle = [] if level is None else [level]
-        return np.asarray(array.transpose(*left, *middle, *space).values, np.float32)
+        with errors_of(self.where, f"variable {name!r}"):
+            return np.asarray(
+                array.transpose(*left, *middle, *space).values, np.float32
+            )
 
     def channels(
         self, places: Mapping[str, int], wanted: Wanted
@@ -196,30 +200,41 @@ def align(
     Raises:
         ValueError: the grids differ.
     """
-    given = latitude, longitude % 360
-    theirs = other[0], other[1] % 360
-    if all(
-        ours.shape == own.shape and np.allclose(ours, own, atol=SAME_DEGREES)
-        for ours, own in zip(given, theirs, strict=True)
-    ):
+    curved = latitude.ndim == 2 or other[0].ndim == 2
+    if curved:
+        near = [_near(*pair) for pair in zip((latitude, longitude), other, strict=True)]
+        if not all(near):
+            raise ValueError(_other_grid(latitude, longitude, other, where))
         return Alignment()
-    found = [_places(*pair) for pair in zip(given, theirs, strict=True)]
-    if any(own is None for own in found):
-        raise ValueError(
-            f"{where} has another grid: {_describe(*other)}; the forecast has "
-            f"{_describe(latitude, longitude)}. Interpolate one of them first"
+    if (latitude.shape, longitude.shape) != (other[0].shape, other[1].shape):
+        raise ValueError(_other_grid(latitude, longitude, other, where))
+    try:
+        return Alignment(
+            places_of(latitude, other[0], "latitude", where, "the forecast"),
+            places_of(longitude, other[1], "longitude", where, "the forecast"),
         )
-    return Alignment(*found)
+    except ValueError as error:
+        text = _other_grid(latitude, longitude, other, where)
+        raise ValueError(text) from error
 
 
-def _places(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    if ours.ndim != 1 or ours.shape != theirs.shape:
-        return None
-    distance = np.abs(ours[:, None] - theirs[None])
-    distance = np.minimum(distance, np.abs(360 - distance))
-    places = distance.argmin(axis=1)
-    near = distance.min(axis=1) <= SAME_DEGREES
-    return places if near.all() and np.unique(places).size == places.size else None
+def _near(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether the coordinates of points are equal, also across 360 degrees."""
+    if ours.shape != theirs.shape:
+        return False
+    return bool((np.abs((ours - theirs + 180) % 360 - 180) <= SAME_DEGREES).all())
+
+
+def _other_grid(
+    latitude: np.ndarray,
+    longitude: np.ndarray,
+    other: tuple[np.ndarray, np.ndarray],
+    where: str,
+) -> str:
+    return (
+        f"{where} has another grid: {_describe(*other)}; the forecast has "
+        f"{_describe(latitude, longitude)}. Interpolate one of them first"
+    )
 
 
 def _describe(latitude: np.ndarray, longitude: np.ndarray) -> str:

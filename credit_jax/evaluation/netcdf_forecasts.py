@@ -140,11 +140,16 @@ def _valid(
     for path in paths:
         step = _STEP.fullmatch(path.stem)
         if step:
-            time = np.datetime64(f"{step[1]}T{step[2]}:{step[3]}", "ns")
-            found[time] = path, 0
+            labels = np.array([f"{step[1]}T{step[2]}:{step[3]}"], "datetime64[ns]")
         else:
             labels = to_labels(_times(path, files), str(path))
-            found |= {label: (path, k) for k, label in enumerate(labels)}
+        for place, label in enumerate(labels):
+            if label in found:
+                raise ValueError(
+                    f"--forecast: {path} has the time {str(label)[:16]}, which is in "
+                    f"{found[label][0]}, too; which of the two is meant cannot be known"
+                )
+            found[label] = path, place
     return found
 
 

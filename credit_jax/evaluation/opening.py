@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from credit_jax.config.data import in_training
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import Comparison, compare, levels_in
 from credit_jax.evaluation.grid_file import Variable, align
@@ -14,6 +15,7 @@ from credit_jax.evaluation.references import NamedData, open_truth
 from credit_jax.io.open_files import OpenFiles
 
 NO_CLIMATOLOGY = "none"
+NONE_TRAINED = "none"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,21 @@ def open_comparison(
     problems = truth.problems(times, [*found.in_truth])
     if problems:
         raise ValueError("; ".join(problems))
+    found = replace(found, notes=(*found.notes, *truth.notes(times)))
+    found = _with_training_dates(found, options, times)
     return _with_climatology(found, options, coordinates, files)
+
+
+def _with_training_dates(
+    found: Comparison, options: ScoreOptions, times: np.ndarray
+) -> Comparison:
+    """The comparison with what is known of the training period."""
+    if options.training is None:
+        return found
+    seen = in_training(times, options.training.data)
+    if not seen:
+        return replace(found, training_dates=NONE_TRAINED)
+    return replace(found, training_dates=seen, notes=(*found.notes, seen))
 
 
 def _with_climatology(

@@ -19,8 +19,14 @@ from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.calendars import most_restrictive, to_labels
+from credit_jax.data.calendars import (
+    most_restrictive,
+    near_times,
+    rounding_of,
+    to_labels,
+)
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source, field_key, variables_of
 from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
@@ -76,6 +82,10 @@ class Reference(Protocol):
         """Lists what is missing at some times, one line each."""
         ...
 
+    def notes(self, times: np.ndarray) -> list[str]:
+        """Lists what is read otherwise than a file says, one line each."""
+        ...
+
     def read(
         self, time: np.datetime64, wanted: Wanted
     ) -> Float[np.ndarray, "channel lat lon"]:
@@ -106,11 +116,16 @@ class FileReference:
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
         return self.file.latitude, self.file.longitude
 
+    def notes(self, times: np.ndarray) -> list[str]:
+        places = near_times(times, self._labels, self.where)
+        note = rounding_of(times, self._labels[places], self.where)
+        return [] if note is None else [note]
+
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        missing = [time for time in times if time not in self._places]
-        if not missing:
+        missing = times[near_times(times, self._labels, self.where) < 0]
+        if not len(missing):
             return []
-        there = np.array([*self._places])
+        there = self._labels
         return [
             f"{self.where} lacks {len(missing)} of {len(times)} times, the first is "
             f"{str(missing[0])[:16]}; it has {len(there)} from {str(there.min())[:16]} "
@@ -120,16 +135,16 @@ class FileReference:
     def read(
         self, time: np.datetime64, wanted: Wanted
     ) -> Float[np.ndarray, "channel lat lon"]:
-        place = {self.time: self._places[time]}
+        (found,) = near_times(np.array([time]), self._labels, self.where).tolist()
+        place = {self.time: found}
         fields = [
             self.file.read(name, place, levels) for name, levels in wanted.items()
         ]
         return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
 
     @cached_property
-    def _places(self) -> dict[np.datetime64, int]:
-        labels = to_labels(self.file.dataset[self.time].values, self.where)
-        return {label: place for place, label in enumerate(labels)}
+    def _labels(self) -> np.ndarray:
+        return to_labels(self.file.dataset[self.time].values, self.where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +178,9 @@ class DataReference:
                 if grid.latitude is not None and grid.longitude is not None:
                     return grid.latitude.astype(float), grid.longitude.astype(float)
         raise ValueError(f"{self.where}: no file has latitudes and longitudes of rows")
+
+    def notes(self, times: np.ndarray) -> list[str]:
+        return [note for source in self.sources.values() for note in source.notes()]
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
         lines = []
@@ -206,8 +224,8 @@ class DataReference:
         found: dict[str, tuple[str, Variable]] = {}
         for source in self.sources.values():
             units = source.units()
-            given = source.config.level_values
-            levels = np.array(given or range(source.num_levels), dtype=float)
+            known = source.config.level_values or source.axes().levels
+            levels = np.array(known or range(source.num_levels), dtype=float)
             for kind in source.config.variables.given:
                 for dims, variable in variables_of(source.config, kind):
                     key = field_key(source.name, kind, dims, variable)
@@ -313,7 +331,7 @@ def open_data(
         if variables.given:
             sources[name] = source.model_copy(update={"variables": variables})
     read = data.model_copy(update={**dates, "source": sources})
-    opened = {name: open_source(name, read, open_files) for name in sources}
+    opened = arrange({name: open_source(name, read, open_files) for name in sources})
     clocks = {
         name: replace(
             source_clock(read, own.config, own.calendar, own.coverage()),

@@ -101,5 +101,13 @@ def open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:
             f"{' or '.join(STARTS)} and {' or '.join(LEADS)}; it has "
             f"{', '.join(map(str, dataset.dims))}"
         )
+    for name in (time, lead):
+        values = np.asarray(dataset[name].values)
+        unique, counts = np.unique(values, return_counts=True)
+        if (counts > 1).any():
+            raise ValueError(
+                f"--forecast: {path}: {name} has {unique[counts > 1][0]} more than "
+                "once; which of the forecasts is meant cannot be known"
+            )
     others = (time, *([member] if member else []), lead)
     return ZarrForecasts(GridFile(path, dataset, others), time, lead, member)

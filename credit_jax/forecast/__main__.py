@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -50,6 +51,7 @@ from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.score import report
+from credit_jax.training.restore import no_coordinates
 from credit_jax.training.run_weights import RunWeights, open_weights
 from credit_jax.training.signals import StopRequests
 
@@ -83,9 +85,11 @@ def run(args: argparse.Namespace) -> int:
     use_cache(args.cache)
     join_processes(args)
     folder = _folder(args, config)
-    plan, model = _planned(args, config)
+    checkpoint = package or _of_run(args, config)
+    plan, model = _planned(args, config, checkpoint)
+    if isinstance(checkpoint, RunWeights):
+        checkpoint = replace(checkpoint, channels=plan.schema.names)
     outputs = plan.outputs(model)
-    checkpoint = package or _of_run(args, plan)
     if package is not None:
         groups = channel_groups(plan.schema, plan.reader.data.further)
         package.check_data(groups, outputs.latitude, outputs.longitude)
@@ -147,11 +151,12 @@ def _folder(args: argparse.Namespace, config: Config) -> Path:
 
 
 def _planned(
-    args: argparse.Namespace, config: Config
+    args: argparse.Namespace, config: Config, checkpoint: Package | RunWeights
 ) -> tuple[ForecastPlan, ParallelModel]:
     """Plans the forecasts, builds the model on its mesh, and prints the notes."""
     parallelism = parse_parallelism(args.parallelism)
     devices = forward_devices(parallelism, args.devices)
+    like = checkpoint.coordinates
     plan = plan_forecast(
         config,
         parallelism,
@@ -160,16 +165,19 @@ def _planned(
         num_steps=args.steps,
         length=args.length,
         overrides=overrides(args),
+        like=like,
     )
+    if like is None:
+        _print([f"note: {no_coordinates(checkpoint.path)}"], "yellow")
     _print([f"note: {note}" for note in plan.notes], "yellow")
     policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
     return plan, plan.model.build(devices, mp_policy=policy)
 
 
-def _of_run(args: argparse.Namespace, plan: ForecastPlan) -> RunWeights:
+def _of_run(args: argparse.Namespace, config: Config) -> RunWeights:
     """The weights of a checkpoint of the run."""
-    source, names = args.checkpoint or plan.config.save_loc, plan.schema.names
-    return open_weights(source, args.step, args.weights, names, verify=args.verify)
+    source = args.checkpoint or config.save_loc
+    return open_weights(source, args.step, args.weights, verify=args.verify)
 
 
 def _made(campaign: Campaign) -> Summary:

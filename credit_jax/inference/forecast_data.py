@@ -18,9 +18,15 @@ from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.dataset import path_at
 from credit_jax.data.further_inputs import FurtherInputs, open_further_inputs
+from credit_jax.data.sources.arrange import (
+    arrange,
+    check_same_calendar,
+    coordinates_of,
+)
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.fields.coordinates import Axes, Coordinates
 from credit_jax.io.open_files import OpenFiles
 
 # Names of latitude and longitude, as CREDIT looks for them.
@@ -112,6 +118,31 @@ class ForecastData:
                 lines.append(str(error))
         return lines
 
+    def notes_on_persistence(self, starts: np.ndarray, num_steps: int) -> list[str]:
+        """Sources of `temporal_mode: persist` whose last time lies before a forecast.
+
+        Args:
+            starts: (start,) dates.
+            num_steps: of each forecast.
+        """
+        lines = []
+        times = shift_all(starts, (num_steps - 1) * self.timestep, self.calendar)
+        for name, source in self.sources.items():
+            clock = self.clocks[name]
+            if source.config.temporal_mode != "persist" or not len(clock.starts()):
+                continue
+            last = clock.starts()[-1]
+            later = times > last + clock.step.to_timedelta64()
+            if later.any():
+                lines.append(
+                    f"data.source.{name}: temporal_mode: persist: {later.sum()} of "
+                    f"{len(times)} forecasts take its fields of {str(last)[:16]}, the "
+                    "last of its dates in the config, though they go to "
+                    f"{str(times.max())[:16]}, as in CREDIT; give it start_datetime, "
+                    "and end_datetime, that cover the forecasts"
+                )
+        return lines
+
     def _check(self, source: Source, kind: str, times: np.ndarray) -> None:
         source.check(kind, times)
         if kind == "static":
@@ -127,6 +158,11 @@ class ForecastData:
         """The grid of each field type of each source."""
         for source in self.sources.values():
             yield from source.grids()
+
+    def located(self) -> Coordinates:
+        """The coordinates of its sources, and those of the first grid that has them."""
+        others = {} if self.further is None else self.further.sources
+        return coordinates_of({**self.sources, **others}, self.calendar)
 
     def attributes(self) -> dict[str, dict[str, str]]:
         """Key -> standard_name, long_name and units, those that the files have.
@@ -205,6 +241,8 @@ def open_forecast_data(
     *,
     unread: Sequence[str] = (DIAGNOSTIC,),
     num_levels: Mapping[str, int] = MappingProxyType({}),
+    like: Coordinates | None = None,
+    same_grid: bool = True,
 ) -> ForecastData:
     """Opens the files of a data section for forecasts, without reading fields.
 
@@ -218,9 +256,12 @@ def open_forecast_data(
         unread: field types whose files are not opened.
         num_levels: source -> number of levels of its 3-D variables, where neither the
             section nor an opened file determines it.
+        like: coordinates of the run, at which fields are read; None takes those of the
+            first file.
+        same_grid: see `arrange`.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_source`.
+        FileNotFoundError, ValueError: see `open_source` and `arrange`.
     """
     timestep = duration(data.timestep)
     if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
@@ -233,11 +274,14 @@ def open_forecast_data(
     data = data.model_copy(update={"forecast_len": num_steps})
     read = _keeping(data, [kind for kind in READ_ORDER if kind not in unread])
     sources = {name: open_source(name, read, open_files) for name in read.sources_of()}
-    further = open_further_inputs(read, open_files, num_levels)
+    sources = arrange(sources, like, same_grid=same_grid)
+    further = open_further_inputs(read, open_files, num_levels, like)
     calendars = [
         s.calendar for s in sources.values() if s.config.temporal_mode != "cyclic"
     ]
     calendar = data.calendar or (most_restrictive(calendars) if calendars else STANDARD)
+    if calendars:
+        check_same_calendar(calendar, like)
     clocks = {
         name: replace(
             source_clock(read, source.config, source.calendar, source.coverage()),
@@ -251,7 +295,10 @@ def open_forecast_data(
         or num_levels.get(name, 0)
         for name, own in data.source.items()
     }
-    schema = ChannelSchema.from_config(data, levels)
+    known = {} if like is None else like.sources
+    axes = {name: known.get(name, Axes()) for name in data.source}
+    axes |= {name: source.axes() for name, source in sources.items()}
+    schema = ChannelSchema.from_config(data, levels, axes=axes)
     if further is not None:
         further = further.counted_in(calendar)
     left_out = _keeping(data, unread)

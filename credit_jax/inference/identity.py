@@ -10,7 +10,13 @@ from credit_jax.inference.plan import ForecastPlan
 from credit_jax.models.parallel_model import ParallelModel
 
 # Keys of the data section that training alone reads.
-_OF_TRAINING = ("forecast_len", "backprop_on_timestep", "data_clamp", "on_bad_sample")
+_OF_TRAINING = (
+    "forecast_len",
+    "backprop_on_timestep",
+    "data_clamp",
+    "on_bad_sample",
+    "on_outlier",
+)
 # Keys of `inference.output` that determine what is written, and what is scored.
 _WRITTEN = {
     "netcdf": ("output_interval", "variables", "metadata", "group_by", "encoding"),

@@ -17,6 +17,7 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data.channels import ChannelSchema, channel_problems
 from credit_jax.data.checks import check_grid
 from credit_jax.evaluation.references import NamedData
+from credit_jax.fields.coordinates import Coordinates, as_values, places_of
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
 from credit_jax.inference.outputs import Outputs, choose_outputs, read_attributes
@@ -32,6 +33,7 @@ from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import (
     Advance,
+    Phase,
     Pipeline,
     Rollout,
     build_pipeline,
@@ -39,6 +41,13 @@ from credit_jax.transforms import (
     notes_on_inverses,
 )
 
+# Postblocks that restore physical units.
+_RESTORES = (
+    "bridgescaler_transform",
+    "era5_normalizer",
+    "exp_transform",
+    "square_transform",
+)
 _SECTIONS = ("data", "preblocks", "postblocks")
 
 
@@ -128,9 +137,14 @@ class ForecastPlan:
         return {"model": raw["model"], "seed": self.config.seed, **used}
 
     def _levels(self) -> dict[str, Sequence[float] | None]:
-        """Source -> levels, as listed in the config."""
+        """Source -> levels, as listed in the config, or else of the files."""
         written = self.sections()["data"]["source"]
-        return {name: source.get("levels") for name, source in written.items()}
+        groups = self.schema.target
+        known = {group.source: group.levels for group in groups if group.levels}
+        return {
+            name: source.get("levels") or known.get(name)
+            for name, source in written.items()
+        }
 
 
 def plan_forecast(
@@ -143,6 +157,7 @@ def plan_forecast(
     length: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     run: RunPlan | None = None,
+    like: Coordinates | None = None,
 ) -> ForecastPlan:
     """Plans forecasts.
 
@@ -156,6 +171,8 @@ def plan_forecast(
         overrides: keys of the `inference:` section that the command line replaces.
         run: the plan of a training run, whose model, mesh, channels and open files are
             used; `parallelism` and `num_devices` are then ignored.
+        like: coordinates of the run, at which the data are read; None takes those of
+            the first file.
 
     Raises:
         ConfigError: lists all problems.
@@ -178,7 +195,13 @@ def plan_forecast(
         read_from = found.attempt(lambda: earliest(inference.perturbation, first))
         starts, steps = before(first, read_from or 0), first.num_steps
         files = (run.open_files if run is not None else None) or OpenFiles()
-        opened = found.attempt(lambda: open_forecast_data(data, starts, steps, files))
+        # Blocks of `inference.preblocks` bring other data to those of the run.
+        of_run = like if inference.data is None or run is not None else None
+        regrids = pipeline is not None and pipeline.grid is not None
+        options_of_data = {"like": of_run, "same_grid": not regrids}
+        opened = found.attempt(
+            lambda: open_forecast_data(data, starts, steps, files, **options_of_data)
+        )
     if schedule is None or pipeline is None or opened is None or model.config is None:
         raise ConfigError(unique(found.problems), _TITLE)
     # Start dates are in the calendar of the files.
@@ -193,12 +216,13 @@ def plan_forecast(
     )
     if schedule is None or schema is None:
         raise ConfigError(unique(found.problems), _TITLE)
-    found.problems += _data_problems(model, pipeline, opened, schedule, schema, data)
+    located = _located(pipeline, opened, schema, like, found)
+    found.problems += _data_problems(model, located, opened, schedule, schema, data)
     if read_from:
         found.problems += opened.problems(before(schedule, read_from), 1)
     found.problems += unknown_variables(inference.perturbation, schema.target_slices())
     rollout = found.attempt(
-        lambda: forecast_rollout(pipeline, schema, schedule.num_steps)
+        lambda: forecast_rollout(located, schema, schedule.num_steps)
     )
     if rollout is None or found.problems:
         raise ConfigError(unique(found.problems), _TITLE)
@@ -209,8 +233,10 @@ def plan_forecast(
         )
     for source in opened.sources.values():
         found.notes += source.notes()
-    found.notes += notes_on_inverses(pipeline, opened.schema.as_read())
-    reader = ForecastReader(opened, pipeline, schedule, schema)
+    found.notes += notes_on_inverses(located, opened.schema.as_read())
+    found.notes += _notes_on_initial(located)
+    found.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
+    reader = ForecastReader(opened, located, schedule, schema)
     return ForecastPlan(
         config,
         inference,
@@ -322,8 +348,92 @@ def _data_problems(
     found.problems += opened.problems(schedule.starts, schedule.num_steps)
     grid = model.grid if pipeline.grid is None else None
     found.attempt(lambda: check_grid(opened, grid))
-    found.attempt(lambda: check_layout(pipeline, opened.schema.as_read()))
     return found.problems
+
+
+def _notes_on_initial(pipeline: Pipeline) -> list[str]:
+    """Scalers and logs of the initial state alone, which nothing undoes for the output.
+
+    A field that is fed back has the units after `ic_only`, in which it is written.
+    """
+    kinds = ("bridgescaler_transform", "era5_normalizer", "log_transform")
+    changed = [
+        f"{own.path} (type {own.type})"
+        for own in pipeline.transforms
+        if own.phase is Phase.INITIAL and own.type in (*kinds, "sqrt_transform")
+    ]
+    undone = [own for own in pipeline.transforms if own.phase is Phase.AFTER_STEP]
+    if not changed or any(own.type in _RESTORES for own in undone):
+        return []
+    return [
+        f"{', '.join(changed)}: changes the initial state, and no block of "
+        "postblocks.per_step restores its units: fields are written, fed back and "
+        "scored as they are after it, not in physical units, as in CREDIT"
+    ]
+
+
+def _located(
+    pipeline: Pipeline,
+    opened: ForecastData,
+    schema: ChannelSchema,
+    like: Coordinates | None,
+    found: Findings,
+) -> Pipeline:
+    """The transforms with their files in the order of the data.
+
+    Args:
+        pipeline, opened, schema: of the forecasts.
+        like: coordinates of the run; None if unknown.
+        found: receives the problems of files with other coordinates.
+    """
+    layout = opened.schema.as_read()
+    found.attempt(lambda: check_layout(pipeline, layout))
+    data = found.attempt(opened.located)
+    if data is None:
+        return pipeline
+    found.attempt(lambda: _check_like(like, pipeline, schema, data))
+    return found.attempt(lambda: pipeline.at(layout, data.grid)) or pipeline
+
+
+def _check_like(
+    like: Coordinates | None,
+    pipeline: Pipeline,
+    schema: ChannelSchema,
+    data: Coordinates,
+) -> None:
+    """Checks that the input of the model is at the coordinates of the run.
+
+    Raises:
+        ValueError: rows, columns or levels differ, or are in another order.
+    """
+    if like is None:
+        return
+    new = pipeline.grid
+    of_blocks = "the regrid block of preblocks"
+    for kind in ("latitude", "longitude"):
+        ours = getattr(data if new is None else new, kind)
+        where = data.where if new is None else of_blocks
+        places = places_of(
+            getattr(like, kind), as_values(ours), kind, where, like.where
+        )
+        if places is not None:
+            raise ValueError(
+                f"{where}: {kind}s run from {ours[0]:g} to {ours[-1]:g}, in another "
+                f"order than those of {like.where}; bring them to that order"
+            )
+    for group in schema.input:
+        trained = like.sources.get(group.source)
+        if trained is None or len(trained.levels or ()) != group.n_levels:
+            continue
+        if "/3d/" in group.var_key:
+            where, levels = f"the data ({group.var_key})", group.levels
+            of_run = trained.levels
+            if places_of(of_run, levels, "level", where, like.where) is not None:
+                raise ValueError(
+                    f"{where}: has the levels {list(levels or ())}, in another order "
+                    f"than {list(of_run or ())} of {like.where}; name them in that "
+                    "order in inference.data"
+                )
 
 
 def forecast_rollout(

@@ -15,9 +15,13 @@ from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.sources.source import Fields
 from credit_jax.data.values import (
     BadValuesError,
+    Outlier,
+    OutlierError,
     check_fields,
     check_finite,
     check_forcing,
+    note_once,
+    outlier_error,
 )
 from credit_jax.inference.forecast_data import ForecastData
 from credit_jax.inference.schedule import Schedule, Task
@@ -146,12 +150,30 @@ class ForecastReader:
         """
         with self._files_named():
             try:
-                plateau = check_finite(x, None, np.array(starts), self.schema)
+                normalized = self.pipeline.normalized(self.schema.as_read())
+                plateau, outliers = check_finite(
+                    x, None, np.array(starts), self.schema, normalized
+                )
             except BadValuesError:
                 self._check_raw(starts)  # raises a more specific error, if it can
                 raise
             if plateau:
                 self._check_raw(starts)
+            for outlier in outliers:
+                self._note(outlier, starts, x.shape[2])
+
+    def _note(
+        self, found: Outlier, starts: Sequence[np.datetime64], history: int
+    ) -> None:
+        """Names an outlier of an initial state in the log."""
+        sample, time, row, column = found.place
+        step, start = time + 1 - history, starts[sample]
+        grid = self.pipeline.grid or self.data.located()
+        axes = grid.latitude, grid.longitude
+        label = self.data.time(start, step)
+        error = outlier_error(found, self.schema, (row, column), axes, label)
+        error = OutlierError(str(error), error.key, start, step)
+        note_once(error.in_file(self.data.path_of))  # type: ignore[arg-type]
 
     def _check_raw(self, starts: Sequence[np.datetime64]) -> None:
         for start in dict.fromkeys(starts):

@@ -136,9 +136,10 @@ def open_dataset(
         warnings.filterwarnings("ignore", "Unable to decode time axis")
         if not is_url(path):
             check_file(path)
+        engine = engine or reading_engine(path)
         dataset = xr.open_dataset(
-            place,
-            engine=engine or reading_engine(path),
+            _complete(place) if engine == "zarr" else place,
+            engine=engine,
             cache=False,
             create_default_indexes=False,
             **options,
@@ -159,6 +160,17 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
         )
 
     return retried(read, path)
+
+
+def _complete(place: Any) -> Any:
+    """A Zarr store, of a folder or opened, whose lost chunks are errors."""
+    from zarr.storage import LocalStore
+
+    from credit_jax.io.missing_chunks import CompleteStore
+
+    if isinstance(place, str | os.PathLike):
+        place = LocalStore(place, read_only=True)
+    return CompleteStore(place)
 
 
 def _remote(url: str, engine: str | None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.messages import counted
+from credit_jax.io.open_files import opened
 from credit_jax.visualization.labels import field_text
 
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
@@ -107,7 +108,23 @@ def _score_table(path: Path) -> str:
         label = f"{label} ({unit})" if unit and unit != "nan" else label
         cells = (part["value"].get(lead) for lead in leads)
         rows.append([label, *(f"{c:.4g}" if c is not None else "" for c in cells)])
-    return "\n".join(_markdown(rows)) + "\n\nAll scores are in `scores.csv`."
+    seen = _training_dates(path)
+    return "\n".join(_markdown(rows)) + f"\n\n{seen} All scores are in `scores.csv`."
+
+
+def _training_dates(path: Path) -> str:
+    """Whether the scores are of training dates, by the scores.nc beside the table."""
+    beside, known = path.with_suffix(".nc"), "unknown"
+    if beside.is_file():
+        with opened(beside) as scores:
+            known = str(scores.attrs.get("training_dates", known))
+    if known == "unknown":
+        return "Whether their dates are held out is not recorded."
+    return (
+        f"{known[0].upper()}{known[1:]}."
+        if known != "none"
+        else ("No date is in the training period.")
+    )
 
 
 def _label(channel: str, row: pd.Series) -> str:

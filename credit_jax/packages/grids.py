@@ -12,13 +12,12 @@ import xarray as xr
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
+from credit_jax.fields.coordinates import SAME_DEGREES
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import OpenFiles, opened
 
 _UNITS = {"latitude": "degrees_north", "longitude": "degrees_east"}
 _CURVED = ("y", "x")
-# Largest difference, in degrees, of two grids that count as equal.
-_SAME_DEGREES = 1e-2
 
 
 def write_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> None:
@@ -41,22 +40,28 @@ def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> 
     Raises:
         ValueError: they differ.
     """
-    with opened(path) as dataset:
-        own = [dataset[name].values for name in _UNITS]
+    own = read_grid(path)
     for name, here, there in zip(_UNITS, (latitude, longitude), own, strict=True):
         if here.shape != there.shape:
             raise ValueError(
                 f"the data have {name}s of shape {here.shape}, the package was made "
                 f"for {there.shape}; give data on its grid (grid.nc), or regrid them"
             )
-        far = float(np.abs(here - there).max())
-        if far > _SAME_DEGREES:
+        far = float(np.abs((here - there + 180) % 360 - 180).max())
+        if far > SAME_DEGREES:
             raise ValueError(
                 f"the {name}s of the data are up to {far:g} degrees from those of the "
                 f"package, {here.flat[0]:g} to {here.flat[-1]:g}, expected "
                 f"{there.flat[0]:g} to {there.flat[-1]:g}; give data on its grid "
                 "(grid.nc), or regrid them"
             )
+
+
+def read_grid(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Latitudes and longitudes of `write_grid`."""
+    with opened(path) as dataset:
+        latitude, longitude = (dataset[name].values for name in _UNITS)
+    return latitude, longitude
 
 
 def write_axes(path: Path, source: str) -> None:

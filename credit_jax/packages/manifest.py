@@ -18,6 +18,8 @@ SCHEMA_VERSION = 1
 MANIFEST, CARD, CONFIG = "package.json", "README.md", "model.yml"
 WEIGHTS, CHANNELS, GRID = "weights.safetensors", "channels.json", "grid.nc"
 SCORES = "scores.csv"
+# Key of the provenance: coordinates of the data of the run.
+COORDINATES = "coordinates"
 STATIC, FILES = "static", "files"
 REQUIRED = (CARD, CONFIG, WEIGHTS, CHANNELS, GRID)
 # Allowed names of files; those of Zarr stores include folders.

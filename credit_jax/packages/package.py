@@ -20,6 +20,7 @@ from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.channels import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.inference.outputs import Outputs
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -74,6 +75,12 @@ class Package:
     def digest(self) -> str:
         """SHA-256 of the weights."""
         return self.manifest.files[layout.WEIGHTS].sha256
+
+    @cached_property
+    def coordinates(self) -> Coordinates | None:
+        """Of the data of the run; None if the package does not record them."""
+        found = self.manifest.provenance.get(layout.COORDINATES)
+        return None if found is None else Coordinates.from_json(found, str(self.path))
 
     def described(self, outputs: Outputs) -> Outputs:
         """Returns the outputs with attributes of variables whose files give none."""

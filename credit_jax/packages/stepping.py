@@ -17,6 +17,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.sources.source import Fields
+from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecast_data import (
     DIAGNOSTIC,
@@ -32,6 +33,7 @@ from credit_jax.inference.plan import (
 from credit_jax.inference.reading import ForecastReader
 from credit_jax.inference.schedule import Schedule
 from credit_jax.packages.channels import channel_groups, order_of
+from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
 from credit_jax.parallel.mesh.devices import forward_devices
@@ -197,13 +199,16 @@ def load_forecaster(
         1,
         unread=unread,
         num_levels=_num_levels(package),
+        like=package.coordinates if inference.data is None else None,
+        same_grid=pipeline.grid is None,
     )
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
     given = GivenState(**fields, state=order)
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, given)
-    with opened(package.path / GRID) as grid:
-        latitude, longitude = grid.latitude.values, grid.longitude.values
+    latitude, longitude = read_grid(package.path / GRID)
+    grid = Axes(as_values(latitude), as_values(longitude), where=str(package.path))
+    pipeline = pipeline.at(opened.schema.as_read(), grid)
     package.check_data(channel_groups(schema, opened.further), latitude, longitude)
     schedule = Schedule(np.array([], "datetime64[ns]"), 1, opened.timestep)
     reader = ForecastReader(given, pipeline, schedule, schema)

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
 from credit_jax.data.sources.file_source import descriptive
+from credit_jax.fields.coordinates import Coordinates, as_values
 from credit_jax.inference.archive import software
 from credit_jax.inference.forecast_data import (
     DIAGNOSTIC,
@@ -38,7 +39,7 @@ from credit_jax.packages.card import CardFacts, data_lines, write_card
 from credit_jax.packages.channels import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
 from credit_jax.packages.kinds import kind_of
-from credit_jax.packages.manifest import Manifest
+from credit_jax.packages.manifest import COORDINATES, Manifest
 from credit_jax.packages.references import (
     file_references,
     grid_references,
@@ -76,8 +77,12 @@ class Contents:
     longitude: np.ndarray
 
 
-def open_contents(config: Config) -> Contents:
+def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
     """Opens the contents of a package without reading fields.
+
+    Args:
+        config: of the run.
+        like: coordinates of its data; None takes those of the files.
 
     Raises:
         OSError, ValueError: the data of the run are missing, or do not fit the model.
@@ -87,7 +92,14 @@ def open_contents(config: Config) -> Contents:
     section = inference.data or config.data
     dates = section if section.start_datetime or section.date_ranges else config.data
     pipeline = forecast_pipeline(config, inference)
-    opened = open_forecast_data(section, [dates.ranges[0][0]], 1)
+    of_run = like if inference.data is None else None
+    opened = open_forecast_data(
+        section,
+        [dates.ranges[0][0]],
+        1,
+        like=of_run,
+        same_grid=pipeline.grid is None,
+    )
     schema = forecast_schema(config, inference, model_def.config, pipeline, opened)
     grid = pipeline.grid
     latitude, longitude = (
@@ -141,13 +153,13 @@ def write_package(
         write_weights(folder / layout.WEIGHTS, contents.model_def, *arrays)
         write_grid(folder / layout.GRID, contents.latitude, contents.longitude)
         groups = channel_groups(contents.schema, contents.data.further)
-        levels, described = _levels(config), _described(contents, groups)
+        levels, described = _levels(groups, config), _described(contents, groups)
         write_channels(folder / layout.CHANNELS, groups, levels, described)
         if scores is not None:
             shutil.copyfile(scores, folder / layout.SCORES)
         facts = _facts(contents, weights, name or target.name, license, places)
-        scored = folder / layout.SCORES if scores is not None else None
-        write_card(folder / layout.CARD, facts, scored)
+        table = None if scores is None else Path(scores)
+        write_card(folder / layout.CARD, facts, table)
         manifest = Manifest(
             str(contents.model_def.config.type),
             weights.step,
@@ -155,7 +167,7 @@ def write_package(
             weights.digest,
             names_of(contents.model_def),
             record_files(folder),
-            _provenance(contents.config),
+            _provenance(contents),
         )
         manifest.write(folder)
     return manifest
@@ -208,10 +220,18 @@ def _write_static_fields(
             reference.set(own)
 
 
-def _levels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Source -> its levels as listed in the config."""
+def _levels(
+    groups: Mapping[str, Sequence[ChannelGroup]], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Source -> its levels as listed in the config, or else of the files."""
     data = config["inference"].get("data") or config["data"]
-    return {name: own.get("levels") for name, own in data["source"].items()}
+    listed = {name: own.get("levels") for name, own in data["source"].items()}
+    known = {
+        group.source: group.levels
+        for group in chain.from_iterable(groups.values())
+        if group.levels
+    }
+    return {name: own or known.get(name) for name, own in listed.items()}
 
 
 def _described(
@@ -232,8 +252,9 @@ def _described(
     return found
 
 
-def _provenance(config: Config) -> dict[str, Any]:
+def _provenance(contents: Contents) -> dict[str, Any]:
     """Versions of packages, and facts of the training, without local paths."""
+    config = contents.config
     found = {key: value for key, value in software().items() if key != "command"}
     return {
         "software": found,
@@ -243,6 +264,11 @@ def _provenance(config: Config) -> dict[str, Any]:
             "loss": _loss(config),
             "seed": config.seed,
         },
+        COORDINATES: replace(
+            contents.data.located(),
+            latitude=as_values(contents.latitude),
+            longitude=as_values(contents.longitude),
+        ).to_json(),
     }
 
 

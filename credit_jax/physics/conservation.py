@@ -7,13 +7,14 @@ before the mean, not after.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import UNKNOWN, Axes, places_of, take_places
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.columns import Levels, Surface, Values
 from credit_jax.physics.constants import (
@@ -33,10 +34,28 @@ class PhysicsGrid:
     Attributes:
         levels: vertical levels of the fields.
         weights: (lat, lon) area of each cell, with mean 1.
+        axes: latitudes and longitudes of the file, degrees, and its pressure levels;
+            those that are known.
     """
 
     levels: Levels
     weights: Float[np.ndarray, "lat lon"]
+    axes: Axes = UNKNOWN
+
+    def at(self, data: Axes) -> PhysicsGrid:
+        """Returns the grid with rows and columns in the order of the data.
+
+        Raises:
+            ValueError: the file has another grid or other pressure levels.
+        """
+        own, other = self.axes, (self.axes.where, data.where)
+        rows = places_of(data.latitude, own.latitude, "latitude", *other)
+        columns = places_of(data.longitude, own.longitude, "longitude", *other)
+        order = places_of(data.levels, own.levels, "level", *other)
+        a, b = (take_places(x, order, 0) for x in (self.levels.a, self.levels.b))
+        weights = take_places(take_places(self.weights, rows, 0), columns, 1)
+        levels = replace(self.levels, a=a, b=b)
+        return replace(self, levels=levels, weights=weights, axes=UNKNOWN)
 
     def mean(self, values: Any, context: FieldContext | None) -> Any:
         """Area-weighted global mean of each sample, (batch, level, time, 1, 1)."""

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.io.open_files import opened
 from credit_jax.physics.columns import Levels
 from credit_jax.physics.conservation import PhysicsGrid
@@ -78,7 +79,14 @@ def read_grid(
         )
     a, b = levels if hybrid else (levels[0], np.zeros_like(levels[0]))
     origin = f"{path}: {', '.join(names[2:])}"
-    return PhysicsGrid(Levels(a, b, midpoint, origin), area_weights(lon, lat))
+    straight = (lat == lat[:, :1]).all() and (lon == lon[:1]).all()
+    axes = Axes(
+        as_values(lat[:, 0]) if straight else None,
+        as_values(lon[0]) if straight else None,
+        None if hybrid or midpoint else as_values(a),
+        path,
+    )
+    return PhysicsGrid(Levels(a, b, midpoint, origin), area_weights(lon, lat), axes)
 
 
 def read_surface(path: str, name: str) -> Float[np.ndarray, "lat lon"]:

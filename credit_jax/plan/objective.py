@@ -15,6 +15,7 @@ from credit_jax.config import Config
 from credit_jax.data import ChannelSchema, Loader, build_climatology
 from credit_jax.data.latitude import read_latitude
 from credit_jax.data.mean_fields import read_fields
+from credit_jax.fields.coordinates import UNKNOWN, places_of, take_places
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import build_loss, error_spread, value_and_parts
 from credit_jax.losses.by_variable import PART
@@ -177,7 +178,11 @@ def _metrics(
         if path is None:
             return _training_mean(config, schema, latitudes.loader)
         assert files is not None, "a plan that is executed has its data open"
-        return read_fields(path, "metrics: climatology_path", files)
+        grid = UNKNOWN
+        if latitudes.loader is not None:
+            grid = latitudes.loader.coordinates().grid
+        levels = {own.variable: own.levels for own in schema.target}
+        return read_fields(path, "metrics: climatology_path", files, grid, levels)
 
     return build_metrics(
         config.metrics,
@@ -295,7 +300,8 @@ class Latitudes:
         """Returns the latitudes; None if the file is missing, or no file is read.
 
         Raises:
-            ValueError: as `read_latitude`, or the number of rows is not the model's.
+            ValueError: as `read_latitude`, or the rows are not those of the data, or
+                not as many as the model's.
         """
         key = "metrics.args.latitude_weights"
         if section == "loss":
@@ -312,7 +318,21 @@ class Latitudes:
                 f"{key}: {path or 'the data'} has {len(latitude)} latitudes, expected "
                 f"model.image_height {self.num_rows}"
             )
-        return latitude
+        return self._in_order(latitude, key, path) if path else latitude
+
+    def _in_order(self, latitude: Latitude, key: str, path: str) -> Latitude:
+        """Returns the latitudes of a file in the order of the data.
+
+        Raises:
+            ValueError: they are not those of the data.
+        """
+        if self.loader is None:
+            return latitude
+        rows = self.loader.coordinates()
+        places = places_of(
+            rows.latitude, latitude, "latitude", f"{key}: {path}", rows.where
+        )
+        return take_places(latitude, places, 0)
 
 
 def _weighs_rows(config: Config, section: str) -> bool:

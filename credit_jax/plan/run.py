@@ -9,6 +9,7 @@ from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.float8 import float8_notes
@@ -100,6 +101,7 @@ def plan_run(
     num_devices: int | None = None,
     with_data: bool = True,
     expected_files: Sequence[str] = (),
+    like: Coordinates | None = None,
 ) -> RunPlan:
     """Plans a run and collects all its problems.
 
@@ -112,6 +114,8 @@ def plan_run(
         with_data: whether to find the data files and open them.
         expected_files: paths of files that are created before the first training; if
             they do not exist yet, that is a note instead of a problem.
+        like: coordinates of the run that is continued, at which the data are read; None
+            takes those of the first file.
 
     Returns:
         The plan; the run can start if it has no problems.
@@ -142,8 +146,16 @@ def plan_run(
     open_files = OpenFiles() if with_data else None
     loaders = {}
     if open_files and pipeline and not (missing.problems or missing.notes):
-        loaders = _loaders(config, model, pipeline, open_files, found)
+        loaders = _loaders(config, model, pipeline, open_files, found, like)
+        if "train" in loaders:
+            pipeline = loaders["train"].pipeline
         found.notes += [note for loader in loaders.values() for note in loader.notes]
+        seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
+        if seen:
+            found.notes.append(
+                f"validation_data: {seen}: its losses and scores are of data that the "
+                "model was trained on; give it other dates"
+            )
     schemas: dict[Split, ChannelSchema]
     schemas = {split: loader.schema for split, loader in loaders.items()}
     schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
@@ -226,20 +238,25 @@ def _loaders(
     pipeline: Pipeline,
     open_files: OpenFiles,
     found: Findings,
+    like: Coordinates | None,
 ) -> dict[Split, Loader]:
     """Builds the loaders and checks their files against the config."""
     loaders = {}
     dp_size = model.dims.batch_size if model.dims is not None else 1
     for split in splits(config):
         shared = split == "train" and config.shares_batches
+        # Validation data have the coordinates of the training data.
+        first = loaders.get("train")
+        like = like if first is None else first.coordinates()
         loaders[split] = found.attempt(
-            lambda split=split, shared=shared: build_loader(
+            lambda split=split, shared=shared, like=like, first=first: build_loader(
                 config,
                 split=split,
                 dp_size=1 if shared else dp_size,
-                pipeline=pipeline,
+                pipeline=pipeline if first is None else first.pipeline,
                 open_files=open_files,
                 grid=model.grid,
+                like=like,
             )
         )
     return {split: loader for split, loader in loaders.items() if loader is not None}

@@ -15,6 +15,18 @@ def num_batches(loader: Loader, cap: int) -> int:
     return min(cap, loader.num_batches) if cap else loader.num_batches
 
 
+def batches_left(loader: Loader, cap: int, done: int) -> int:
+    """Batches of an epoch after some of its samples; see `num_batches`.
+
+    Args:
+        loader: of the training.
+        cap: batches of a whole epoch, if it is not 0.
+        done: samples of all data-parallel ranks.
+    """
+    left, size = loader.sampler.batches_left(done), loader.sampler.samples_per_batch
+    return min(left, max(cap * size - done, 0) // size) if cap else left
+
+
 def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
     """Yields the micro-batches of each update; the last group may be smaller."""
     while group := list(itertools.islice(batches, size)):

@@ -26,6 +26,7 @@ def progress_after(
         _with_plateau(trainer, progress, value),
         epoch=progress.epoch + 1,
         batches=0,
+        samples=0,
         epoch_losses=(),
         epoch_sums={},
     )

@@ -76,7 +76,7 @@ def _usable(
         ValueError: there is none.
     """
     dataset = loader.dataset
-    if not dataset.skips_bad:
+    if not dataset.replaces:
         return starts, ""
     index = {start: i for i, start in enumerate(dataset.starts.tolist())}
     # Forecasts share samples, which are read to find out.
@@ -123,6 +123,7 @@ def plan_held_out(setup: Setup) -> HeldOut:
         num_steps=steps,
         overrides=overrides,
         run=setup.plan,
+        like=setup.train_loader.coordinates(),
     )
     return HeldOut(setup, plan, left_out)
 
@@ -205,6 +206,9 @@ class HeldOut:
         )
         config = self.setup.config
         store = ZarrStore(folder, self.outputs, kept.schedule, software())
+        assert self.setup.valid_loader is not None, "asked for by the caller"
+        seen = self.setup.valid_loader.seen_in(config.data)
+        period = "validation" if seen else "held-out"
         try:
             found = score_campaign(
                 plan,
@@ -219,9 +223,9 @@ class HeldOut:
                 batch=config.trainer.valid_batch_size,
                 store=LastForecast(store, len(plan.schedule.starts) - 1),
                 attributes={
-                    "title": "forecasts from held-out start dates",
+                    "title": f"forecasts from {period} start dates",
                     "forecast": config.save_loc,
-                    "truth": "the held-out period of the data section",
+                    "truth": f"the {period} period of the data section",
                     **({"left_out": self.left_out} if self.left_out else {}),
                 },
                 fill_nan=True,

@@ -18,7 +18,12 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.training.agreement import Agreement
-from credit_jax.training.batches import grouped, num_batches, with_wait
+from credit_jax.training.batches import (
+    batches_left,
+    grouped,
+    num_batches,
+    with_wait,
+)
 from credit_jax.training.epoch_end import progress_after
 from credit_jax.training.epoch_numbers import EpochNumbers
 from credit_jax.training.loggers import Row
@@ -123,15 +128,18 @@ class TrainingLoop:
 
     def _train_epoch(self, epoch: int, last: int, requests: StopRequests) -> str | None:
         """Trains the rest of an epoch; returns what stopped it, if anything."""
-        total = num_batches(self.train_loader, self.trainer.batches_per_epoch)
         done = self._progress.batches
+        samples = self._samples_done
+        cap = self.trainer.batches_per_epoch
+        left = batches_left(self.train_loader, cap, samples)
+        total, whole = done + left, num_batches(self.train_loader, cap)
         self.loggers.display.start(
             f"epoch {epoch + 1}/{last}",
             total=total,
             done=done,
-            left=(last - epoch - 1) * total,
+            left=(last - epoch - 1) * whole,
         )
-        batches = itertools.islice(self.train_loader.epoch(epoch, done), total - done)
+        batches = itertools.islice(self.train_loader.epoch(epoch, samples), left)
         groups = grouped(batches, self.trainer.grad_accum_every)
         # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 1
@@ -162,6 +170,13 @@ class TrainingLoop:
         while pending:
             self._finish_update(epoch, *pending.popleft())
         return None
+
+    @property
+    def _samples_done(self) -> int:
+        """Samples of the epoch that were trained on, also with another batch size."""
+        if self._progress.samples is not None:
+            return self._progress.samples
+        return self._progress.batches * self.train_loader.sampler.samples_per_batch
 
     @property
     def _next_update(self) -> int:
@@ -201,6 +216,8 @@ class TrainingLoop:
             self._progress,
             epoch=epoch,
             batches=self._progress.batches + len(group),
+            samples=self._samples_done
+            + len(group) * self.train_loader.sampler.samples_per_batch,
         )
         self._numbers.add(losses, info["measured"])
         self._saves.updated()
@@ -297,7 +314,7 @@ class TrainingLoop:
 
     def _row(self, epoch: int, valid: dict[str, float]) -> Row:
         """The row of an epoch in the log."""
-        skips = self.train_loader.dataset.skips_bad
+        skips = self.train_loader.dataset.replaces
         return {
             "epoch": epoch,
             **self.lengths,

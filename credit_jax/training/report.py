@@ -13,6 +13,7 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
 from credit_jax.evaluation.open_forecasts import open_forecasts
+from credit_jax.evaluation.opening import NONE_TRAINED
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import LEAD, write_scores
 from credit_jax.io.activity import activity
@@ -61,6 +62,8 @@ def report_scores(
     if jax.process_index() > 0:
         return
     write_scores(scores, folder / SCORES_FOLDER)
+    if (seen := scores.attrs["training_dates"]) != NONE_TRAINED:
+        display.message(f"note: scores: {seen}")
     if held_out.left_out:
         display.message(f"note: {held_out.left_out}")
     names = [own.name for own in held_out.outputs.variables]

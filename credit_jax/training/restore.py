@@ -25,6 +25,7 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config.load import read_model_section
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
@@ -48,15 +49,22 @@ class RunStore:
         checkpoints: the store of the run.
         param_specs: of the model's parameters.
         channels: `ChannelSchema.names` of the run's data; None compares no channels.
+        coordinates: of the run's data, which checkpoints record; None records none.
     """
 
     checkpoints: CheckpointStore
     param_specs: Mapping[str, ParamSpec]
     channels: Mapping[str, tuple[str, ...]] | None = None
+    coordinates: Coordinates | None = None
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
-        progress = dataclasses.replace(progress, channels=self.channels)
+        where = self.coordinates
+        progress = dataclasses.replace(
+            progress,
+            channels=self.channels,
+            coordinates=None if where is None else where.to_json(),
+        )
         self.checkpoints.save(step, self.items_of(state), progress)
 
     def items_of(self, state: TrainState) -> dict[str, PyTree]:
@@ -270,6 +278,22 @@ def restore(
     store = RunStore(checkpoints, model.model_def.param_specs)
     step = newest if step is None else step
     return model, *store.restore_model(step, model, average=average)
+
+
+def coordinates_at(store: CheckpointStore, step: int) -> Coordinates | None:
+    """The coordinates of the data of a run, as a checkpoint records them."""
+    found = store.progress(step).coordinates
+    where = f"checkpoint {store.path(step)}"
+    return None if found is None else Coordinates.from_json(found, where)
+
+
+def no_coordinates(path: object) -> str:
+    """The note on a checkpoint or a package without coordinates."""
+    return (
+        f"{path} does not record the latitudes, longitudes and levels of its data, as "
+        "it was made by an earlier version or from PyTorch: rows, columns and levels "
+        "are taken in the order of the files"
+    )
 
 
 def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:

@@ -129,7 +129,8 @@ def train(
 
 
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
-    return RunStore(store, setup.model_def.param_specs, setup.schema.names)
+    where = setup.train_loader.coordinates()
+    return RunStore(store, setup.model_def.param_specs, setup.schema.names, where)
 
 
 def _loggers(

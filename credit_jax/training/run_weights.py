@@ -12,12 +12,13 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint import EMA, EMA_STATS, WEIGHTS, CheckpointStore
+from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.digests import digest_of
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
-from credit_jax.training.restore import RunStore, open_run
+from credit_jax.training.restore import RunStore, coordinates_at, open_run
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class RunWeights:
         state = {name: found[WEIGHTS][name] for name in COLLECTIONS}
         state = with_averaged_statistics(state, found.get(EMA_STATS))
         return jax.tree.map(np.asarray, (weights, state))
+
+    @cached_property
+    def coordinates(self) -> Coordinates | None:
+        """Of the data of the run; None if the checkpoint does not record them."""
+        return coordinates_at(self.run, self.step)
 
     @cached_property
     def digest(self) -> str:

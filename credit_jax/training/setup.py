@@ -214,9 +214,11 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     check_options(plan.config.trainer.compiler.options)
     model = plan.build_model(devices)
     mesh = model.parallel_config.mesh
-    if plan.config.data.on_bad_sample == "skip" and shares_samples(mesh):
+    data = plan.config.data
+    keys = [k for k in ("on_bad_sample", "on_outlier") if getattr(data, k) == "skip"]
+    if keys and shares_samples(mesh):
         raise ValueError(
-            "data.on_bad_sample: 'skip' needs all tp and domain peers in one process: "
+            f"data.{keys[0]}: 'skip' needs all tp and domain peers in one process: "
             "a sample that only one of them cannot read would differ between them; "
             "take 'raise', or fewer devices along trainer.parallelism.tensor and domain"
         )

@@ -11,11 +11,12 @@ from pydantic import PositiveInt
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import Axes, places_of, take_places
 from credit_jax.io.errors import errors_of
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.files import Coefficients, read_arrays, read_coefficients
 from credit_jax.physics.rows import num_rows
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Layout
 from credit_jax.transforms.named import get_field, with_fields
 
 
@@ -103,6 +104,25 @@ class AdvectTracers:
     latitude: np.ndarray
     longitude: np.ndarray
     needs_grid: ClassVar = True
+
+    def at(self, layout: Layout, grid: Axes) -> AdvectTracers:
+        """Returns the block with its rows and columns in the order of the data.
+
+        A file with another number of points is replaced, see `AdvectionArgs`.
+
+        Raises:
+            ValueError: the grid file has another grid.
+        """
+        size = len(grid.latitude or ()), len(grid.longitude or ())
+        if (self.latitude.size, self.longitude.size) != size:
+            return self
+        args = self.args
+        where = args.grid_info_file or args.level_info_file, grid.where
+        rows = places_of(grid.latitude, self.latitude, "latitude", *where)
+        columns = places_of(grid.longitude, self.longitude, "longitude", *where)
+        latitude = take_places(self.latitude, rows, 0)
+        longitude = take_places(self.longitude, columns, 0)
+        return dataclasses.replace(self, latitude=latitude, longitude=longitude)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

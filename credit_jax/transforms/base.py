@@ -40,6 +40,7 @@ from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree
+from credit_jax.fields.coordinates import Axes
 from credit_jax.transforms.selection import Selection
 
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
@@ -135,6 +136,11 @@ class Group(Protocol):
         """Number of its channels."""
         ...
 
+    @property
+    def levels(self) -> tuple[float, ...] | None:
+        """Values of its levels; None if unknown."""
+        ...
+
 
 # Entry ("input" or "target") -> its variables, in the order of the entry.
 Layout: TypeAlias = Mapping[str, Sequence[Group]]
@@ -149,6 +155,23 @@ class ChecksLayout(Protocol):
 
         Raises:
             ValueError: the transform cannot be applied to them.
+        """
+        ...
+
+
+@runtime_checkable
+class HasCoordinates(Protocol):
+    """A transform whose files have coordinates, such as the levels of statistics."""
+
+    def at(self, layout: Layout, grid: Axes) -> Any:
+        """Returns the transform with the values of its files in the order of the data.
+
+        Args:
+            layout: the variables before the transform, with their levels.
+            grid: latitudes and longitudes of the fields.
+
+        Raises:
+            ValueError: the files have other coordinates; names both.
         """
         ...
 

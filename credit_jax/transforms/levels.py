@@ -115,7 +115,7 @@ class LevelInterp:
         found, count = dict(layout), len(self.dest[0])
         for part in filter(layout.__contains__, self.parts):
             found[part] = [
-                dataclasses.replace(group, n_levels=count)  # type: ignore[type-var]
+                dataclasses.replace(group, n_levels=count, levels=None)  # type: ignore[type-var]
                 if group.var_key in self.args.variables
                 else group
                 for group in layout[part]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import (
     PREBLOCKS,
@@ -31,12 +32,14 @@ from credit_jax.transforms.base import (
     Descriptions,
     FieldTree,
     Grid,
+    HasCoordinates,
     Layout,
     Phase,
     ReadsState,
     Selects,
     Transform,
     Where,
+    variable_of,
 )
 from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct
@@ -313,6 +316,30 @@ class Pipeline:
             layout = each.layout(layout)
         return layout
 
+    def at(self, layout: Layout, grid: Axes) -> Pipeline:
+        """Returns the transforms with their files in the order of the data.
+
+        Args:
+            layout: variables of "input" and "target" of the data, with their levels.
+            grid: latitudes and longitudes of the data.
+
+        Raises:
+            ValueError: a file has other coordinates than the data; names both.
+        """
+        found = []
+        for each, before in self.with_layouts(layout):
+            if isinstance(each.transform, HasCoordinates):
+                with errors_of(each.path):
+                    own = each.transform.at(before, grid)
+                if own is not each.transform:
+                    each = replace(each, transform=own)
+            if isinstance(each.transform, ChangesGrid):
+                new = each.transform.grid
+                axes = as_values(new.latitude), as_values(new.longitude)
+                grid = Axes(*axes, where=each.path)
+            found.append(each)
+        return Pipeline(tuple(found))
+
     def with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
         """Yields every transform with the variables of its input."""
         for each in self.transforms:
@@ -334,6 +361,22 @@ class Pipeline:
         """Whether a preblock is a normalizer or a scaler."""
         kinds = (Normalizer, ScalerTransform)
         return any(isinstance(each.transform, kinds) for each in self.preblocks)
+
+    def normalized(self, layout: Layout) -> frozenset[str]:
+        """Keys of x and y that a normalizer or a scaler of the preblocks changes.
+
+        Args:
+            layout: the variables of x and y.
+        """
+        keys = {group.var_key for groups in layout.values() for group in groups}
+        found: set[str] = set()
+        for each in self.preblocks:
+            own = each.transform
+            if isinstance(own, Normalizer):
+                found |= {key for key in keys if variable_of(key) in own.mean}
+            elif isinstance(own, ScalerTransform):
+                found |= {key for key in keys if own.selection(key)}
+        return frozenset(found)
 
     @property
     def needs_grid(self) -> bool:

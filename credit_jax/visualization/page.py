@@ -119,6 +119,9 @@ def _of_what(scores: xr.Dataset) -> str:
         parts.append(f"{attributes['num_members']} members")
     if "truth" in attributes:
         parts.append(f"truth: {attributes['truth']}")
+    seen = attributes.get("training_dates", "unknown")
+    if seen not in ("none", "unknown"):
+        parts.append(str(seen))
     return element("p", escape(", ".join(parts)), {"class": "note"})
 
 

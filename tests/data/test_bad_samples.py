@@ -175,3 +175,60 @@ def test_the_key(folder):
     assert parsed(raw_config(folder)).data.on_bad_sample == "raise"
     with pytest.raises(ConfigError, match=r"data\.on_bad_sample"):
         parsed(raw_config(folder, data__on_bad_sample="ignore"))
+
+
+def outlier_at(folder):
+    """Writes a value of 1e6 at one point of T in the second file."""
+
+    def damage(dataset):
+        dataset["T"][3, 2, 4, 7] = 1e6
+        return dataset
+
+    rewrite(folder / "w_2000.nc", damage)
+
+
+def test_an_outlier_is_named_once(folder, caplog):
+    outlier_at(folder)
+    loader = load(folder)
+    caplog.clear()
+    for epoch in (0, 1):
+        collect(loader, epoch)
+    (line,) = [
+        own.getMessage() for own in caplog.records if "deviations" in own.msg % own.args
+    ]
+    for text in (
+        "w_2000.nc: T (level 2 of 2) at 2000-01-01T18:00",
+        "row 4, column 7",
+        "latitude -45, longitude 252",
+    ):
+        assert text in line
+    deviations = float(line.partition("a value that is ")[2].split()[0])
+    assert 5e4 < deviations < 2e5
+
+
+def test_an_outlier_ends_a_run_or_is_replaced(world, folder):
+    outlier_at(folder)
+    refused_while_reading = load(folder, data__on_outlier="raise")
+    with pytest.raises(
+        ValueError, match=r"w_2000.nc: T \(level 2 of 2\) at 2000-01-01T18"
+    ):
+        collect(refused_while_reading)
+    loader = load(folder, data__on_outlier="skip")
+    lines = [line for batch in collect(loader) for line in batch.replaced]
+    assert len(lines) == 2, "the sample whose input it is, and whose target"
+    assert all("is replaced by that at" in line for line in lines)
+    assert max(abs(batch.x).max() for batch in collect(loader)) < 50
+
+
+def test_an_outlier_is_no_bad_sample(folder):
+    """`on_bad_sample: skip` does not hide one."""
+    outlier_at(folder)
+    with pytest.raises(ValueError, match="deviations"):
+        collect(load(folder, data__on_outlier="raise", **SKIP))
+
+
+def test_a_bad_sample_is_no_outlier(folder):
+    """`on_outlier: skip` does not hide NaN."""
+    nan_at(folder, 5)
+    with pytest.raises(ValueError, match="NaN"):
+        collect(load(folder, data__on_outlier="skip"))

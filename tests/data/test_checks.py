@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.data import build_loader
 from tests.data.damaged import refused, rewrite
 from tests.data.world import (
     FLAT,
     GRID,
+    parsed,
     raw_config,
     save,
     write_world,
@@ -46,18 +48,74 @@ def test_wrong_grid(folder):
 
 def test_grids_of_two_files(folder):
     mask = (FLAT[1:], np.zeros((6, 10)))
-    upside = {**GRID, "latitude": GRID["latitude"][::-1]}
-    save(xr.Dataset({"LSM": mask}, coords=upside), folder / "static.nc")
-    refused(folder, "latitude runs from -75 to 75", "one is upside down")
+    moved = {**GRID, "latitude": GRID["latitude"] * 0.9}
+    save(xr.Dataset({"LSM": mask}, coords=moved), folder / "static.nc")
+    refused(
+        folder,
+        "static.nc: LSM: 6 latitudes run from 67.5 to -67.5",
+        "w_1999.nc: U 6 latitudes run from 75 to -75",
+    )
+
+
+def reversed_rows(dataset):
+    return dataset.isel(latitude=slice(None, None, -1))
+
+
+def western(dataset):
+    longitude = (dataset.longitude + 180) % 360 - 180
+    return dataset.assign_coords(longitude=longitude).sortby("longitude")
+
+
+def reversed_levels(dataset):
+    return dataset.isel(level=slice(None, None, -1))
+
+
+def more_levels(dataset):
+    return dataset.reindex(level=[0.5, *dataset.level.values], fill_value=7.0)
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr"])
+@pytest.mark.parametrize(
+    ("name", "change", "texts"),
+    [
+        ("w_2000", reversed_rows, ["its rows are put in the order of", "w_1999"]),
+        ("w_2000", western, ["its columns are put in the order of"]),
+        ("w_2000", lambda d: western(reversed_rows(d)), ["rows and columns"]),
+        ("static", lambda d: western(reversed_rows(d)), ["static.nc: its rows"]),
+        ("w_2000", reversed_levels, []),
+        ("w_2000", more_levels, []),
+    ],
+)
+def test_files_in_another_order_are_read_by_their_coordinates(
+    folder, kind, name, change, texts
+):
+    """Rows, columns and levels are those of the first file, also of a few rows."""
+    other = folder / "other"
+    other.mkdir()
+    for place in (folder, other):
+        write_world(place, kind=kind)
+    raw = raw_config(folder, kind, data__end_datetime="2000-01-05")
+    expected = build_loader(parsed(raw), split="train")
+    samples = [expected.read([i]) for i in range(len(expected.dataset))]
+    rows = expected.for_rows(slice(1, 4)).read([3])
+    suffix = "nc" if name == "static" else kind
+    engine = "zarr" if suffix == "zarr" else "h5netcdf"
+    given = xr.open_dataset(folder / f"{name}.{suffix}", engine=engine)
+    save(change(given.load().drop_encoding()), other / f"{name}.{suffix}")
+    raw = raw_config(other, kind, data__end_datetime="2000-01-05")
+    loader = build_loader(parsed(raw), split="train")
+    if texts:
+        assert any(all(text in note for text in texts) for note in loader.notes)
+    for index, sample in enumerate(samples):
+        found = loader.read([index])
+        np.testing.assert_array_equal(found.x, sample.x)
+        np.testing.assert_array_equal(found.y, sample.y)
+    np.testing.assert_array_equal(loader.for_rows(slice(1, 4)).read([3]).x, rows.x)
 
 
 @pytest.mark.parametrize(
     ("change", "texts"),
     [
-        (
-            lambda d: d.isel(latitude=slice(None, None, -1)),
-            ("w_2000.nc: U: latitude runs from ", "w_1999.nc: U from", "upside down"),
-        ),
         (
             lambda d: d.isel(longitude=slice(1, None)),
             ("w_2000.nc: U has a grid of 6 x 9, but ", "w_1999.nc: U has 6 x 10; "),
@@ -179,3 +237,55 @@ def test_truncated_file(folder):
     path = folder / "w_1999.nc"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     refused(folder, "w_1999.nc: cannot be opened", "is it complete?")
+
+
+def test_times_that_are_rounded_are_read_with_a_note(folder):
+    """As in files whose times are days of float32."""
+    with xr.open_dataset(folder / "w_2000.nc", engine="h5netcdf") as given:
+        expected = given.load()
+    off = np.array([13, -42, 56, 0, -7, 21, 30, -59] * 5, "timedelta64[s]")
+    moved = expected.assign_coords(
+        time=expected.time.values + off[: len(expected.time)]
+    )
+    (folder / "w_2000.nc").unlink()
+    moved.to_netcdf(folder / "w_2000.nc", engine="h5netcdf")
+    loader = build_loader(parsed(raw_config(folder)), split="train")
+    (note,) = [note for note in loader.notes if "its times are rounded" in note]
+    assert "w_2000.nc: its times are rounded, by up to 59 s" in note
+    last = loader.samples.dataset[len(loader.dataset) - 1]
+    field = expected["SP"].sel(time=last.target_time).values
+    found = last.target["ERA5"]["ERA5/prognostic/2d/SP"][0, 0]
+    np.testing.assert_array_equal(found, field)
+
+
+def test_times_that_are_gaps_are_no_rounding(folder):
+    late = np.timedelta64(61, "s")
+    rewrite(folder / "w_2000.nc", lambda d: d.assign_coords(time=d.time + late))
+    refused(folder, "times are missing", "2000-01-01T00:00")
+
+
+def test_a_static_field_of_twelve_months(folder):
+    months = xr.date_range("2000-01-01", periods=12, freq="MS")
+    rewrite(folder / "static.nc", lambda d: d.expand_dims(time=months))
+    loader = build_loader(parsed(raw_config(folder)), split="train")
+    assert any("LSM is static, and has 12 times" in note for note in loader.notes)
+
+
+def test_statistics_are_matched_by_their_levels(folder):
+    """In another order, with further levels, in Pa; other levels are refused."""
+    expected = build_loader(parsed(raw_config(folder)), split="train").read([0])
+    raw = raw_config(folder)
+    raw["preblocks"]["per_step"]["norm"]["args"].pop("levels")
+    for name, order in (("mean.nc", [2, 0, 1]), ("std.nc", [1, 2, 0])):
+        levels = {"level": [1.0, 2.0, 5.0]}
+        rewrite(
+            folder / name,
+            lambda d, order=order, levels=levels: d.assign_coords(levels).isel(
+                level=order
+            ),
+        )
+    found = build_loader(parsed(raw), split="train").read([0])
+    np.testing.assert_array_equal(found.x, expected.x)
+    np.testing.assert_array_equal(found.y, expected.y)
+    rewrite(folder / "std.nc", lambda d: d.assign_coords(level=[1.0, 2.0, 7.0]))
+    refused(folder, "std.nc: has the levels [1.0, 2.0, 7.0]", "[1.0, 5.0]", raw=raw)

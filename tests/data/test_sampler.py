@@ -95,3 +95,29 @@ def test_partial_batch(keep, sizes):
 def test_errors(changes, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         sampler(**changes)
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(2, 1), (5, 1), (3, 2), (1, 4)])
+@pytest.mark.parametrize(("new_size", "new_ranks"), [(2, 1), (4, 1), (7, 1), (3, 3)])
+def test_an_epoch_goes_on_with_another_batch_size(size, ranks, new_size, new_ranks):
+    """Every sample is seen once, but those of a last part that fills no batch."""
+
+    def batches(size, ranks, done):
+        options = {"num_samples": 103, "keep_partial": False, "batch_size": size}
+        own = [
+            sampler(local_dp_ranks=(rank,), dp_size=ranks, **options).batches(3, done)
+            for rank in range(ranks)
+        ]
+        return [np.concatenate(parts) for parts in zip(*own, strict=True)]
+
+    before = batches(size, ranks, 0)[:6]
+    done = sum(map(len, before))
+    after = batches(new_size, new_ranks, done)
+    seen = np.concatenate([*before, *after])
+    left = 103 - len(seen)
+    assert len(np.unique(seen)) == len(seen) or -new_ranks < left < 0
+    assert left < new_size * new_ranks
+    if (size, ranks) == (new_size, new_ranks):
+        whole = batches(size, ranks, 0)
+        for own, expected in zip(after, whole[6:], strict=True):
+            np.testing.assert_array_equal(own, expected)

@@ -47,3 +47,28 @@ def test_levels_that_are_numbers_are_compared_in_order():
     found = forecast([0, 2], there=[0.0, 1.0, 2.0])
     assert found.in_truth["T"] == (0, 2), "some of the numbers"
     assert found.notes == ("not in the truth, and left out: TP",)
+
+
+def timed(times):
+    coords = {"time": np.array(times, "datetime64[ns]"), **SPACE}
+    shape = [len(values) for values in coords.values()]
+    field = np.arange(len(times), dtype=float)[:, None, None] + np.zeros(shape)
+    dataset = xr.Dataset({"SP": ([*coords], field)}, coords)
+    return FileReference(GridFile("truth.nc", dataset, ("time",)), "time")
+
+
+def test_a_time_that_occurs_twice_is_an_error():
+    times = np.array(["2001-01-01T00", "2001-01-01T06"], "datetime64[ns]")
+    twice = timed([*times, times[0]])
+    with pytest.raises(ValueError, match="2001-01-01T00:00:00 occurs more than once"):
+        twice.problems(times, ["SP"])
+
+
+def test_rounded_times_of_a_truth_are_read_with_a_note():
+    given = timed(["2001-01-01T06:00:14", "2001-01-01T00:00:00"])
+    times = np.array(["2001-01-01T00", "2001-01-01T06"], "datetime64[ns]")
+    assert given.problems(times, ["SP"]) == []
+    assert np.all(given.read(times[1], {"SP": None}) == 0)
+    (note,) = given.notes(times)
+    assert "rounded, by up to 14 s" in note
+    assert given.problems(times + np.timedelta64(1, "h"), ["SP"])

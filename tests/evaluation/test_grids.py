@@ -167,3 +167,61 @@ def test_a_file_knows_the_units_of_its_levels():
     found = GridFile("a.nc", xr.Dataset({"T": field}, coords)).variables["T"]
     assert found.levels.tolist() == [500.0, 850.0]
     assert found.level_units == "hPa"
+
+
+@pytest.mark.parametrize("order", [[0, 6, 12, 18], [18, 12, 6, 0], [6, 18, 0, 12]])
+def test_hours_of_a_climatology_in_any_order(tmp_path, order):
+    found = written(tmp_path, "hour", order, order)
+    for hour in (0, 6, 12, 18):
+        time = np.datetime64(f"2001-01-01T{hour:02d}", "ns")
+        assert np.all(found.read(time, {"SP": None}) == hour)
+
+
+def written(folder, dim, values, labels):
+    """Opens a climatology whose fields have the values of their labels."""
+    field = xr.DataArray(
+        np.ones((6, 10)), {"latitude": LATITUDE, "longitude": LONGITUDE}
+    )
+    field = field.expand_dims({dim: len(values)}) * xr.DataArray(values, dims=dim)
+    dataset = field.astype(np.float32).to_dataset(name="SP")
+    if labels is not None:
+        dataset = dataset.assign_coords({dim: labels})
+    dataset.to_netcdf(folder / "given.nc", engine="h5netcdf")
+    return open_climatology(str(folder / "given.nc"))
+
+
+def test_months_without_labels(tmp_path):
+    found = written(tmp_path, "month", np.arange(1, 13), None)
+    assert np.all(found.read(np.datetime64("2001-03-09", "ns"), {"SP": None}) == 3)
+
+
+def test_days_of_a_year_of_365(tmp_path):
+    days = np.arange(1, 366)
+    found = written(tmp_path, "dayofyear", days, days)
+    for date, day in (
+        ("2001-03-01", 60),
+        ("2000-02-28", 59),
+        ("2000-02-29", 59),
+        ("2000-03-01", 60),
+        ("2000-12-31", 365),
+    ):
+        assert np.all(found.read(np.datetime64(date, "ns"), {"SP": None}) == day), date
+
+
+@pytest.mark.parametrize(
+    ("dim", "labels", "text"),
+    [
+        ("month", None, "the dim month of size 3 has no coordinate"),
+        ("month", [1, 1, 2], "the labels of month are 1, 1, 2, expected different"),
+        ("hour", ["a", "b", "c"], "the labels of hour are a, b, c"),
+    ],
+)
+def test_labels_that_are_unknown(tmp_path, dim, labels, text):
+    with pytest.raises(ValueError, match=text):
+        written(tmp_path, dim, [1, 2, 3], labels)
+
+
+def test_a_label_that_is_not_there_is_an_error(tmp_path):
+    found = written(tmp_path, "month", [1, 2, 3], [1, 2, 3])
+    with pytest.raises(ValueError, match="has no month 7 of 2001-07-01T00:00"):
+        found.read(np.datetime64("2001-07-01", "ns"), {"SP": None})

@@ -27,6 +27,7 @@ class Variable:
 
     var_key: str
     n_levels: int
+    levels: tuple[float, ...] | None = None
 
 
 @pytest.mark.reference

@@ -4,10 +4,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.levels import Levels
 from credit_jax.data.sources.levels import level_indices as indices_of
 from credit_jax.data.sources.reader import OpenFile, crop
+from credit_jax.fields.coordinates import (
+    UNKNOWN,
+    Axes,
+    Values,
+    as_values,
+    is_numbered,
+    places_of,
+)
 
 # Kinds of dtypes of fields: booleans, integers, floats.
 _NUMBERS = "biuf"
@@ -43,11 +53,13 @@ class FileDims:
         name: name of the source.
         config: section of the source.
         layout: layout of the files.
+        wanted: coordinates at which fields are read; unknown ones are those of a file.
     """
 
     name: str
     config: SourceConfig
     layout: Layout
+    wanted: Axes = UNKNOWN
 
     def space_of(
         self, opened: OpenFile, name: str
@@ -99,11 +111,46 @@ class FileDims:
 
     def level_indices(self, opened: OpenFile, name: str) -> list[int] | None:
         """Indices of the levels of a 3-D variable to read; None reads all."""
+        there, known = self.level_values(opened, name), self.wanted.levels
+        if known is not None and there is not None and not is_numbered(known, there):
+            where = f"{opened.path}: variable {name!r}"
+            options = {"some": True}
+            found = places_of(
+                known, there, "level", where, self.wanted.where, **options
+            )
+            return None if found is None else found.tolist()
         wanted, how = self.config.level_values, self.layout.levels
         if wanted is None:
             return None
         dim, where = self.level_dim(opened, name), f"data.source.{self.name}"
         return indices_of(opened, name, dim, wanted, how, where)
+
+    def level_values(self, opened: OpenFile, name: str) -> Values | None:
+        """Values of all levels of a 3-D variable of a file; None if it has none."""
+        dim = self.level_dim(opened, name)
+        if self.layout.levels == "position" or dim not in opened.dataset.coords:
+            return None
+        coordinate = opened.dataset[dim]
+        return as_values(coordinate.values) if coordinate.dtype.kind in "iuf" else None
+
+    def order_of(
+        self, opened: OpenFile, name: str
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Positions of the rows and columns to read; None reads them as they are.
+
+        Raises:
+            ValueError: the file has another grid.
+        """
+        _, space = self.space_of(opened, name)
+        if len(space) != 2 or self.layout.extent is not None:
+            return None, None
+        where = f"{opened.path}: {name}"
+        own, other = self.wanted, self.wanted.where
+        rows, columns = as_values(opened.latitude), as_values(opened.longitude)
+        return (
+            places_of(own.latitude, rows, "latitude", where, other),
+            places_of(own.longitude, columns, "longitude", where, other),
+        )
 
     def timeless(
         self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
@@ -140,6 +187,14 @@ class FileDims:
                 indices = self.level_indices(opened, name)
                 count = array.shape[array.dims.index(self.level_dim(opened, name))]
                 levels[name] = count if indices is None else len(indices)
+                known = self.wanted.levels
+                if known is not None and levels[name] != len(known):
+                    raise ValueError(
+                        f"{opened.path}: variable {name!r} has {levels[name]} levels, "
+                        f"expected {len(known)} as in {self.wanted.where}: "
+                        f"{list(known)}; give the level coordinate its values, or "
+                        f"choose levels by data.source.{self.name}.levels"
+                    )
         return levels
 
     def _check_dims(

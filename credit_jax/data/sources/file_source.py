@@ -9,7 +9,7 @@ differences between data sets.
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,11 @@ from jaxtyping import Float
 
 from credit_jax.config.messages import counted
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
-from credit_jax.data.calendars import most_restrictive
+from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
 from credit_jax.data.sources.file_dims import FileDims, Layout
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.levels import (
     NOTED_DISTANCE,
-    check_same_levels,
     common_count,
 )
 from credit_jax.data.sources.reader import OpenFile, Reader
@@ -31,12 +30,16 @@ from credit_jax.data.sources.source import (
     Fields,
     Grid,
     check_same_grid,
+    check_same_shape,
     field_key,
     join_times,
     variables_of,
 )
+from credit_jax.fields.coordinates import UNKNOWN, Axes, as_values, take_places
 from credit_jax.io.open_files import OpenFiles
 
+# Positions of the rows and of the columns of a file; None keeps them as they are.
+Order: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
 # Attributes that say what a variable is (CF conventions, section 3).
@@ -55,6 +58,9 @@ class FileSource:
         layout: layout of the files.
         calendar: calendar of its times.
         num_levels: number of levels of its 3-D variables; 0 without any.
+        wanted: coordinates of the fields, see `at`.
+        orders: positions of rows and columns of each file that was opened.
+        rounded: path -> note, of the files with rounded times.
     """
 
     name: str
@@ -64,11 +70,47 @@ class FileSource:
     layout: Layout
     calendar: str = "standard"
     num_levels: int = 0
+    wanted: Axes = UNKNOWN
+    orders: dict[Any, Order] = dataclasses.field(default_factory=dict, compare=False)
+    rounded: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @cached_property
     def dims(self) -> FileDims:
         """The dims of the variables of its files."""
-        return FileDims(self.name, self.config, self.layout)
+        return FileDims(self.name, self.config, self.layout, self.wanted)
+
+    def axes(self) -> Axes:
+        """See `Source.axes`: of the first files, where `at` was given none."""
+        found = self.wanted
+        for kind in self.config.variables.given:
+            for dims, name in variables_of(self.config, kind):
+                opened = self._first_file(kind, name)
+                grid = self._grid(opened, name)
+                levels = None
+                if dims == "3d" and found.levels is None:
+                    levels = self.dims.level_values(opened, name)
+                    indices = self.dims.level_indices(opened, name)
+                    if levels is not None and indices is not None:
+                        levels = tuple(levels[i] for i in indices)
+                own = as_values(grid.latitude), as_values(grid.longitude), levels
+                found = found.over(Axes(*own, where=grid.where))
+        return found
+
+    def at(self, axes: Axes) -> "FileSource":
+        """See `Source.at`."""
+        listed, count = self.config.level_values, self.num_levels
+        if count and axes.levels is not None:
+            count = len(axes.levels)
+            if listed is not None and len(listed) != count:
+                raise ValueError(
+                    f"data.source.{self.name}.levels: {list(listed)} are "
+                    f"{len(listed)} levels, but {axes.where} has {count}: "
+                    f"{list(axes.levels)}; name as many"
+                )
+        reader, orders = self.reader.anew(), dict[Any, Order]()
+        return dataclasses.replace(
+            self, wanted=axes, num_levels=count, reader=reader, orders=orders
+        )
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
@@ -94,11 +136,28 @@ class FileSource:
     def _grid(self, opened: OpenFile, name: str) -> Grid:
         """The grid of a variable of a file."""
         shape, space = self.dims.space_of(opened, name)
-        coordinates = [opened.latitude, opened.longitude]
+        where = f"{opened.path}: {name}"
         if len(space) != 2 or self.layout.extent:
-            coordinates = [None, None]
-        values = [None if c is None else c.values for c in coordinates]
-        return Grid(f"{opened.path}: {name}", shape, *values)
+            return Grid(where, shape, None, None)
+        wanted = self.wanted.latitude, self.wanted.longitude
+        there = opened.latitude, opened.longitude
+        if all(known is not None for known in wanted):
+            size = tuple(len(known or ()) for known in wanted)
+            first = Grid(self.wanted.where, size, None, None)
+            check_same_shape(Grid(where, shape, None, None), first)
+        self._order(opened, name)
+        values = [
+            np.array(known) if known is not None else None if c is None else c.values
+            for known, c in zip(wanted, there, strict=True)
+        ]
+        return Grid(where, shape, *values)
+
+    def _order(self, opened: OpenFile, name: str) -> Order:
+        """Positions of rows and columns, see `FileDims.order_of`."""
+        key = opened.path, opened.variable(name).dims
+        if key not in self.orders:
+            self.orders[key] = self.dims.order_of(opened, name)
+        return self.orders[key]
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`."""
@@ -136,9 +195,10 @@ class FileSource:
 
     def notes(self) -> list[str]:
         """See `Source.notes`."""
-        wanted, found = self.config.level_values, []
+        found = [*self._notes_on_order(), *self._notes_on_times()]
+        wanted = self.config.level_values
         if wanted is None or self.layout.levels != "nearest":
-            return []
+            return found
         where = f"data.source.{self.name}.levels"
         for kind in self.config.variables.given:
             for dims, name in variables_of(self.config, kind):
@@ -146,6 +206,7 @@ class FileSource:
                     opened = self._first_file(kind, name)
                     dim = self.dims.level_dim(opened, name)
                     chosen = self.dims.level_indices(opened, name)
+                    chosen = slice(None) if chosen is None else chosen
                     levels = opened.dataset[dim].values[chosen].tolist()
                     found += [
                         f"{where}: {own:g} is read from level {level:g}, the nearest "
@@ -154,6 +215,36 @@ class FileSource:
                         if abs(own - level) > NOTED_DISTANCE * abs(own)
                     ]
         return [*dict.fromkeys(found)]
+
+    def _notes_on_order(self) -> Iterator[str]:
+        """Files whose rows, columns or levels are read in another order."""
+        for (path, _), order in dict(self.orders).items():
+            names = [
+                what
+                for what, own in zip(("rows", "columns"), order, strict=True)
+                if own is not None
+            ]
+            if names:
+                yield (
+                    f"{path}: its {' and '.join(names)} are put in the order of "
+                    f"{self.wanted.where}, by their coordinates"
+                )
+                return
+
+    def _notes_on_times(self) -> Iterator[str]:
+        """Rounded times, and static variables of which one of several times is read."""
+        yield from list(self.rounded.values())[:1]
+        for kind, name in self.files:
+            if kind == "static" and self.layout.static_time == "first":
+                opened = self._first_file(kind, name)
+                size = opened.dataset.sizes.get(opened.time_coord, 1)
+                timed = opened.time_coord in opened.variable(name).dims
+                if timed and size > 1:
+                    yield (
+                        f"{opened.path}: {name} is static, and has {size} times, of "
+                        "which the first alone is read; take the mean of them, or "
+                        "name the variable as a dynamic_forcing (temporal_mode: cyclic)"
+                    )
 
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64
@@ -169,8 +260,10 @@ class FileSource:
             if kind != "static" and not self.layout.one_time:
                 times = self._first_file(kind, name).times
             if times is not None and len(times):
-                first: Any = times.min()
-                last: Any = times.max()
+                ends: Any = times[[times.argmin(), times.argmax()]]
+                hours = ends.round("h")
+                near = np.abs((ends - hours).to_numpy()) <= ROUNDING
+                first, last = ends.where(~near, hours)
                 return first, last
         return None
 
@@ -198,7 +291,6 @@ class FileSource:
         missing = list(times[places == ""])
         paths = sorted(set(places[places != ""]))
         units: dict[str, tuple[str, str]] = {}
-        levels: dict[str, tuple[str, np.ndarray]] = {}
         first: Grid | None = None
         for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
             try:
@@ -207,13 +299,10 @@ class FileSource:
                 raise BadSampleError(str(error)) from error
             self.dims.check(field_type, opened, named)
             _check_units(opened, named, units)
-            grid = self._grid(opened, named[0][1])
-            first = first or grid
-            check_same_grid(grid, first)
-            for name in (name for dims, name in named if dims == "3d"):
-                dim = self.dims.level_dim(opened, name)
-                indices = self.dims.level_indices(opened, name)
-                check_same_levels(opened, dim, indices, name, levels)
+            for _, name in named:
+                grid = self._grid(opened, name)
+                first = first or grid
+                check_same_grid(grid, first)
             if self.dims.timeless(field_type, opened, named):
                 continue
             if opened.times is None:
@@ -222,7 +311,12 @@ class FileSource:
                     f"data.source.{self.name}.time_coord"
                 )
             wanted = times[places == path]
-            missing += list(wanted[~np.isin(wanted, opened.times.to_numpy())])
+            found = opened.time_places(wanted)
+            missing += list(wanted[found < 0])
+            there = opened.times.to_numpy()[found[found >= 0]]
+            note = rounding_of(wanted[found >= 0], there, path)
+            if note is not None:
+                self.rounded.setdefault(path, note)
         if missing:
             raise BadSampleError(
                 self._missing_times(field_type, files, missing, len(times))
@@ -267,6 +361,11 @@ class FileSource:
         """Reads the field of a key, and the other times of its chunk, for the cache."""
         array = opened.variable(name)
         _, space = self.dims.space_of(opened, name)
+        row_places, columns = self._order(opened, name)
+        if row_places is not None:
+            needed = row_places if rows is None else row_places[rows]
+            rows = slice(int(needed.min()), int(needed.max()) + 1)
+            row_places = needed - needed.min()
         chosen: dict[Any, Any] = self.dims.cropped(opened, space, rows)
         if dims == "3d":
             indices = self.dims.level_indices(opened, name)
@@ -280,6 +379,7 @@ class FileSource:
         values = opened.values(name, chosen, index if timed else None)
         order = [dim for dim in array.dims if dim not in space] + list(space)
         values = values.transpose([array.dims.index(dim) for dim in order])
+        values = take_places(take_places(values, row_places, -2), columns, -1)
         values = np.ascontiguousarray(values, dtype=np.float32)
         values = values if timed else values[None]
         values = values if dims == "3d" else values[:, None]

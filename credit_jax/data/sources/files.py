@@ -3,6 +3,7 @@
 import abc
 import bisect
 import dataclasses
+import itertools
 import os
 import re
 from datetime import datetime
@@ -184,7 +185,8 @@ def discover(template: str, where: str) -> FileSet:
 
     Raises:
         FileNotFoundError: no file matches.
-        ValueError: there are several files, and the name of one has no date.
+        ValueError: there are several files, and the name of one has no date, or two
+            are of one period.
     """
     if is_url(template) and not time_format(template):
         return FileSet(template, (template,))
@@ -195,6 +197,13 @@ def discover(template: str, where: str) -> FileSet:
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
     found = sorted((*_period(template, path, where), path) for path in paths)
+    for (begin, end, path), (after, _, other) in itertools.pairwise(found):
+        if after <= end:
+            raise ValueError(
+                f"{where}: {path} and {other} both match {template!r} and are of one "
+                f"period, from {str(begin)[:10]}; expected one file for each: match "
+                "fewer files"
+            )
     first, last, paths = zip(*found, strict=True)
     return FileSet(template, paths, first, last)
 

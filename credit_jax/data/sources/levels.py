@@ -5,7 +5,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from credit_jax.data.sources.reader import OpenFile
 
@@ -15,8 +14,6 @@ Levels: TypeAlias = Literal["nearest", "exact", "position"]
 LEVEL_TOLERANCE = 0.5
 # Relative distance of a nearest level above which the user is told.
 NOTED_DISTANCE = 0.01
-# Relative difference up to which two files have the same level: rounding of float32.
-SAME_LEVEL = 1e-5
 
 
 def level_indices(
@@ -107,41 +104,6 @@ def common_count(counts: Mapping[str, int], where: str) -> int:
             f"{dict(counts)}; name those to take in {where}.levels"
         )
     return max(counts.values(), default=0)
-
-
-def check_same_levels(
-    opened: OpenFile,
-    dim: str,
-    indices: list[int] | None,
-    variable: str,
-    first: dict[str, tuple[str, Float[np.ndarray, " level"]]],
-) -> None:
-    """Checks that a variable is read on the same levels from all files.
-
-    Args:
-        opened: the file; one whose dim has no coordinate of numbers is not compared.
-        dim: name of the level dim.
-        indices: of the levels that are read; None for all.
-        variable: its name.
-        first: path and levels of the first file of each variable; receives those of
-            this file if it is the first.
-
-    Raises:
-        ValueError: the first file has other levels.
-    """
-    if dim not in opened.dataset.coords or opened.dataset[dim].dtype.kind not in "iuf":
-        return
-    values = opened.dataset[dim].values.astype(np.float64)
-    values = values if indices is None else values[indices]
-    path, expected = first.setdefault(variable, (opened.path, values))
-    same = values.shape == expected.shape
-    if same and np.allclose(values, expected, rtol=SAME_LEVEL, atol=0):
-        return
-    raise ValueError(
-        f"{opened.path}: variable {variable!r} would be read on the levels "
-        f"{_shown(values)}, but from {path} on {_shown(expected)}; bring all files to "
-        "the same levels, or name levels that all have"
-    )
 
 
 def _shown(values: np.ndarray) -> str:

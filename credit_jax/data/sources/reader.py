@@ -14,7 +14,7 @@ import xarray as xr
 from jaxtyping import Shaped
 
 from credit_jax.config.base import not_available
-from credit_jax.data.calendars import calendar_of, to_labels
+from credit_jax.data.calendars import calendar_of, near_times, to_labels
 from credit_jax.data.sources.hdf5_array import Hdf5Array, open_hdf5_array
 from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
@@ -55,6 +55,7 @@ class OpenFile:
     arrays: dict[str, ZarrArray | Hdf5Array | None] = dataclasses.field(
         default_factory=dict
     )
+    _places: dict[np.datetime64, int] = dataclasses.field(default_factory=dict)
 
     def variable(self, name: str) -> xr.Variable:
         """Returns a variable, without reading it.
@@ -111,13 +112,21 @@ class OpenFile:
             ValueError: the file does not have this time.
         """
         assert self.times is not None
-        if label not in self.times:
+        place = self._places.get(label)
+        if place is None:
+            (place,) = self.time_places(np.array([label])).tolist()
+            self._places[label] = place
+        if place < 0:
             raise ValueError(
                 f"{self.path}: no time {str(label)[:19]}; it has {len(self.times)} "
                 f"times from {self.times[0]} to {self.times[-1]}"
             )
-        position: Any = self.times.get_loc(label)
-        return int(position)
+        return place
+
+    def time_places(self, labels: np.ndarray) -> np.ndarray:
+        """Positions of times, -1 for those that are missing; see `near_times`."""
+        assert self.times is not None
+        return near_times(labels, self.times.to_numpy(), self.path)
 
 
 class Reader:
@@ -143,8 +152,14 @@ class Reader:
         self._lock = threading.Lock()
         self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
         self._fields: collections.OrderedDict = collections.OrderedDict()
-        self._left = CACHE_BYTES if cache_bytes is None else cache_bytes
+        self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
+        self._left = self._cache_bytes
         self._at_once = self._left * _AT_ONCE
+
+    def anew(self) -> "Reader":
+        """Returns a reader of the same files with an empty cache of fields."""
+        options = self._engine, self._cache_bytes, self._open_files
+        return Reader(self._time_coord, *options)
 
     def open(self, path: str) -> OpenFile:
         """Opens a file, or returns it from the cache."""
@@ -217,9 +232,7 @@ def _with_metadata(path: str, dataset: xr.Dataset, time_coord: str) -> OpenFile:
         decoded = dataset[time_coord].values
         calendar = calendar_of(decoded, path)
         times = pd.DatetimeIndex(to_labels(decoded, path))
-        if not times.is_unique:
-            twice = times[times.duplicated()][0]
-            raise ValueError(f"{path}: the time {twice} occurs more than once")
+        near_times(times.to_numpy()[:0], times.to_numpy(), path)  # each occurs once
     return OpenFile(
         path=path,
         dataset=dataset,

@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.sources.source import SourceConfig
+from credit_jax.fields.coordinates import Axes, as_values, places_of
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
 Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
-
-# Largest difference of two files' coordinates, in degrees.
-SAME_DEGREES = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Grid:
 
 
 def check_same_grid(own: Grid, first: Grid) -> None:
-    """Checks that two files have the same grid.
+    """Checks that two files have the same grid in the same order.
 
     Args:
         own: the grid of a file.
@@ -50,23 +48,28 @@ def check_same_grid(own: Grid, first: Grid) -> None:
     Raises:
         ValueError: shapes or coordinates differ.
     """
+    check_same_shape(own, first)
+    for which in ("latitude", "longitude"):
+        here, there = getattr(own, which), getattr(first, which)
+        places = places_of(there, here, which, own.where, first.where)
+        if places is not None:
+            raise ValueError(
+                f"{own.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
+                f"{first.where} from {there[0]:g} to {there[-1]:g}, and what it holds "
+                "cannot be put in another order; bring both to one order"
+            )
+
+
+def check_same_shape(own: Grid, first: Grid) -> None:
+    """Checks that two files have as many rows and columns.
+
+    Raises:
+        ValueError: they have not.
+    """
     if own.shape != first.shape:
         raise ValueError(
             f"{own.where} has a grid of {own.size}, but {first.where} has "
             f"{first.size}; bring both to one grid"
-        )
-    for which in ("latitude", "longitude"):
-        here, there = getattr(own, which), getattr(first, which)
-        if here is None or there is None:
-            continue
-        if np.allclose(here, there, rtol=0, atol=SAME_DEGREES):
-            continue
-        flipped = np.allclose(here[::-1], there, rtol=0, atol=SAME_DEGREES)
-        hint = "; one is upside down" if flipped else ""
-        raise ValueError(
-            f"{own.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
-            f"{first.where} from {there[0]:g} to {there[-1]:g}{hint}; rows would not "
-            "be the same places. Bring both to one grid"
         )
 
 
@@ -122,6 +125,20 @@ class Source(Protocol):
         """The grid of each field type."""
         ...
 
+    def axes(self) -> Axes:
+        """The coordinates of its fields."""
+        ...
+
+    def at(self, axes: Axes) -> "Source":
+        """Returns the source with fields at some coordinates, in their order.
+
+        A file whose coordinates differ is an error when it is read or checked.
+
+        Raises:
+            ValueError: the coordinates differ, and no file says so.
+        """
+        ...
+
     def units(self) -> dict[str, tuple[str, str]]:
         """Key -> unit and file, for the variables whose files have a unit."""
         ...
@@ -166,7 +183,31 @@ class Source(Protocol):
 
 
 class AnyTime:
-    """Base class of sources with unknown attributes, files, and first and last time."""
+    """Base class of sources with unknown attributes, files, and first and last time.
+
+    Their fields are in one order, which is compared with that of others.
+    """
+
+    def axes(self: Any) -> Axes:
+        """See `Source.axes`."""
+        grid = next(iter(self.grids()))
+        levels = as_values(self.config.level_values) if self.num_levels else None
+        axes = as_values(grid.latitude), as_values(grid.longitude), levels
+        return Axes(*axes, where=grid.where)
+
+    def at(self: Any, axes: Axes) -> Any:
+        """See `Source.at`; the order of coordinates must be the same."""
+        grid = next(iter(self.grids()))
+        expected = (None if x is None else np.array(x) for x in axes.values[:2])
+        check_same_grid(grid, Grid(axes.where, grid.shape, *expected))
+        levels = self.axes().levels
+        if places_of(axes.levels, levels, "level", grid.where, axes.where) is not None:
+            raise ValueError(
+                f"data.source.{self.name}.levels: {levels} are in another order than "
+                f"those of {axes.where}: {axes.levels}; name them in that "
+                "order"
+            )
+        return self
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`; none are known."""

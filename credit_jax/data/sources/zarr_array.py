@@ -15,6 +15,7 @@ from jaxtyping import Shaped
 
 from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
+from credit_jax.io.missing_chunks import has_no_fill_value
 
 
 class ZarrArray:
@@ -22,7 +23,8 @@ class ZarrArray:
 
     Args:
         path: folder of the array.
-        driver: TensorStore driver, "zarr" or "zarr3".
+        driver: TensorStore driver, "zarr" or "zarr3". Chunks that are not there have
+            the fill value; in a v2 array that has none they are an error.
 
     Raises:
         ValueError: TensorStore cannot read the array, such as with filters of other
@@ -30,7 +32,11 @@ class ZarrArray:
     """
 
     def __init__(self, path: str, driver: str) -> None:
+        spec: dict[str, Any]
         spec = {"driver": driver, "kvstore": {"driver": "file", "path": path}}
+        if driver == "zarr":
+            with open(os.path.join(path, ".zarray"), encoding="utf-8") as file:
+                spec["fill_missing_data_reads"] = not has_no_fill_value(file.read())
         self._array = tensorstore.open(spec, read=True, open=True).result()
 
     def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:

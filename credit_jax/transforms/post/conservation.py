@@ -15,12 +15,13 @@ from pydantic import field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import Axes, places_of, take_places
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.arrays import clip
 from credit_jax.physics.constants import SECONDS_PER_HOUR
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Layout
 from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
@@ -207,6 +208,10 @@ class MassFixer:
     args: MassFixerArgs
     grid: physics.PhysicsGrid
 
+    def at(self, layout: Layout, grid: Axes) -> MassFixer:
+        """Returns the block with its grid in the order of the data."""
+        return dataclasses.replace(self, grid=_located(self.grid, layout, grid))
+
     @property
     def state_keys(self) -> tuple[str, ...]:
         """See `ReadsState`."""
@@ -237,6 +242,10 @@ class WaterFixer:
 
     args: WaterFixerArgs
     grid: physics.PhysicsGrid
+
+    def at(self, layout: Layout, grid: Axes) -> WaterFixer:
+        """Returns the block with its grid in the order of the data."""
+        return dataclasses.replace(self, grid=_located(self.grid, layout, grid))
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -274,6 +283,17 @@ class EnergyFixer:
     args: EnergyFixerArgs | NetEnergyFixerArgs
     grid: physics.PhysicsGrid
     surface_geopotential: np.ndarray
+
+    def at(self, layout: Layout, grid: Axes) -> EnergyFixer:
+        """Returns the block with its grid and surface in the order of the data."""
+        own = self.grid.axes
+        where = own.where, grid.where
+        rows = places_of(grid.latitude, own.latitude, "latitude", *where)
+        columns = places_of(grid.longitude, own.longitude, "longitude", *where)
+        surface = take_places(self.surface_geopotential, rows, 0)
+        surface = take_places(surface, columns, 1)
+        located = _located(self.grid, layout, grid)
+        return dataclasses.replace(self, grid=located, surface_geopotential=surface)
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -368,6 +388,15 @@ def _grid(args: PhysicsArgs) -> physics.PhysicsGrid:
         hybrid=args.grid_type == "sigma",
         midpoint=args.midpoint,
     )
+
+
+def _located(
+    own: physics.PhysicsGrid, layout: Layout, grid: Axes
+) -> physics.PhysicsGrid:
+    """A grid in the order of the data, on the levels of its predicted variables."""
+    levels = {g.levels for g in layout.get("target", ()) if g.levels is not None}
+    known = levels.pop() if len(levels) == 1 else None
+    return own.at(Axes(grid.latitude, grid.longitude, known, grid.where))
 
 
 def _readers(tree: FieldTree, args: PhysicsArgs, context: FieldContext | None) -> Any:

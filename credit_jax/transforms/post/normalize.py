@@ -8,11 +8,12 @@ to configs with this block.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from credit_jax.fields import FieldContext
-from credit_jax.transforms.base import FieldTree, change_entry
+from credit_jax.fields.coordinates import Axes
+from credit_jax.transforms.base import FieldTree, Layout, change_entry
 from credit_jax.transforms.pre.normalize import (
     Normalizer,
     NormalizerArgs,
@@ -50,6 +51,20 @@ class Denormalizer:
     ) -> dict[str, Any]:
         """Converts the fields of the entry `key` to physical units."""
         return change_entry(tree, self._undo, self.key, "era5_normalizer")
+
+    def at(self, layout: Layout, grid: Axes) -> Denormalizer:
+        """Returns the block with the statistics of the levels of the data."""
+        before = {
+            part: [
+                replace(group, var_key=self.origins.get(group.var_key, group.var_key))  # type: ignore[type-var]
+                for group in groups
+            ]
+            for part, groups in layout.items()
+        }
+        normalizer = self.normalizer.at(before, grid)
+        if normalizer is self.normalizer:
+            return self
+        return replace(self, normalizer=normalizer)
 
     def _undo(self, key: str, array: Any) -> Any:
         return self.normalizer.denormalize(self.origins.get(key, key), array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import expandvars
 from typing import Any, Literal
 
@@ -13,8 +13,15 @@ from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import (
+    UNKNOWN,
+    Axes,
+    as_values,
+    places_of,
+    take_places,
+)
 from credit_jax.io.open_files import opened
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Layout
 from credit_jax.transforms.pointwise import is_numpy
 
 NUM_DEPTHS = 19
@@ -72,6 +79,7 @@ class WetMask:
     Attributes:
         mask: (channel, lat, lon), 1 in water and 0 on land.
         key: entry with the array.
+        axes: latitudes and longitudes of the mask; those that are known.
 
     Differs from CREDIT: CREDIT broadcasts the channels of the mask to the batch dim of
     arrays without a time dim, which its trainer has.
@@ -79,6 +87,15 @@ class WetMask:
 
     mask: Float[np.ndarray, "channel lat lon"]
     key: str
+    axes: Axes = UNKNOWN
+
+    def at(self, layout: Layout, grid: Axes) -> WetMask:
+        """Returns the block with its mask in the order of the data."""
+        own, where = self.axes, (self.axes.where, grid.where)
+        rows = places_of(grid.latitude, own.latitude, "latitude", *where)
+        columns = places_of(grid.longitude, own.longitude, "longitude", *where)
+        mask = take_places(take_places(self.mask, rows, 1), columns, 2)
+        return replace(self, mask=mask, axes=UNKNOWN)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -112,9 +129,19 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
     data = args.conf.data
     with opened(expandvars(data.data_path)) as store:
         depths = _depths(store, data.data_path)
+        axes = _axes(store, data.data_path)
     count = len(VARIABLES[data.prognostic_vars_key])
     channels = [*(list(range(NUM_DEPTHS)) * count), 0]
-    return WetMask(np.asarray(depths[channels], np.float32), args.key)
+    return WetMask(np.asarray(depths[channels], np.float32), args.key, axes)
+
+
+def _axes(store: xr.Dataset, path: str) -> Axes:
+    """One-dimensional latitudes and longitudes of a store, those that it has."""
+    found = []
+    for names in (("latitude", "lat"), ("longitude", "lon")):
+        there = [name for name in names if name in store.coords]
+        found.append(as_values(store[there[0]].values) if there else None)
+    return Axes(*found, where=path)
 
 
 def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:

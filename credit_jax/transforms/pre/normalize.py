@@ -1,5 +1,7 @@
 """`era5_normalizer`: (x - mean) / std by variable and level, from two files."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import Axes, places_of, take_places
 from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import (
     FieldTree,
@@ -50,12 +53,22 @@ class Normalizer:
         std: variable -> () or (level,) float32 standard deviation.
         paths: paths of the files, for errors.
         units: variable -> unit in the file of means.
+        levels: variable -> values of its levels in each file, with the file's path; a
+            variable without such values is matched by position.
+        places: key -> positions of its levels in the files, where they are not those of
+            the data, see `at`.
     """
 
     mean: Mapping[str, np.ndarray]
     std: Mapping[str, np.ndarray]
     paths: str
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    levels: Mapping[str, Sequence[tuple[str, np.ndarray]]] = dataclasses.field(
+        default_factory=dict
+    )
+    places: Mapping[str, Sequence[np.ndarray | None]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -105,7 +118,7 @@ class Normalizer:
 
     def statistics(
         self, key: str, num_levels: int
-    ) -> tuple[Float[np.ndarray, "level"], Float[np.ndarray, "level"]]:
+    ) -> tuple[Float[np.ndarray, " level"], Float[np.ndarray, " level"]]:
         """Mean and divisor of each level of a variable; 0 and 1 if not normalized.
 
         Raises:
@@ -114,7 +127,9 @@ class Normalizer:
         name = variable_of(key)
         if name not in self.mean:
             return np.zeros(num_levels, np.float32), np.ones(num_levels, np.float32)
-        mean, std = self.mean[name], np.maximum(self.std[name], SMALLEST_STD)
+        of_mean, of_std = self.places.get(key, (None, None))
+        mean = take_places(self.mean[name], of_mean, 0)
+        std = np.maximum(take_places(self.std[name], of_std, 0), SMALLEST_STD)
         std = std.astype(np.float32)
         for values in (mean, std):
             if values.ndim > 1 or values.size not in (1, num_levels):
@@ -129,11 +144,44 @@ class Normalizer:
         """Checks that the statistics fit the levels of the variables.
 
         Raises:
-            ValueError: the files have another number of levels.
+            ValueError: the files have other levels.
         """
+        own = self.at(layout)
         for groups in layout.values():
             for group in groups:
-                self.statistics(group.var_key, group.n_levels)
+                own.statistics(group.var_key, group.n_levels)
+
+    def at(self, layout: Layout, grid: Axes | None = None) -> Normalizer:
+        """Returns the block with the statistics of the levels of the data.
+
+        Args:
+            layout: the variables, with their levels.
+            grid: not used; statistics have none.
+
+        Raises:
+            ValueError: a file has other levels; names both.
+        """
+        places: dict[str, Sequence[np.ndarray | None]] = {}
+        for group in (group for groups in layout.values() for group in groups):
+            known = self.levels.get(variable_of(group.var_key), ())
+            if known and group.levels is not None:
+                where = f"the data ({group.var_key})"
+                places[group.var_key] = [
+                    places_of(group.levels, own, "level", path, where, some=True)
+                    for path, own in known
+                ]
+        moved = {k: own for k, own in places.items() if any(p is not None for p in own)}
+        if _listed(moved) == _listed(self.places):
+            return self
+        return dataclasses.replace(self, places=moved)
+
+
+def _listed(places: Mapping[str, Sequence[np.ndarray | None]]) -> dict[str, Any]:
+    """Positions as lists, which can be compared."""
+    return {
+        key: [None if own is None else own.tolist() for own in both]
+        for key, both in places.items()
+    }
 
 
 def build_normalizer(args: NormalizerArgs) -> Normalizer:
@@ -143,9 +191,22 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
         FileNotFoundError: a file is missing.
         ValueError: a value is not finite, a std is negative, or a level is missing.
     """
-    mean, units = _read(args.mean_path, "mean_path")
-    std, _ = _read(args.std_path, "std_path")
+    mean, units, of_mean = _read(args.mean_path, "mean_path")
+    std, _, of_std = _read(args.std_path, "std_path")
     shared = [name for name in mean if name in std]
+    levels = {
+        name: [
+            (
+                path,
+                own[name]
+                if args.levels is None
+                else _levels(own[name], args.levels, name, path),
+            )
+            for own, path in ((of_mean, args.mean_path), (of_std, args.std_path))
+        ]
+        for name in shared
+        if name in of_mean and name in of_std
+    }
     chosen = {}
     for label, values, path in (
         ("mean", mean, args.mean_path),
@@ -158,11 +219,13 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
     if negative:
         raise ValueError(f"{args.std_path}: negative std of {', '.join(negative)}")
     paths = f"{args.mean_path} and {args.std_path}"
-    return Normalizer(chosen["mean"], chosen["std"], paths, units)
+    return Normalizer(chosen["mean"], chosen["std"], paths, units, levels)
 
 
-def _read(path: str, key: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads values, float32, and units by variable; a file may lack units."""
+def _read(
+    path: str, key: str
+) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
+    """Reads values, float32, units and levels by variable; a file may lack the last."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
@@ -181,6 +244,13 @@ def _read(path: str, key: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             for name, variable in dataset.data_vars.items()
             if "units" in variable.attrs
         }
+        levels = {
+            str(name): np.asarray(dataset[variable.dims[0]].values, np.float64)
+            for name, variable in dataset.data_vars.items()
+            if variable.ndim == 1
+            and variable.dims[0] in dataset.coords
+            and dataset[variable.dims[0]].dtype.kind in "iuf"
+        }
     for name, array in values.items():
         if not np.isfinite(array).all():
             bad = int((~np.isfinite(array)).sum())
@@ -188,7 +258,7 @@ def _read(path: str, key: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
                 f"era5_normalizer {key}: {path} has {bad} of {array.size} values that "
                 f"are not finite in {name!r}; recompute it"
             )
-    return values, units
+    return values, units, levels
 
 
 def _levels(
@@ -205,5 +275,7 @@ def _levels(
     return values[[level - 1 for level in levels]]
 
 
-def _by_level(values: Float[np.ndarray, "level"]) -> Float[np.ndarray, "1 level 1 1 1"]:
+def _by_level(
+    values: Float[np.ndarray, " level"],
+) -> Float[np.ndarray, "1 level 1 1 1"]:
     return np.asarray(values).reshape(1, -1, 1, 1, 1)

@@ -104,3 +104,11 @@ def test_brackets_are_no_wildcards(tmp_path):
     (tmp_path / "e" / "x_2001.nc").touch()
     found = discover(f"{folder}/x_%Y.nc", "path")
     assert found.paths == (f"{folder}/x_1999.nc", f"{folder}/x_2000.nc")
+
+
+def test_two_files_of_one_period_are_refused(tmp_path):
+    touch(tmp_path, "m01_2000.nc", "m02_2000.nc", "m01_2001.nc")
+    with pytest.raises(ValueError, match="of one period, from 2000-01-01") as caught:
+        discover(str(tmp_path / "m*_%Y.nc"), "path")
+    assert "m01_2000.nc and" in str(caught.value)
+    assert "m02_2000.nc both match" in str(caught.value)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.data.sources.levels import common_count
 from tests.data.damaged import VARIABLES, load, refused, rewrite
@@ -75,23 +76,33 @@ def test_variables_of_different_numbers_of_levels():
 
 
 @pytest.mark.parametrize(
-    ("levels", "own", "read"),
+    ("levels", "own", "wanted"),
     [
-        ([1.0, 2.0], [1.0, 2.4, 5.0], [1.0, 2.4]),
-        (None, [5.0, 2.0, 1.0], [5.0, 2.0, 1.0]),
+        ([1.0, 2.0], [1.0, 2.4, 5.0], [1.0, 2.0]),
+        (None, [1.0, 2.0, 4.0], [1.0, 2.0, 5.0]),
     ],
 )
-def test_files_of_different_levels(folder, levels, own, read):
-    """The nearest levels of two files may differ; without a list their order may."""
+def test_files_of_different_levels(folder, levels, own, wanted):
+    """Also where the config names levels, of which those of the files are near."""
     rewrite(folder / "w_2000.nc", lambda d: d.assign_coords(level=own))
-    first = levels or [1.0, 2.0, 5.0]
     refused(
         folder,
-        f"w_2000.nc: variable 'U' would be read on the levels {read}, but from",
-        f"w_1999.nc on {first}; bring all files to the same levels",
+        f"w_2000.nc: variable 'U': has the levels {own}, but",
+        f"w_1999.nc: U has {wanted}; give both the same levels",
         data__source__ERA5__levels=levels,
-        model__levels=len(first),
+        model__levels=len(wanted),
     )
+
+
+def test_levels_of_a_file_in_another_order(folder):
+    """Without a list of levels, those of the first file are read, in their order."""
+    rewrite(folder / "w_2000.nc", lambda d: d.isel(level=[2, 0, 1]))
+    given = {"preblocks__per_step": {"concat": {"type": "concat"}}}
+    loader = load(folder, data__source__ERA5__levels=None, model__levels=3, **given)
+    last = loader.read([len(loader.dataset) - 1])
+    with xr.open_dataset(folder / "w_2000.nc") as file:
+        fields = file.sel(time=last.input_times[0])["U"].sel(level=[1.0, 2.0, 5.0])
+    np.testing.assert_array_equal(last.x[0, :3, 0], fields.astype(np.float32))
 
 
 def test_files_of_levels_that_round_otherwise(folder):

@@ -1,5 +1,7 @@
 """Arrays read by TensorStore equal those read by xarray."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -47,3 +49,44 @@ def test_a_filter_of_another_package_is_left_to_xarray(tmp_path):
     path, dataset = store(tmp_path, 2, filters)
     assert open_zarr_array(path, "SP", dataset["SP"].variable) is None
     assert np.isfinite(dataset["SP"].values).all()
+
+
+def first_chunk(path, zarr_format, name="T"):
+    own = "0.0.0.0" if zarr_format == 2 else "c/0/0/0/0"
+    return os.path.join(path, name, own)
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_a_missing_chunk_without_a_fill_value_is_an_error(tmp_path, integers):
+    """TensorStore and Zarr's own reader, with which xarray reads integers."""
+    path, fields = str(tmp_path / "fields.zarr"), make_fields()[["T"]]
+    fields = fields.astype("int16") if integers else fields
+    encoding = {"T": {"_FillValue": None, "chunks": (1, 2, 4, 10)}}
+    fields.to_zarr(path, zarr_format=2, encoding=encoding, consolidated=False)
+    dataset = OpenFiles().dataset(path)
+    os.remove(first_chunk(path, 2))
+    array = open_zarr_array(path, "T", dataset["T"].variable)
+    assert (array is None) == integers
+    for read in (
+        lambda time: dataset["T"][time].values,
+        *([] if array is None else [lambda time: array[time : time + 1, :, :, :]]),
+    ):
+        assert np.isfinite(read(1)).all()
+        with pytest.raises(ValueError, match=r"(T/0.0.0.0|0, 0, 0, 0).* is missing"):
+            read(0)
+
+
+@pytest.mark.parametrize(("zarr_format", "fill"), [(2, np.nan), (3, np.nan), (3, 0.0)])
+def test_a_chunk_that_is_left_out_has_the_fill_value(tmp_path, zarr_format, fill):
+    """Writers of Zarr v3 leave out chunks that hold nothing else."""
+    encoding = {"T": {"chunks": (1, 2, 4, 10), "_FillValue": np.nan}}
+    if zarr_format == 3:
+        encoding["T"]["fill_value"] = fill
+    path, dataset = store(tmp_path, zarr_format, encoding)
+    os.remove(first_chunk(path, zarr_format))
+    array = open_zarr_array(path, "T", dataset["T"].variable)
+    expected = make_fields()["T"].values[:1]
+    expected[:, :2, :4] = fill
+    found = dataset["T"][:1].values
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(array[:1, :, :, :], expected)

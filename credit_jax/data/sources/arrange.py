@@ -1,0 +1,60 @@
+"""Brings sources to common coordinates: those of a run, or of the first source."""
+
+from collections.abc import Mapping
+
+from credit_jax.data.sources.source import Source
+from credit_jax.fields.coordinates import Axes, Coordinates
+
+
+def arrange(
+    sources: Mapping[str, Source],
+    like: Coordinates | None = None,
+    *,
+    same_grid: bool = True,
+) -> dict[str, Source]:
+    """Returns sources whose fields have the same rows, columns and levels, in order.
+
+    Args:
+        sources: opened sources by name.
+        like: the coordinates of a run; None takes those of the first source with known
+            ones.
+        same_grid: whether all sources have one grid; False if preblocks regrid, and
+            each has its own.
+
+    Raises:
+        ValueError: see `Source.at`.
+    """
+    grid = Axes() if like is None or not same_grid else like.grid
+    found: dict[str, Source] = {}
+    for name, source in sources.items():
+        own = source.axes()
+        known = Axes() if like is None else like.sources.get(name, Axes())
+        if same_grid:
+            levels = Axes(None, None, known.levels, known.where)
+            grid = grid.over(own.grid)
+            known = grid.over(levels) if known.levels is None else levels.over(grid)
+        found[name] = source.at(known.over(own))
+    return found
+
+
+def coordinates_of(sources: Mapping[str, Source], calendar: str) -> Coordinates:
+    """The coordinates of opened sources."""
+    axes = {name: source.axes() for name, source in sources.items()}
+    grid = Axes()
+    for own in axes.values():
+        grid = grid.over(own.grid)
+    return Coordinates(grid.latitude, grid.longitude, calendar, axes, grid.where)
+
+
+def check_same_calendar(calendar: str, like: Coordinates | None) -> None:
+    """Checks that times are in the calendar of a run.
+
+    Raises:
+        ValueError: they are in another one.
+    """
+    if like is not None and like.calendar not in (None, calendar):
+        raise ValueError(
+            f"data: the times of its files are in the calendar {calendar}, but those "
+            f"of {like.where} in {like.calendar}; convert the files, or name the "
+            "calendar of the run in data.calendar"
+        )

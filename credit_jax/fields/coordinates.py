@@ -1,0 +1,276 @@
+"""Coordinates of fields, and the one function that matches those of two origins.
+
+Whatever meets a run (data of another run, validation data, statistics, latitude
+weights, truth, climatologies, masks) is matched by its coordinates. What has the same
+values in another order is put in order; all else is an error with both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+Kind: TypeAlias = Literal["latitude", "longitude", "level"]
+
+# Largest difference of two equal latitudes or longitudes, in degrees.
+SAME_DEGREES = 1e-2
+# Largest relative difference of two equal levels: rounding of float32 and of text.
+SAME_LEVEL = 1e-4
+# Largest difference of equal values, relative to the spacing between neighbors.
+_OF_SPACING = 0.25
+# Factors between units of pressure, Pa and hPa, in which levels may be given.
+_UNITS = (1.0, 0.01, 100.0)
+
+Values: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The coordinates of the fields of one source.
+
+    Attributes:
+        latitude, longitude: degrees of rows and of columns; None if they are unknown
+            or vary along rows or columns.
+        levels: values of the levels of 3-D variables, in order; None if unknown.
+        where: origin, for errors.
+    """
+
+    latitude: Values | None = None
+    longitude: Values | None = None
+    levels: Values | None = None
+    where: str = field(default="the data", compare=False)
+
+    def over(self, other: Axes) -> Axes:
+        """Returns these coordinates, and those of `other` where they are unknown."""
+        pairs = zip(self.values, other.values, strict=True)
+        known = any(value is not None for value in self.values)
+        where = self.where if known else other.where
+        return Axes(*(b if a is None else a for a, b in pairs), where=where)
+
+    @property
+    def values(self) -> tuple[Values | None, Values | None, Values | None]:
+        """Latitudes, longitudes and levels."""
+        return self.latitude, self.longitude, self.levels
+
+    @property
+    def grid(self) -> Axes:
+        """The coordinates without levels."""
+        return Axes(self.latitude, self.longitude, None, self.where)
+
+
+UNKNOWN = Axes()
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """The coordinates of the fields of a run.
+
+    Attributes:
+        latitude, longitude: degrees of the rows and columns of x and y; None if they
+            are unknown or vary along rows or columns.
+        calendar: calendar of the times; None if unknown.
+        sources: name of a source -> its coordinates as they are read.
+        where: origin, for errors.
+    """
+
+    latitude: Values | None = None
+    longitude: Values | None = None
+    calendar: str | None = None
+    sources: Mapping[str, Axes] = field(default_factory=dict)
+    where: str = "the data"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the coordinates as JSON values."""
+        names = ("latitude", "longitude", "levels")
+        sources = {
+            name: dict(zip(names, axes.values, strict=True))
+            for name, axes in self.sources.items()
+        }
+        return {
+            "latitude": self.latitude,
+            "longitude": self.longitude,
+            "calendar": self.calendar,
+            "sources": sources,
+        }
+
+    @property
+    def grid(self) -> Axes:
+        """Those of x and y."""
+        return Axes(self.latitude, self.longitude, None, self.where)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> Coordinates:
+        """The inverse of `to_json`."""
+        names = ("latitude", "longitude", "levels")
+        sources = {
+            name: Axes(*(_tuple(axes.get(key)) for key in names), where=where)
+            for name, axes in values.get("sources", {}).items()
+        }
+        latitude, longitude = (
+            _tuple(values.get(name)) for name in ("latitude", "longitude")
+        )
+        return cls(latitude, longitude, values.get("calendar"), sources, where)
+
+
+def as_values(array: Any) -> Values | None:
+    """Coordinate values of an array; None for None and for arrays of other dims."""
+    if array is None or np.ndim(array) != 1:
+        return None
+    return tuple(np.asarray(array, np.float64).tolist())
+
+
+def _tuple(values: Any) -> Values | None:
+    return None if values is None else tuple(float(value) for value in values)
+
+
+def places_of(
+    wanted: Any,
+    there: Any,
+    kind: Kind,
+    where: str,
+    wanted_where: str,
+    *,
+    some: bool = False,
+) -> np.ndarray | None:
+    """Returns the positions of coordinate values in another coordinate.
+
+    Longitudes that differ by 360 degrees are equal, and so are levels in Pa and hPa.
+    Levels that one side only numbers, from 0 or from 1, are taken in order if there are
+    as many on the other side.
+
+    Args:
+        wanted: values of one origin, in order; None if unknown.
+        there: values of the other origin; None if unknown.
+        kind: the coordinate.
+        where: file of `there`, for the error.
+        wanted_where: file or origin of `wanted`, for the error.
+        some: whether `there` may have further values, which are left out.
+
+    Returns:
+        (wanted,) positions; None if they are 0, 1, 2, ..., and where a side is unknown.
+
+    Raises:
+        ValueError: the values differ, or one occurs twice; it names both.
+    """
+    if wanted is None or there is None:
+        return None
+    wanted, there = (np.asarray(x, np.float64).ravel() for x in (wanted, there))
+    if kind == "level" and is_numbered(wanted, there):
+        return None
+    for factor in _UNITS if kind == "level" else _UNITS[:1]:
+        places = _places(wanted, there * factor, kind)
+        if places is not None and (some or len(there) == len(wanted)):
+            whole = len(there) == len(places)
+            in_order = whole and np.array_equal(places, np.arange(len(places)))
+            return None if in_order else places
+    raise ValueError(_differ(wanted, there, kind, where, wanted_where))
+
+
+def common_places(ours: Any, theirs: Any, kind: Kind) -> list[tuple[int, int]]:
+    """Positions of the values that two coordinates have in common, in both.
+
+    >>> common_places([500.0, 850.0], [850.0, 700.0], "level")
+    [(1, 0)]
+    """
+    found = []
+    for place, value in enumerate(ours):
+        other = _places(np.array([value]), np.asarray(theirs, np.float64), kind)
+        if other is not None:
+            found.append((place, int(other[0])))
+    return found
+
+
+def is_numbered(ours: Any, theirs: Any) -> bool:
+    """Whether one of two level coordinates only numbers as many levels of the other.
+
+    >>> is_numbered([500.0, 850.0], [0, 1]), is_numbered([0, 1], [0, 1])
+    (True, False)
+    """
+    ours, theirs = (np.asarray(x, np.float64).ravel() for x in (ours, theirs))
+    if len(ours) != len(theirs):
+        return False
+    ours_is, theirs_is = (
+        len(x) > 1 and any(np.array_equal(x, np.arange(len(x)) + k) for k in (0, 1))
+        for x in (ours, theirs)
+    )
+    return ours_is != theirs_is
+
+
+def _places(
+    wanted: Float[np.ndarray, " wanted"], there: Float[np.ndarray, " there"], kind: Kind
+) -> np.ndarray | None:
+    """The position of each value; None if one is missing, or more than one is near."""
+    if not (np.isfinite(wanted).all() and np.isfinite(there).all() and there.size):
+        return None
+    period = 360.0 if kind == "longitude" else None
+    limit = _limit(wanted, kind, period)
+    order = np.argsort(there % period if period else there, kind="stable")
+    values = there[order] % period if period else there[order]
+    asked = wanted % period if period else wanted
+    if period:
+        values = np.concatenate([values[-1:] - period, values, values[:1] + period])
+        order = np.concatenate([order[-1:], order, order[:1]])
+    right = np.searchsorted(values, asked).clip(1, max(len(values) - 1, 1))
+    right = np.minimum(right, len(values) - 1)
+    left = np.maximum(right - 1, 0)
+    nearer = np.abs(values[left] - asked) <= np.abs(values[right] - asked)
+    chosen = np.where(nearer, left, right)
+    if (np.abs(values[chosen] - asked) > limit).any():
+        return None
+    places = order[chosen]
+    return places if np.unique(places).size == places.size else None
+
+
+def _limit(
+    wanted: Float[np.ndarray, " wanted"], kind: Kind, period: float | None
+) -> Float[np.ndarray, " wanted"]:
+    """Largest difference of equal values: less than a quarter of their spacing."""
+    if kind == "level":
+        limit = SAME_LEVEL * np.maximum(np.abs(wanted), 1e-12)
+    else:
+        limit = np.full(wanted.shape, SAME_DEGREES)
+    ordered = np.sort(wanted % period if period else wanted)
+    gaps = np.diff(ordered)
+    if period and wanted.size > 1:
+        gaps = np.append(gaps, ordered[0] + period - ordered[-1])
+    if gaps.size and gaps.min() > 0:
+        limit = np.minimum(limit, _OF_SPACING * gaps.min())
+    return limit
+
+
+def _differ(
+    wanted: np.ndarray, there: np.ndarray, kind: Kind, where: str, wanted_where: str
+) -> str:
+    if kind == "level":
+        return (
+            f"{where}: has the levels {_listed(there)}, but {wanted_where} has "
+            f"{_listed(wanted)}; give both the same levels"
+        )
+    worst = ""
+    if len(wanted) == len(there) and len(wanted):
+        distance = np.abs(wanted - there)
+        worst = f", up to {distance.max():g} degrees apart"
+    return (
+        f"{where}: {_described(there, kind)}, but in {wanted_where} "
+        f"{_described(wanted, kind)}{worst}; they are not the same places. Bring both "
+        "to one grid"
+    )
+
+
+def _described(values: np.ndarray, kind: Kind) -> str:
+    if not values.size:
+        return f"there is no {kind}"
+    return f"{len(values)} {kind}s run from {values[0]:g} to {values[-1]:g}"
+
+
+def _listed(values: np.ndarray) -> str:
+    return f"{values[:20].tolist()}{' ...' if values.size > 20 else ''}"
+
+
+def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.ndarray:
+    """Puts an axis of an array in order; `places` are those of `places_of`."""
+    return array if places is None else np.take(array, places, axis=axis)

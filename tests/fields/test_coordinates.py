@@ -1,0 +1,129 @@
+"""Coordinates: matching, refusals, and what checkpoints and packages record."""
+
+import json
+
+import numpy as np
+import pytest
+
+from credit_jax.fields.coordinates import (
+    Axes,
+    Coordinates,
+    as_values,
+    common_places,
+    is_numbered,
+    places_of,
+    take_places,
+)
+
+ROWS = np.linspace(80, -80, 5)
+COLUMNS = np.arange(8) * 45.0
+
+
+def places(wanted, there, kind, **options):
+    return places_of(wanted, there, kind, "other.nc", "first.nc", **options)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "kind"),
+    [
+        (ROWS, ROWS, "latitude"),
+        (ROWS, ROWS + 5e-3, "latitude"),
+        (COLUMNS, COLUMNS - 360, "longitude"),
+        (COLUMNS, np.where(COLUMNS > 300, COLUMNS - 360, COLUMNS), "longitude"),
+        ([500.0, 850.0], [50000.0, 85000.0], "level"),
+        ([0.1875, 0.5], np.float32([0.1875, 0.5]), "level"),
+        ([500.0, 850.0], [0, 1], "level"),
+        ([1, 2], [500.0, 850.0], "level"),
+        (None, ROWS, "latitude"),
+        (ROWS, None, "latitude"),
+    ],
+)
+def test_values_in_one_order_stay(wanted, there, kind):
+    assert places(wanted, there, kind) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "order", "kind", "change"),
+    [
+        (ROWS, [4, 3, 2, 1, 0], "latitude", lambda x: x),
+        (ROWS, [2, 0, 1, 4, 3], "latitude", lambda x: x),
+        (
+            COLUMNS,
+            [4, 5, 6, 7, 0, 1, 2, 3],
+            "longitude",
+            lambda x: (x + 180) % 360 - 180,
+        ),
+        (np.array([200.0, 500.0, 850.0]), [2, 1, 0], "level", lambda x: x),
+        (np.array([200.0, 500.0, 850.0]), [2, 0, 1], "level", lambda x: 100 * x),
+    ],
+)
+def test_values_in_another_order_are_put_in_order(wanted, order, kind, change):
+    there = change(wanted[order])
+    found = places(wanted, there, kind)
+    np.testing.assert_array_equal(found, np.argsort(order))
+    field = np.arange(3 * len(wanted)).reshape(3, -1)
+    np.testing.assert_array_equal(take_places(field[:, order], found, 1), field)
+
+
+def test_further_values_are_left_out_where_that_is_meant():
+    there = [100.0, 850.0, 500.0, 200.0]
+    found = places([200.0, 500.0], there, "level", some=True)
+    np.testing.assert_array_equal(found, [3, 2])
+    with pytest.raises(ValueError, match=r"other\.nc: has the levels"):
+        places([200.0, 500.0], there, "level")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "kind", "texts"),
+    [
+        (ROWS, 90 - ROWS, "latitude", ["other.nc: 5 latitudes run from 10 to 170"]),
+        (ROWS, ROWS[:-1], "latitude", ["4 latitudes", "first.nc 5 latitudes"]),
+        (ROWS, ROWS + 0.02, "latitude", ["up to 0.02 degrees apart"]),
+        (ROWS, [np.nan] * 5, "latitude", ["run from nan"]),
+        # Twice the same value leaves open which of the two is meant.
+        (COLUMNS, [*COLUMNS[:-1], 0.0], "longitude", ["longitudes run from 0 to 0"]),
+        ([500.0, 850.0], [500.0, 925.0], "level", ["[500.0, 925.0]", "[500.0, 850.0]"]),
+        # A grid of a hundredth of a degree: its neighbors are not the same places.
+        (
+            np.arange(4) * 0.01,
+            np.arange(4) * 0.01 + 0.005,
+            "latitude",
+            ["up to 0.005 degrees apart"],
+        ),
+    ],
+)
+def test_other_values_are_refused_with_both(wanted, there, kind, texts):
+    with pytest.raises(ValueError, match=r"other\.nc") as caught:
+        places(wanted, there, kind)
+    for text in ("first.nc", *texts):
+        assert text in str(caught.value)
+
+
+def test_numbers_in_place_of_levels():
+    assert is_numbered([500.0, 850.0], [1, 2])
+    assert not is_numbered([500.0, 850.0], [0, 1, 2])
+    assert not is_numbered([0, 1], [1, 2])
+    assert not is_numbered([1.0], [500.0]), "a single level may be meant by value"
+
+
+def test_common_values_of_two_coordinates():
+    pairs = common_places([850.0, 500.0, 10.0], [100.0, 500.0, 850.0], "level")
+    assert pairs == [(0, 2), (1, 1)]
+
+
+def test_coordinates_of_a_checkpoint_are_read_back():
+    axes = Axes(as_values(ROWS), as_values(COLUMNS), (0.25, 0.75), where="here")
+    written = Coordinates(
+        axes.latitude, axes.longitude, "noleap", {"A": axes, "B": Axes()}
+    )
+    found = Coordinates.from_json(json.loads(json.dumps(written.to_json())), "there")
+    assert found.sources == written.sources
+    assert (found.grid, found.calendar) == (written.grid, "noleap")
+    assert (found.where, found.sources["A"].where) == ("there", "there")
+
+
+def test_unknown_coordinates_are_filled():
+    filled = Axes(levels=(1.0, 2.0), where="a").over(Axes((3.0,), (4.0,), (5.0,), "b"))
+    assert filled == Axes((3.0,), (4.0,), (1.0, 2.0))
+    assert (filled.where, Axes().over(Axes(where="b")).where) == ("a", "b")
+    assert as_values(np.zeros((2, 2))) is None
