@@ -1,4 +1,4 @@
-"""Changed configs, checkpoints, runs and packages: `python -m benchmarks.fuzz`.
+"""Changed configs, checkpoints, runs, packages and data: `python -m benchmarks.fuzz`.
 
 Each is read by the command that a user would call, and must end with code 0, with the
 problems that `check` lists, or with one error and code 2: no traceback, no file outside
@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--configs", type=int, default=2000, help="seeds of configs")
     add("--checkpoints", type=int, default=700, help="seeds of checkpoints and runs")
     add("--packages", type=int, default=300, help="seeds of packages")
+    add("--datasets", type=int, default=2000, help="seeds of data sets")
     add("--first", type=int, default=0, help="the first seed")
     add_out_option(parser)
     args = parser.parse_args(argv)
@@ -75,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "# Changed files\n\n"
         f"{args.configs} configs through `check`, {args.checkpoints} checkpoints and "
         "runs through `convert` and `restore`, "
-        f"{args.packages} packages through the reader of packages; one to three "
+        f"{args.packages} packages through the reader of packages, {args.datasets} "
+        "data sets through the checks of a loader, the reading of an epoch, of initial "
+        "states of forecasts, and of the truth of scores, whose values are compared "
+        "with numpy on the same files; one to three "
         "changes each, half of the runs and most of the packages with digests of what "
         "they hold now. A trial must end with code 0, with the problems that `check` "
         "lists, or with one error and code 2, leave no file but the output, run no "
@@ -97,12 +101,13 @@ def _try_all(folder: Path, args: argparse.Namespace) -> dict[str, Tally]:
     # Imported after JAX's platform is chosen.
     from tests.bridge.checkpoint import fuzz as checkpoints
     from tests.config import test_fuzz as configs
+    from tests.data import fuzz as datasets
     from tests.packages import fuzz as packages
 
     first, count = args.first, vars(args)
     seeds = {
         name: range(first, first + count[name])
-        for name in ("configs", "checkpoints", "packages")
+        for name in ("configs", "checkpoints", "packages", "datasets")
     }
     tallies = {
         "configs": Tally().add(
@@ -116,7 +121,9 @@ def _try_all(folder: Path, args: argparse.Namespace) -> dict[str, Tally]:
     place = folder / "packages"
     place.mkdir()
     trials = packages.try_seeds(package, place, seeds["packages"])
-    return {**tallies, "packages": Tally().add(trials)}
+    tallies["packages"] = Tally().add(trials)
+    sets = datasets.try_seeds(folder / "datasets", seeds["datasets"])
+    return {**tallies, "datasets": Tally().add(sets)}
 
 
 if __name__ == "__main__":

@@ -338,7 +338,8 @@ class Pipeline:
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = Axes(*axes, where=each.path)
             found.append(each)
-        return Pipeline(tuple(found))
+        same = all(x is y for x, y in zip(found, self.transforms, strict=True))
+        return self if same else Pipeline(tuple(found))
 
     def with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
         """Yields every transform with the variables of its input."""

@@ -103,7 +103,7 @@ def moved(name: str, by: float) -> Change:
 
 
 def gap(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    lost = int(rng.integers(dataset.sizes["time"]))
+    lost = int(abs(dataset.time.values - START).argmin())
     return dataset.drop_isel(time=[lost])
 
 
@@ -171,9 +171,10 @@ def data_set(seed: int) -> DataSet:
     place = PLACES[rng.integers(len(PLACES))]
     kind = ("nc", "zarr")[rng.integers(2)]
     kinds = list(rng.choice([*SAME], rng.integers(1, 4), replace=False))
-    # Levels in Pa would be further levels, too; one change of their values is enough.
-    if "Pa" in kinds and "more levels" in kinds:
-        kinds.remove("Pa")
+    # Further levels of all files are levels of the run; in Pa they are other values.
+    if "more levels" in kinds and (place == "all" or "Pa" in kinds):
+        kinds.remove("more levels")
+    kinds = kinds or ["rows"]
     if rng.random() < 0.4:
         others = [
             k
@@ -181,6 +182,8 @@ def data_set(seed: int) -> DataSet:
             if place != "static" or k in ("another row", "another column")
         ]
         kinds.append(str(rng.choice(others)))
+        if kinds[-1] == "another level":  # it must be one that is read
+            kinds = [kind for kind in kinds if kind != "more levels"]
     elif rng.random() < 0.2 and place in ("second", "all"):
         kinds.append("two files of one period" if kind == "nc" else "missing chunk")
     return DataSet(tuple(map(str, kinds)), place, kind, int(rng.integers(2, 4)))
