@@ -264,15 +264,13 @@ def _ticks(low: float, high: float) -> np.ndarray:
 
 def _log_ticks(low: float, high: float) -> np.ndarray:
     """Powers of ten, at most six; 1, 2 and 5 times these where there are few."""
-    first, last = np.floor(np.log10(low)), np.ceil(np.log10(high))
+    low, high = low * (1 - 1e-9), high * (1 + 1e-9)
+    first, last = np.ceil(np.log10(low)), np.floor(np.log10(high))
     exponents = np.arange(first, last + 1)
-    step = int(np.ceil(len(exponents) / 6))
-    powers = 10.0 ** exponents[::step]
-    inside = powers[(powers >= low * (1 - 1e-9)) & (powers <= high * (1 + 1e-9))]
-    if len(inside) > 2:
-        return inside
-    several = np.outer(10.0**exponents, [1, 2, 5]).ravel()
-    return several[(several >= low * (1 - 1e-9)) & (several <= high * (1 + 1e-9))]
+    if len(exponents) > 2:
+        return 10.0 ** exponents[:: int(np.ceil(len(exponents) / 6))]
+    several = np.outer(10.0 ** np.arange(first - 1, last + 1), [1, 2, 5]).ravel()
+    return several[(several >= low) & (several <= high)]
 
 
 def _tick_names(ticks: np.ndarray) -> list[str]:
@@ -293,6 +291,6 @@ def _tick_names(ticks: np.ndarray) -> list[str]:
 def _power(value: float) -> str:
     """A tick of a logarithmic axis: plain from 0.01 to 9999, else a power of ten."""
     exponent = round(float(np.log10(value)))
-    if -2 <= exponent <= 3 or not np.isclose(value, 10.0**exponent):
+    if -2 <= exponent <= 3 or not np.isclose(value, 10.0**exponent, atol=0.0):
         return f"{value:g}"
     return f"10{superscript(exponent)}"

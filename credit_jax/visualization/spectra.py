@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import FORECAST, MEMBERS, TRUTH, WAVENUMBER
 from credit_jax.visualization.charts import Chart, Line
 from credit_jax.visualization.labels import (
@@ -154,7 +155,7 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
     parts = []
     for is_excess, what, most_is in (
         (True, "too much energy (too rough)", "at most"),
-        (False, "too little (too smooth)", "at least"),
+        (False, "too little energy (too smooth)", "at least"),
     ):
         names = [c for c, r in ratios.items() if _is_off(r) and (r > 1) == is_excess]
         if names:
@@ -174,8 +175,9 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
         waves = " to ".join(str(wave) for wave in sorted({min(lasts), max(lasts)}))
         s = "s" if len(lasts) > 1 else ""
         sentences.append(
-            f"Beyond wavenumber{s} {waves} the truth of {len(beyond)} channels is zero "
-            "but for rounding, which is not drawn, and the forecast is not."
+            f"Beyond wavenumber{s} {waves} the truth of "
+            f"{counted(len(beyond), 'channel')} is zero but for rounding, which "
+            "is not drawn, and the forecast is not."
         )
     return sentences
 

@@ -54,7 +54,7 @@ def test_logarithmic_axes():
     expected = places[0] + np.log(x)[:, None] * slope
     assert np.allclose(places, expected, atol=0.15), "a power law is a straight line"
     assert [own[2] for own in ticks_of(svg, "middle")[:-1]] == ["1", "10", "100"]
-    assert [own[2] for own in ticks_of(svg, "end")] == ["10⁻⁵", "10⁻³", "0.1"]
+    assert [own[2] for own in ticks_of(svg, "end")] == ["10⁻⁶", "10⁻⁴", "0.01", "1"]
 
 
 def test_values_that_are_missing_are_gaps():
@@ -80,3 +80,18 @@ def test_numbers_of_an_axis(values, names):
     found = [text for _, _, text in ticks_of(Chart("c", "x", lines).svg, "end")]
     assert len(found) == len(set(found)) >= 2
     assert names is None or found == names
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "names"),
+    [
+        (3e-13, 2e-8, ["10⁻¹²", "10⁻¹¹", "10⁻¹⁰", "10⁻⁹", "10⁻⁸"]),
+        (3e-9, 4e-8, ["5e-09", "10⁻⁸", "2e-08"]),
+        (1e-6, 1e6, ["10⁻⁶", "10⁻³", "1", "1000", "10⁶"]),
+        (1.5, 30, ["2", "5", "10", "20"]),
+    ],
+)
+def test_numbers_of_a_logarithmic_axis(low, high, names):
+    y = np.array([low, high])
+    svg = Chart("c", "x", [Line("one", y, y, LOOK)], x_is_log=True, y_is_log=True).svg
+    assert [text for _, _, text in ticks_of(svg, "middle")[:-1]] == names

@@ -135,8 +135,8 @@ def test_excess_and_lack_at_short_waves_are_said():
     assert small_scales_text(scores, "global") == [
         "At 1 d, in the shorter half of the waves of the truth, forecasts have too "
         "much energy (too rough) in 2 of 4 channels, at most 4 times that of the truth "
-        "(T at 500 hPa), and too little (too smooth) in 1 of 4 channels, at least 0.5 "
-        "times that of the truth (U at 500 hPa)."
+        "(T at 500 hPa), and too little energy (too smooth) in 1 of 4 channels, at "
+        "least 0.5 times that of the truth (U at 500 hPa)."
     ]
     spectrum.loc[{"system": ["forecast", "members"], "zonal_wavenumber": 25}] = 1e-3
     assert small_scales_text(scores, "global")[1] == (
