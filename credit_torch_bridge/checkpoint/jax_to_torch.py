@@ -200,6 +200,12 @@ def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
                 "CREDIT loads no schedule in the first epoch: its learning rate starts "
                 "from the beginning"
             )
+    epochs = run_config.trainer.epochs
+    if checkpoint.moments is not None and progress.epoch >= epochs:
+        notes.append(
+            f"all {epochs} epochs are trained: raise trainer.epochs in model.yml to go "
+            "on"
+        )
     if run_config.learns:
         notes.append(
             "CREDIT does not store what var_weighting: learnable has learned, and "

@@ -88,6 +88,28 @@ def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, checkpoint, tmp_path):
     assert "up_block4.2.bias" in content["optimizer_state_dict"]["state"]
 
 
+def test_what_credit_cannot_express_is_refused_at_once(bridge, checkpoint, tmp_path):
+    """Nothing is written, and the hint leads on."""
+    window = {"model.local_window_size": [2, 2, 2, 1]}
+    run_config = RunConfig(CONFIG).with_settings(window)
+    write_run(tmp_path / "run", run_config, [checkpoint])
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert (code, "model.local_window_size: [2, 2, 2, 1]: CREDIT's" in text) == (
+        2,
+        True,
+    )
+    assert not (tmp_path / "torch").exists()
+    code, text = bridge("convert", "--to", "torch", *given, "--drop", "metrics.none")
+    assert (code, "the config has no such key" in text) == (2, True)
+    window = "--set", "model.local_window_size=2"
+    code, text = bridge("convert", "--to", "torch", *given, *window)
+    assert code == 0, text
+    assert "credit rollout -c" in text
+    written = yaml.safe_load((tmp_path / "torch" / "model.yml").read_text())
+    assert written["inference"]["mode"] == "none"
+
+
 def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     run_config = read_run_config(CONFIG)
     write_run(tmp_path / "run", run_config, [earlier(checkpoint, 0), checkpoint])

@@ -319,6 +319,7 @@ REFUSED = {
         "trainer.parallelism.tensor=2": "trainer.parallelism.tensor: 2: gen1 has no",
         "trainer.grad_accum_every=2": "trainer.grad_accum_every: 2: gen1's trainer",
         "model.local_window_size=[2, 2, 2, 1]": "model.local_window_size: [2, 2, 2, 1]",
+        "model.dim=[8, 16, 16, 64]": "each stage of CREDIT's models is twice as wide",
         "data={datasets: 1}": "data.datasets: a downscaling config",
         "data={a: 1}": "data: has neither source",
         "data=1": "data: must be a section of keys, got 1",
@@ -343,6 +344,31 @@ def test_refused(name):
         print(caught.value)
         assert reason in str(caught.value), change
         assert str(caught.value).count("\n") <= 1, change
+
+
+def test_lists_of_four_are_for_models_of_four_stages():
+    """CREDIT's fuxi, wrf and dscale take numbers, and fail with lists."""
+    for name, made in {"fuxi": 64, "wxformer": [64] * 4}.items():
+        change = f"model={{type: {name}, depth: 64}}"
+        out, _ = convert_config(apply_overrides(CONFIGS["gen2"], [change]), to="gen2")
+        assert out["model"]["depth"] == made
+
+
+def test_weights_are_one_for_each_channel():
+    """CREDIT reads them in order, without their names."""
+    given = apply_overrides(
+        CONFIGS["jax"],
+        ["loss.use_variable_weights=true", "metrics={type: rmse, args: {}}"],
+    )
+    given["loss"]["variable_weights"] = {"SP": 0.25, "V": 0.5, "U": [1.0, 2.0, 3.0]}
+    out, report = convert_config(given, to="gen2")
+    assert list(out["loss"]["variable_weights"].items()) == [
+        ("U", [1.0, 2.0, 3.0]),
+        ("V", [0.5] * 3),
+        ("SP", 0.25),
+    ]
+    assert out["metrics"]["args"]["var_weighting"] == "none"
+    assert "one for each channel" in "\n".join(report.lines())
 
 
 def test_left_out_by_the_user():
