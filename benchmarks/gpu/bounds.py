@@ -46,10 +46,7 @@ _NO_PART = "no instruction of the step"
 def items(setting: Setting) -> list[str]:
     """The step, then every operation with a kernel."""
     operations = cases.items(setting)
-    if setting.rehearse:
-        return [STEP, operations[0]]
-    # In float32 alone those that no model runs in bfloat16.
-    return [STEP, *(item for item in operations if _is_of_models(item, setting))]
+    return [STEP, *(operations[:1] if setting.rehearse else operations)]
 
 
 def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, Any]:
@@ -57,12 +54,6 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
     if item == STEP:
         return _step(setting, save)
     return _operation(item, setting)
-
-
-def _is_of_models(item: str, setting: Setting) -> bool:
-    """Whether an operation has the dtype in which models run it."""
-    case, dtype = cases.case_of(item, setting)
-    return dtype == case.dtypes[0]
 
 
 def target_of(setting: Setting) -> Target:

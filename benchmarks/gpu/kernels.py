@@ -32,18 +32,13 @@ def case_of(item: str, setting: Setting) -> tuple[Case, str]:
 
 
 def items(setting: Setting) -> list[str]:
-    """All cases and dtypes: bfloat16 first, attention in float32 last.
-
-    The last takes minutes to compile.
-    """
+    """All cases in the dtypes of the models, bfloat16 first."""
     if setting.rehearse:
         first = {case.operation: case for case in reversed(_cases(setting))}
         return [f"{first[name].name}, {dtype}" for name, dtype in _REHEARSED.items()]
-    every = [(c, dtype) for c in _cases(setting) for dtype in c.dtypes]
-    every.sort(
-        key=lambda own: (own[1] == "float32") * (1 + ("attention" in own[0].name))
-    )
-    return [f"{case.name}, {dtype}" for case, dtype in every]
+    every = [(dtype, case.name) for case in _cases(setting) for dtype in case.dtypes]
+    every.sort(key=lambda own: own[0])
+    return [f"{name}, {dtype}" for dtype, name in every]
 
 
 def _cases(setting: Setting) -> list[Case]:
