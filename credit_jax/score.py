@@ -31,7 +31,7 @@ from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.inference.archive import Record, read_record
 from credit_jax.inference.plan import forecast_truth
-from credit_jax.io.write_errors import WriteError, write_errors
+from credit_jax.io.write_errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.visualization.page import PAGE_NAME, write_page
 
