@@ -12,7 +12,8 @@
 #                `python -m benchmarks.accuracy`; its report and picture go to benchmarks/reports
 # make accelerator  puts XLA's compiler for the H100 (0.6 GB of wheels) into .cache/accelerator, compiles
 #                the small model's step with it, and fails where kernels or bytes have grown by 5 % over
-#                benchmarks/reports/accelerator-small.json; the new counts go to build/accelerator
+#                benchmarks/reports/accelerator-small.json, or where a GPU kernel spills more registers
+#                than in own_kernels-h100.json; the new counts go to build/accelerator
 # make newest  sets up .cache/newest with the newest JAX and the newest of everything else, without
 #                torch, on Python 3.12 or later, and runs the tests there that do not need torch or CREDIT;
 #                constraints.txt plays no part. `make newest-short`: some of them, 3 minutes
@@ -67,6 +68,8 @@ accuracy: .venv/.test
 accelerator: .venv/.test
 	$(BIN)/python -m benchmarks.accelerator --config small --remat none --out build/accelerator \
 	  --name accelerator-small --against benchmarks/reports/accelerator-small.json $(ACCELERATOR)
+	$(BIN)/python -m benchmarks.accelerator.own_kernels --no-definitions --out build/accelerator \
+	  --against benchmarks/reports/own_kernels-h100.json
 
 check-style:
 	$(BIN)/ruff check
