@@ -190,8 +190,8 @@ def near_times(
     order = np.argsort(there, kind="stable")
     ordered = there[order]
     steps = np.diff(ordered)
-    if (steps == np.timedelta64(0)).any():
-        twice = ordered[1:][steps == np.timedelta64(0)][0]
+    if (steps == np.timedelta64(0, "ns")).any():
+        twice = ordered[1:][steps == np.timedelta64(0, "ns")][0]
         raise ValueError(
             f"{where}: the time {str(twice)[:19]} occurs more than once; which "
             "of its fields is meant cannot be known, remove the others"
