@@ -1,4 +1,4 @@
-"""CREDIT goes on from, and forecasts with, what `convert --to torch` writes.
+"""CREDIT goes on from what `convert --to torch` writes.
 
 The config of the demo, with its model as it is, and small data.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import xarray as xr
 import yaml
 
 from benchmarks.configs.fields import write_files
@@ -20,9 +18,7 @@ from credit_jax.checkpoint import Progress
 from credit_jax.commands import OK
 from credit_jax.config import build_config
 from credit_jax.config.load import write_config
-from credit_jax.forecast.__main__ import main as forecast
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
-from tests.reference.training import run_credit
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
@@ -95,29 +91,3 @@ def test_credit_goes_on_from_a_run(credit, bridge, tmp_path, monkeypatch, name):
     losses, _ = ours.train(ours.start(tmp_path / "jax").state, 1, theirs.x)
     assert len(set(losses)) == NUM_STEPS
     follow(losses, theirs.loss, name)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_credit_forecasts_with_a_run(credit, bridge, tmp_path, monkeypatch, name):
-    """Its forecasts are ours, though it has no inverse of `era5_normalizer`."""
-    monkeypatch.chdir(tmp_path)
-    config = small_run(name, tmp_path)
-    write_config(build_config(config), tmp_path / "run" / "model.yml")
-    ours = JaxRun(tmp_path / "run", NUM_STEPS)
-    ours.save(tmp_path / "run", ours.setup.fresh_state(), Progress(epoch=1))
-    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert code == OK, text
-    file = tmp_path / "torch" / "model.yml"
-    run_credit("tests.reference.rollout_driver", [str(file)], tmp_path)
-    words = "--config", "run/model.yml", "--out", "forecast", "--weights", "last"
-    assert forecast([*words, "--no-verify"]) == OK
-    made = sorted((tmp_path / "torch" / "forecast").rglob("*.nc"))
-    assert len(made) == LEADS
-    for path in made:
-        mine = tmp_path / "forecast" / path.relative_to(tmp_path / "torch" / "forecast")
-        with xr.open_dataset(path) as theirs, xr.open_dataset(mine) as fields:
-            assert set(fields.data_vars) == set(theirs.data_vars)
-            for variable, field in theirs.data_vars.items():
-                error = np.abs(fields[variable] - field).max() / np.abs(field).max()
-                assert error < 1e-4, (variable, float(error))
