@@ -19,7 +19,7 @@ END = "<!-- the end of what is made -->"
 
 def docs_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
     """The cells of the table of docs/bridge.md, without CREDIT's own verdict."""
-    return [[f"`{v.name}`", v.kind, v.model, outcome(v)] for v in verdicts]
+    return [[f"`./{v.name}`", v.kind, v.model, outcome(v)] for v in verdicts]
 
 
 def docs_table(verdicts: Sequence[Verdict], credit: Sequence[str]) -> str:
@@ -29,11 +29,12 @@ def docs_table(verdicts: Sequence[Verdict], credit: Sequence[str]) -> str:
         verdicts: of credit_jax.
         credit: CREDIT's own, in the same order.
     """
-    told = [text.replace("|", "\\|") for text in credit]
+    # "conf['trainer']['mode']" would be a link of Markdown.
+    cells = [text.replace("|", "\\|").replace("[", "\\[") for text in credit]
     table = Table(
         "CREDIT's configs",
         ["config", "generation", "model", "credit_jax", "CREDIT"],
-        [[*row, cell] for row, cell in zip(docs_rows(verdicts), told, strict=True)],
+        [[*row, cell] for row, cell in zip(docs_rows(verdicts), cells, strict=True)],
     )
     lines = table.markdown().splitlines()
     lines[1] = "| --- | --- | --- | --- | --- |"

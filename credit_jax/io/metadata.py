@@ -16,6 +16,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5o  # pyright: ignore
 
 # A chunk, and the values of a coordinate, are in memory as a whole. Blosc has no larger
 # chunks; a coordinate of hourly times for 4,000 years is of this size.
@@ -239,7 +240,7 @@ def refuse_links(path: Path) -> None:
         groups, seen = [file["/"]], set()
         while groups:
             group: Any = groups.pop()
-            if (number := h5py.h5o.get_info(group.id).addr) in seen:
+            if (number := h5o.get_info(group.id).addr) in seen:
                 continue
             seen.add(number)
             for name in group:

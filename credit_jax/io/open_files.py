@@ -147,7 +147,7 @@ def open_dataset(
         check_coordinates(path, dataset.variables)
         for name, coordinate in dataset.coords.items():
             if coordinate.dims == (name,):
-                dataset = dataset.set_xindex(name)
+                dataset = dataset.set_xindex([name])
     return dataset
 
 
@@ -169,7 +169,7 @@ def _complete(place: Any) -> Any:
     from credit_jax.io.missing_chunks import CompleteStore
 
     if isinstance(place, str | os.PathLike):
-        place = LocalStore(place, read_only=True)
+        place = LocalStore(os.fspath(place), read_only=True)
     return CompleteStore(place)
 
 

@@ -27,7 +27,8 @@ class custom_vjp:
         self._function = jax.custom_vjp(_in_context(function), nondiff_argnums=static)
 
     def __call__(self, *args: Any) -> Any:
-        return self._function(jax.config.jax_default_matmul_precision, *args)
+        config: Any = jax.config
+        return self._function(config.jax_default_matmul_precision, *args)
 
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """See `jax.custom_vjp.defvjp`."""

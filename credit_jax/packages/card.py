@@ -131,8 +131,9 @@ def _label(channel: str, row: pd.Series) -> str:
     """Variable and level of a channel; its key in tables of earlier versions."""
     if "level_units" not in row:
         return channel
-    units = row["level_units"]
-    return field_text(row["variable"], row["level"], "" if pd.isna(units) else units)
+    units: Any = row["level_units"]
+    variable, level = str(row["variable"]), float(row["level"])  # pyright: ignore
+    return field_text(variable, level, units if isinstance(units, str) else "")
 
 
 def _leads(leads: Sequence[float]) -> Sequence[float]:
