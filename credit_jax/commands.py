@@ -41,6 +41,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _FATAL = 3  # absl's severity of what ends a process
 
 _MAX_LINES = 24  # of an error, such as of a checkpoint of another model
+_LAST_LINES = 3
 
 # Coroutines of Orbax, several of which fail at once.
 _READS = ("_read_array_index_and_device_put",)
@@ -307,7 +308,9 @@ class _WithoutLateCallbacks:
 def _failed(error: Exception) -> int:
     lines = (str(error) or type(error).__name__).split("\n")
     if (more := len(lines) - _MAX_LINES) > 0:
-        lines[_MAX_LINES:] = [f"  and {more} more lines; --debug shows all"]
+        # The last lines say what to do.
+        cut = f"  and {more} more lines; --debug shows all"
+        lines[_MAX_LINES - _LAST_LINES : -_LAST_LINES] = [cut]
     print_line("error: " + "\n".join(lines), "red", stderr=True)
     return error.exit_code if isinstance(error, CommandError) else USER_ERROR
 

@@ -164,7 +164,8 @@ def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monke
         metrics={"type": "combined", "args": {"metrics": {"acc": {}}, **rows}},
     )
     assert code == 0, text
-    names = sorted(os.path.basename(path) for path in files)
+    paths = [getattr(path, "store", path) for path in files]
+    names = sorted(os.path.basename(str(path)) for path in paths)
     # The forecasts at the end have separate transforms, which read their files again.
     others = ["forecast.zarr", "mean.nc", "std.nc"]
     own = ["mean.nc", "static.nc", "std.nc", "w_1999.nc", "w_2000.nc"]
@@ -248,6 +249,8 @@ def test_a_run_without_the_command(world, tmp_path, tiny_model):
     outcome = train(config, num_devices=1)
     assert outcome.reason == FINISHED
     broken = config.model_copy(update={"model": {**config.model, "hidden": 0.5}})
+    with pytest.raises(ValueError, match="holds an earlier run"):
+        train(config, num_devices=1)
     with pytest.raises(ConfigError, match="this run cannot start"):
         train(broken, num_devices=1)
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -85,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
     use_cache(args.cache)
     join_processes(args)
     folder = _folder(args, config)
+    # Before a checkpoint is opened, which initializes JAX and fixes the devices.
+    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
     checkpoint = package or _of_run(args, config)
-    plan, model = _planned(args, config, checkpoint)
+    plan, model = _planned(args, config, checkpoint, devices)
     if isinstance(checkpoint, RunWeights):
         checkpoint = replace(checkpoint, channels=plan.schema.names)
     outputs = plan.outputs(model)
@@ -151,15 +154,16 @@ def _folder(args: argparse.Namespace, config: Config) -> Path:
 
 
 def _planned(
-    args: argparse.Namespace, config: Config, checkpoint: Package | RunWeights
+    args: argparse.Namespace,
+    config: Config,
+    checkpoint: Package | RunWeights,
+    devices: Sequence[Any],
 ) -> tuple[ForecastPlan, ParallelModel]:
     """Plans the forecasts, builds the model on its mesh, and prints the notes."""
-    parallelism = parse_parallelism(args.parallelism)
-    devices = forward_devices(parallelism, args.devices)
     like = checkpoint.coordinates
     plan = plan_forecast(
         config,
-        parallelism,
+        parse_parallelism(args.parallelism),
         num_devices=len(devices),
         init_times=args.init_time,
         num_steps=args.steps,

@@ -11,6 +11,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,15 @@ def check_coordinates(path: str, variables: Mapping[Any, Any]) -> None:
             )
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Names the file in errors of HDF5, whose kinds are many for damaged content."""
+    try:
+        yield
+    except (KeyError, OSError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+
+
 def refuse_links(path: Path) -> None:
     """Checks that an HDF5 file holds all of its content itself.
 
@@ -236,7 +246,7 @@ def refuse_links(path: Path) -> None:
     Raises:
         ValueError: there is a link, or an array whose values are in other files.
     """
-    with h5py.File(path, "r") as file:
+    with _readable(path), h5py.File(path, "r") as file:
         groups, seen = [file["/"]], set()
         while groups:
             group: Any = groups.pop()

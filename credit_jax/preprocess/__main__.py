@@ -111,22 +111,13 @@ def preprocess(
 
 
 def _notes_of_channels(fits: Sequence[object]) -> list[str]:
-    """Notes on scalers whose channels are longitudes, or are in CREDIT 2026.2.0."""
-    notes = []
-    for fit in fits:
-        if not isinstance(fit, ScalerFit):
-            continue
-        if fit.params.channels_last:
-            notes.append(
-                f"{fit.path}: one scaler for each longitude; for one a level write "
-                "scaler_params: {channels_last: false}"
-            )
-        elif "channels_last" not in (fit.args.scaler_params or {}):
-            notes.append(
-                f"{fit.path}: one scaler for each level; CREDIT 2026.2.0 fits one for "
-                "each longitude without scaler_params: {channels_last: false}"
-            )
-    return notes
+    """Notes on scalers whose channels are longitudes, which is CREDIT's default."""
+    return [
+        f"{fit.path}: one scaler for each longitude, as in CREDIT; for one a level "
+        "write scaler_params: {channels_last: false}"
+        for fit in fits
+        if isinstance(fit, ScalerFit) and fit.params.channels_last
+    ]
 
 
 if __name__ == "__main__":

@@ -68,12 +68,11 @@ class AffineParams(StrictModel):
     """`scaler_params` of standard and minmax scalers.
 
     Attributes:
-        channels_last: whether a channel is a longitude instead of a level.
-
-    Differs from CREDIT: in 2026.2.0 `channels_last` is true by default.
+        channels_last: whether a channel is a longitude, as it is by default in CREDIT,
+            or a level.
     """
 
-    channels_last: bool = False
+    channels_last: bool = True
 
 
 class QuantileParams(AffineParams):

@@ -333,7 +333,7 @@ class Pipeline:
                     own = each.transform.at(before, grid)
                 if own is not each.transform:
                     each = replace(each, transform=own)
-            if isinstance(each.transform, ChangesGrid):
+            if each.phase in PREBLOCKS and isinstance(each.transform, ChangesGrid):
                 new = each.transform.grid
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = Axes(*axes, where=each.path)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ class JaxRun:
 
     Attributes:
         folder: of the run, or of one like it, with its `model.yml`.
-        num_steps: steps of an epoch. CREDIT trains the first batch after a resume at
-            the schedule's first rate, and so does this step.
+        num_steps: micro-batches of an epoch. CREDIT trains the first one after a resume
+            at the schedule's first rate, and so does this step.
     """
 
     folder: Path
@@ -63,14 +64,15 @@ class JaxRun:
             epoch: number of the epoch, from 0.
             x: inputs of the batches of CREDIT, which must be ours.
         """
-        losses = []
-        for index, batch in enumerate(self.setup.train_loader.epoch(epoch)):
-            if index == self.num_steps:
-                break
-            if x is not None:
-                assert np.array_equal(batch.x, x[index]), "another batch than CREDIT's"
-            state, info = self.steps.train(state, self.steps.place_train([batch]))
-            losses.append(float(info["loss"][0]))
+        losses: list[float] = []
+        size = self.setup.config.trainer.grad_accum_every
+        batches = islice(self.setup.train_loader.epoch(epoch), self.num_steps)
+        while group := list(islice(batches, size)):
+            for index, batch in enumerate(group, len(losses)):
+                same = x is None or np.array_equal(batch.x, x[index])
+                assert same, "another batch than CREDIT's"
+            state, info = self.steps.train(state, self.steps.place_train(group))
+            losses += map(float, info["loss"])
         return np.array(losses), state
 
     def save(self, folder: Path, state: Any, progress: Any) -> None:

@@ -1,6 +1,6 @@
 """CREDIT goes on from what `convert --to torch` writes.
 
-The config of the demo, with its model as it is, and small data.
+One file of configs/ of each family, made small, with the model of the demo as it is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,22 @@ pytestmark = [pytest.mark.reference, pytest.mark.slow]
 CONFIGS = Path(__file__).parents[2] / "configs"
 NUM_STEPS = 4
 LEADS = 2
-# Files of configs/, and changes of their models: two programs draw other numbers.
-FAMILIES: dict[str, dict[str, Any]] = {"demo": {}}
+# One file of each family that CREDIT's gen2 trains, and changes of its model: two
+# programs draw other random numbers.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "demo": {},
+    "camulator": {},
+    "crossformer_wxformer_6h": {},
+    "crossformer_ensemble_1deg": dict.fromkeys(
+        ("encoder_noise_factor", "decoder_noise_factor"), 0.0
+    ),
+    "downscaling_conus404": {},
+    "fuxi_6h": {},
+    "nextgen_wxformer_6h": {},
+    "swin_6h": {"drop_path_rate": 0.0},
+    "unet_1deg": {},
+    "unet_downscaling_conus404": {},
+}
 
 
 def small_run(name: str, folder: Path) -> dict[str, Any]:
@@ -45,12 +59,13 @@ def small_run(name: str, folder: Path) -> dict[str, Any]:
         "amp": False,
         "batches_per_epoch": NUM_STEPS,
         "learning_rate": 1e-3,
+        "grad_accum_every": min(2, trainer.get("grad_accum_every", 1)),
     }
-    if trainer["scheduler"].get("warmup_steps"):
+    if trainer.get("scheduler", {}).get("warmup_steps"):
         trainer["scheduler"]["warmup_steps"] = 2
     else:
         # CREDIT's own resume loses the rate of a schedule that counts epochs.
-        del trainer["scheduler"]
+        trainer.pop("scheduler", None)
         trainer["use_scheduler"] = False
     for key in ("num_epoch", "fsdp"):
         trainer.pop(key, None)

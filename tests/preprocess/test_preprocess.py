@@ -214,7 +214,7 @@ def test_the_command(world, tmp_path, capsys):
     blocks = {"scale": scaler(tmp_path / "s.json", params=None)}
     assert main(written(world, blocks, tmp_path, "--threads", "1")) == OK
     shown = capsys.readouterr().out
-    assert "one scaler for each level; CREDIT 2026.2.0 fits one for each" in shown
+    assert "one scaler for each longitude, as in CREDIT" in shown
     assert "32/32" in shown
     assert main(written(world, blocks, tmp_path)) == USER_ERROR
     assert "nothing to fit" in capsys.readouterr().err

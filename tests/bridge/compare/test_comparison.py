@@ -10,7 +10,6 @@ import yaml
 from credit_jax.models.registry import build
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
-from credit_torch_bridge.cli import compare
 from credit_torch_bridge.compare import comparison
 from credit_torch_bridge.compare.jax_side import noise_of
 from tests.models.crossformer.cases import CASES, DOWNSCALING_CASES, ENSEMBLE_CASES
@@ -58,7 +57,7 @@ def test_a_difference_is_found(files, capsys, monkeypatch):
         return comparisons[-1]
 
     monkeypatch.setattr(comparison, "compile_pass", other)
-    monkeypatch.setattr(compare, "compare_with_credit", recorded)
+    monkeypatch.setattr(comparison, "compare_with_credit", recorded)
     code = main(["compare", "--checkpoint", str(files / "checkpoint.pt")])
     captured = capsys.readouterr()
     assert code == 1

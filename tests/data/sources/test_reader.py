@@ -47,4 +47,4 @@ def test_broken_file(folder):
 
 def test_time_twice(folder):
     rewrite(folder / "w_1999.nc", lambda d: d.isel(time=[0, 1, 1, 2]))
-    refused(folder, "the time 1999-12-25 06:00:00 occurs more than once")
+    refused(folder, "the time 1999-12-25T06:00:00 occurs more than once")
