@@ -248,7 +248,12 @@ def test_a_run_without_the_command(world, tmp_path, tiny_model):
     config = load_config(write_yaml(tmp_path / "config.yml", mapping))
     outcome = train(config, num_devices=1)
     assert outcome.reason == FINISHED
-    broken = config.model_copy(update={"model": {**config.model, "hidden": 0.5}})
+    broken = config.model_copy(
+        update={
+            "model": {**config.model, "hidden": 0.5},
+            "save_loc": str(tmp_path / "other"),
+        }
+    )
     with pytest.raises(ValueError, match="holds an earlier run"):
         train(config, num_devices=1)
     with pytest.raises(ConfigError, match="this run cannot start"):

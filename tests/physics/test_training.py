@@ -117,8 +117,8 @@ LEVELS = {
     "b_half": ("i", np.linspace(0.0, 1.0, 9)),
     "a_model": ("j", np.zeros(8)),
     "b_model": ("j", np.linspace(0.1, 1.0, 8)),
-    "latitude": ("lat", np.zeros(6)),
-    "longitude": ("lon", np.zeros(10)),
+    "latitude": ("lat", GRID["latitude"]),
+    "longitude": ("lon", GRID["longitude"]),
 }
 
 
