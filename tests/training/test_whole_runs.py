@@ -208,7 +208,7 @@ def test_learned_variances_are_saved_and_go_on(
     assert code == 0, text
     assert "Scores: " in text
     expected, straight = rows(tmp_path), learned(tmp_path)
-    code, text = run(**changes)
+    code, text = run("--fresh", **changes)
     assert code == 0, text
     first = learned(tmp_path)
     code, text = run("--resume", **changes, **EIGHT, trainer__epochs=2)
