@@ -23,7 +23,7 @@ from jaxlib import utils as jaxlib_utils  # type: ignore[attr-defined]
 from rich.console import Console
 
 from credit_jax.config.base import not_available
-from credit_jax.config.messages import printable
+from credit_jax.config.messages import counted, printable
 from credit_jax.io.activity import line_written
 from credit_jax.io.heartbeat import Heartbeat
 from credit_jax.parallel.compile_stages import report_stages
@@ -309,7 +309,7 @@ def _failed(error: Exception) -> int:
     lines = (str(error) or type(error).__name__).split("\n")
     if (more := len(lines) - _MAX_LINES) > 0:
         # The last lines say what to do.
-        cut = f"  and {more} more lines; --debug shows all"
+        cut = f"  and {counted(more, 'more line')}; --debug shows all"
         lines[_MAX_LINES - _LAST_LINES : -_LAST_LINES] = [cut]
     print_line("error: " + "\n".join(lines), "red", stderr=True)
     return error.exit_code if isinstance(error, CommandError) else USER_ERROR

@@ -115,7 +115,8 @@ def same_job(program: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(program.get(name) == other.get(name) for name in names)
 
 
-def _entry(kernel: Kernel, target: Target) -> dict[str, Any]:
+def counts_of(kernel: Kernel) -> dict[str, Any]:
+    """What a kernel is, and its counts, as JSON values."""
     return {
         "name": kernel.name,
         "kind": kernel.kind,
@@ -124,6 +125,12 @@ def _entry(kernel: Kernel, target: Target) -> dict[str, Any]:
         "times": kernel.times,
         "bytes": kernel.bytes,
         "flops": kernel.flops,
+    }
+
+
+def _entry(kernel: Kernel, target: Target) -> dict[str, Any]:
+    return {
+        **counts_of(kernel),
         "seconds": kernel.times * kernel_seconds(kernel, target),
         "op_name": "/".join(kernel.op_name.split("/")[-5:]),
     }

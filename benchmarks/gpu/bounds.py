@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.profiler import ProfileData
 
+from benchmarks.accelerator.account import counts_of
 from benchmarks.accelerator.kernels import Kernel, kernels
 from benchmarks.accelerator.program import parse
 from benchmarks.accelerator.roofline import kernel_seconds, total
@@ -166,13 +167,7 @@ def joined(text: str, measured: Mapping[str, float], target: Target) -> dict[str
 def _row(kernel: Kernel, seconds: float | None, target: Target) -> dict[str, Any]:
     bound = kernel.times * (kernel_seconds(kernel, target) + target.launch)
     return {
-        "name": kernel.name,
-        "kind": kernel.kind,
-        "part": kernel.part,
-        "phase": kernel.phase,
-        "times": kernel.times,
-        "bytes": kernel.bytes,
-        "flops": kernel.flops,
+        **counts_of(kernel),
         "seconds": seconds,
         "bound": bound,
         "op_name": "/".join(kernel.op_name.split("/")[-3:]),

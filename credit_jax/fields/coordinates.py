@@ -107,11 +107,11 @@ class Coordinates:
         """The inverse of `to_json`."""
         names = ("latitude", "longitude", "levels")
         sources = {
-            name: Axes(*(_tuple(axes.get(key)) for key in names), where=where)
+            name: Axes(*(as_values(axes.get(key)) for key in names), where=where)
             for name, axes in values.get("sources", {}).items()
         }
         latitude, longitude = (
-            _tuple(values.get(name)) for name in ("latitude", "longitude")
+            as_values(values.get(name)) for name in ("latitude", "longitude")
         )
         return cls(latitude, longitude, values.get("calendar"), sources, where)
 
@@ -121,10 +121,6 @@ def as_values(array: Any) -> Values | None:
     if array is None or np.ndim(array) != 1:
         return None
     return tuple(np.asarray(array, np.float64).tolist())
-
-
-def _tuple(values: Any) -> Values | None:
-    return None if values is None else tuple(float(value) for value in values)
 
 
 def places_of(

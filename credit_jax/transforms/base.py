@@ -190,7 +190,7 @@ class ChangesGrid(Protocol):
     """A preblock that changes the grid of fields."""
 
     @property
-    def grid(self) -> Grid:
+    def new_grid(self) -> Grid:
         """The grid after the preblock."""
         ...
 

@@ -333,8 +333,8 @@ class Pipeline:
                     own = each.transform.at(before, grid)
                 if own is not each.transform:
                     each = replace(each, transform=own)
-            if each.phase in PREBLOCKS and isinstance(each.transform, ChangesGrid):
-                new = each.transform.grid
+            if isinstance(each.transform, ChangesGrid):
+                new = each.transform.new_grid
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = Axes(*axes, where=each.path)
             found.append(each)
@@ -351,7 +351,7 @@ class Pipeline:
     def grid(self) -> Grid | None:
         """The grid of x and y; None if it is that of the data."""
         grids = [
-            each.transform.grid
+            each.transform.new_grid
             for each in self.preblocks
             if isinstance(each.transform, ChangesGrid)
         ]

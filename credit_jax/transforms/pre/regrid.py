@@ -44,13 +44,13 @@ class Regrid:
         args: see `RegridArgs`.
         matrix: (new points, old points) float32.
         num_points: number of points of the old grid.
-        grid: the new grid.
+        new_grid: the grid of the regridded fields.
     """
 
     args: RegridArgs
     matrix: csr_array
     num_points: int
-    grid: Grid
+    new_grid: Grid
 
     needs_grid: ClassVar = True
 
@@ -83,7 +83,7 @@ class Regrid:
         points = np.asarray(x.reshape(-1, self.num_points), np.float32)
         new = np.ascontiguousarray((self.matrix @ points.T).T)
         to_xy = self.args.reshape_to_xy
-        return new.reshape(*lead, *(self.grid.shape if to_xy else (-1,)))
+        return new.reshape(*lead, *(self.new_grid.shape if to_xy else (-1,)))
 
     def _spatial_dims(self, key: str, shape: tuple[int, ...]) -> int:
         num_points = self.num_points

@@ -73,8 +73,8 @@ def test_as_credit(credit, tmp_path, options, args):
         assert found[key].shape == tuple(x.shape)
         assert_close(found[key], x.numpy(), 1e-6, key)
     if theirs.dst_lat is not None and args.get("reshape_to_xy", True):
-        assert np.array_equal(ours.grid.latitude, theirs.dst_lat)
-        assert np.array_equal(ours.grid.longitude, theirs.dst_lon)
+        assert np.array_equal(ours.new_grid.latitude, theirs.dst_lat)
+        assert np.array_equal(ours.new_grid.longitude, theirs.dst_lon)
     flat = {T: fields()[T].reshape(2, 4, 1, OLD)}
     batch = {T: torch.tensor(flat[T])}
     expected = theirs({"input": {"S": batch}})["input"]["S"][T]
