@@ -101,12 +101,15 @@ def failures_of_credit(what: str) -> Iterator[None]:
 def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
     """CREDIT's ModifiedGaussianDiffusion.
 
-    Its constructor calls `isinstance` with one argument, which always fails; CREDIT's
-    module gets a replacement that returns False in that case.
+    Its constructor calls `isinstance` with one argument, which always fails; while it
+    runs, CREDIT's module has a replacement that returns False in that case.
     """
     diffusion: Any = import_credit("diffusion")
     diffusion.isinstance = lambda *args: len(args) == 2 and isinstance(*args)
-    return diffusion.ModifiedGaussianDiffusion(network, **arguments)
+    try:
+        return diffusion.ModifiedGaussianDiffusion(network, **arguments)
+    finally:
+        del diffusion.isinstance
 
 
 def build_credit(

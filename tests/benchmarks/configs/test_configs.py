@@ -69,8 +69,10 @@ def test_the_table_of_the_page():
 def test_what_credit_itself_says(credit):
     from benchmarks.configs.credit_verdict import credit_verdict
 
-    told = [credit_verdict(path) for path in find_configs(FOLDER)]
-    assert docs_table(verdicts(), told) in DOCS.read_text()
+    verdicts_of_credit = [credit_verdict(path) for path in find_configs(FOLDER)]
+    written = set(DOCS.read_text().splitlines())
+    table = docs_table(verdicts(), verdicts_of_credit)
+    assert [row for row in table.splitlines() if row not in written] == []
 
 
 @pytest.mark.parametrize(
