@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
+from credit_jax.checkpoint.choice import CHOICES
 from credit_jax.commands import print_line
 from credit_jax.config import Config, load_config
 from credit_jax.config.dates import duration
@@ -65,6 +66,15 @@ def add_verify_option(parser: argparse.ArgumentParser) -> None:
         dest="verify",
         action="store_false",
         help="read checkpoints without comparing their files with their digests",
+    )
+
+
+def add_weights_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--weights`, for commands that take the weights of a checkpoint."""
+    parser.add_argument(
+        "--weights",
+        choices=CHOICES,
+        help="the moving average, if there is one (default), or the last weights",
     )
 
 

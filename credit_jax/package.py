@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from credit_jax.command_options import read_config, warnings_as_notes
+from credit_jax.checkpoint.choice import label_of
+from credit_jax.command_options import (
+    add_weights_option,
+    read_config,
+    warnings_as_notes,
+)
 from credit_jax.commands import OK, print_line, run_module
 from credit_jax.packages.package import open_package
 from credit_jax.packages.write import open_contents, write_package
@@ -46,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="override a value by its dotted path, such as where data are; repeatable",
     )
     add("--step", type=int, help="which checkpoint (default: the newest)")
-    add(
-        "--weights",
-        choices=("average", "last"),
-        help="the moving average, if there is one (default), or the last weights",
-    )
+    add_weights_option(parser)
     add("--out", required=True, metavar="DIR", help="folder to write")
     add("--name", help="of the model in its card (default: that of the folder)")
     add("--license", default="unknown", help="for the card, such as CC-BY-4.0")
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     size = sum(own.size for own in manifest.files.values())
     print_line(
         f"{args.out}: {manifest.model_type}, checkpoint {manifest.step} "
-        f"({'moving average' if manifest.average else 'last weights'}), "
+        f"({label_of(average=manifest.average)}), "
         f"{len(manifest.files)} files, {size / 2**20:.1f} MiB"
     )
     print_line(f"credit-jax forecast --package {args.out} --data FILE makes forecasts")

@@ -16,7 +16,12 @@ from zipfile import BadZipFile
 import jax
 import numpy as np
 
-from credit_jax.command_options import add_mesh_options, add_verify_option
+from credit_jax.checkpoint.choice import label_of
+from credit_jax.command_options import (
+    add_mesh_options,
+    add_verify_option,
+    add_weights_option,
+)
 from credit_jax.commands import OK, run_module
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
@@ -28,7 +33,7 @@ from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan import plan_model
-from credit_jax.training.restore import RunStore, open_run
+from credit_jax.training.run_weights import open_weights
 
 HELP = "Run one forward pass of a trained or converted model."
 EXAMPLE = "--config RUN/model.yml --checkpoint RUN --input x.npy --output y.npy"
@@ -55,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mesh_options(parser)
     add_verify_option(parser)
     add("--step", type=int, help="which checkpoint (default: the newest)")
-    add("--ema", action="store_true", help="use the moving average of the weights")
+    add_weights_option(parser)
     add("--seed", type=int, default=0, help="of models that draw noise: a member each")
     add("--cache", metavar="DIR", help=CACHE_HELP)
 
@@ -80,17 +85,16 @@ def run(args: argparse.Namespace) -> int:
     policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
     model = plan.build(devices, mp_policy=policy)
     inputs = read_inputs(args.input, model.model_def)
-    store, newest = open_run(args.checkpoint, verify=args.verify)
-    step = newest if args.step is None else args.step
-    weights = RunStore(store, model.model_def.param_specs).restore_model(
-        step, model, average=args.ema
-    )
+    weights = open_weights(args.checkpoint, args.step, args.weights, verify=args.verify)
     draws = model.model_def.draws_noise
     noise = Noise(jax.random.key(args.seed)) if draws else None
-    y = Forecaster(model, *weights)(inputs, noise)
+    y = Forecaster(model, *weights.restore(model))(inputs, noise)
     write_output(output, y)
     shape = inputs["x"].shape
-    print(f"{args.input} {shape} -> {args.output} {y.shape}, checkpoint {step}")
+    print(
+        f"{args.input} {shape} -> {args.output} {y.shape}, checkpoint {weights.step} "
+        f"({label_of(average=weights.average)})"
+    )
     return OK
 
 

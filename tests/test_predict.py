@@ -15,6 +15,9 @@ from tests.training.tiny import tiny_config, write_yaml
 
 __all__ = ["compiled_once", "tiny_model", "world"]
 
+# What the averages of the parameters are of them.
+AVERAGED = 2.0
+
 
 @pytest.fixture
 def run(world, tmp_path, tiny_model):
@@ -25,7 +28,7 @@ def run(world, tmp_path, tiny_model):
     keys = jax.random.split(jax.random.key(0))
     params = jax.device_get(model_def.init(keys[0]))
     model_state = jax.device_get(model_def.init_model_state(keys[1]))
-    ema = {path: 2 * value for path, value in params.items()}
+    ema = {path: AVERAGED * value for path, value in params.items()}
     assert PACKED not in params, "checkpoints hold every parameter by its path"
     store = CheckpointStore(tmp_path / "run")
     for step, scale in ((1, 0.5), (2, 1.0)):
@@ -84,19 +87,21 @@ def test_prediction_is_that_of_the_model(run, x, tmp_path, capsys, parallelism):
     assert code == 0, capsys.readouterr().err
     y = np.load(tmp_path / "y.npy")
     assert y.dtype == np.float32
-    assert_close(y, expected(run, x), 1e-6, parallelism)
-    assert "checkpoint 2" in capsys.readouterr().out
+    assert_close(y, expected(run, x, AVERAGED), 1e-6, parallelism)
+    assert "checkpoint 2 (moving average)" in capsys.readouterr().out
     assert {p.name for p in tmp_path.glob("*.np*")} == {"x.npy", "y.npy"}
 
 
-def test_another_checkpoint_and_the_average(run, x, tmp_path):
-    assert predict(run, tmp_path, step=1) == 0
+def test_another_checkpoint_and_the_average(run, x, tmp_path, capsys):
+    assert predict(run, tmp_path, step=1, weights="last") == 0
+    assert "checkpoint 1 (last weights)" in capsys.readouterr().out
     older = np.load(tmp_path / "y.npy")
-    assert predict(run, tmp_path, "--ema", checkpoint=run[1] / "checkpoints") == 0
+    folder = run[1] / "checkpoints"
+    assert predict(run, tmp_path, weights="average", checkpoint=folder) == 0
     average = np.load(tmp_path / "y.npy")
     # Spectral norm divides by the scale; only biases differ.
     assert_close(older, expected(run, x, 0.5), 1e-6, "checkpoint 1")
-    assert_close(average, expected(run, x, 2.0), 1e-6, "average")
+    assert_close(average, expected(run, x, AVERAGED), 1e-6, "average")
     assert np.abs(older - average).max() > 1e-3
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import credit_jax
+from credit_jax.checkpoint.choice import CHOICES
 from credit_jax.checkpoint.store import DIGESTS, FOLDER
 from credit_jax.io.digests import find_damage
 from credit_jax.training.loggers import LOG_NAME, read_log
@@ -87,12 +88,12 @@ def weight_differences(straight: Path, other: Path) -> list[str]:
     """Says which weights of the newest checkpoints of two runs differ."""
     mesh = credit_jax.ParallelDims(world_size=1).build_mesh(jax.devices()[:1])
     lines = []
-    for average in (False, True):
+    for weights in CHOICES:
         one, two = (
-            credit_jax.restore(run, mesh, average=average)[1:]
+            credit_jax.restore(run, mesh, weights=weights)[1:]
             for run in (straight, other)
         )
         equal = jax.tree.map(lambda x, y: bool(np.array_equal(x, y)), one, two)
         if not all(jax.tree.leaves(equal)):
-            lines.append(f"{'averaged' if average else 'last'} weights differ")
+            lines.append(f"{weights} weights differ")
     return lines

@@ -13,6 +13,7 @@ from credit_jax.command_options import (
     add_process_options,
     add_stop_option,
     add_verify_option,
+    add_weights_option,
 )
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.parallel.compiler import CACHE_HELP
@@ -27,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="FILE", help="with --package: YAML of its data section")
     add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
     add("--step", type=int, help="which checkpoint (default: the newest)")
-    add(
-        "--weights",
-        choices=("average", "last"),
-        help="the moving average, if there is one (default), or the last weights",
-    )
+    add_weights_option(parser)
     add(
         "--init-time",
         action="append",

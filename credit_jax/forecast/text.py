@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from credit_jax.checkpoint.choice import label_of
 from credit_jax.config.messages import counted
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.summary import Summary
@@ -26,7 +27,7 @@ def header(
     count, (first, last) = len(schedule.starts), schedule.starts[[0, -1]]
     dates = f"{count} from {_minute(first)} to {_minute(last)}"
     hours = schedule.timestep / np.timedelta64(1, "h")
-    weights = "moving average" if checkpoint.average else "last weights"
+    weights = label_of(average=checkpoint.average)
     devices = model.mesh.devices.reshape(-1)
     return [
         f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",

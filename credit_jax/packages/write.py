@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from credit_jax.checkpoint.choice import label_of
 from credit_jax.config import Config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
@@ -304,7 +305,7 @@ def _facts(
         license=license,
         model_type=str(model_def.config.type),
         parameters=model_def.num_parameters,
-        weights="moving average" if weights.average else "last weights",
+        weights=label_of(average=weights.average),
         step=weights.step,
         names=names_of(model_def),
         grid=f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",

@@ -23,6 +23,7 @@ from credit_jax.checkpoint import (
     CheckpointStore,
     Progress,
 )
+from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config.load import read_model_section
 from credit_jax.fields.coordinates import Coordinates
@@ -255,7 +256,7 @@ def restore(
     mesh: Mesh,
     *,
     step: int | None = None,
-    average: bool = False,
+    weights: str | None = None,
     **options: Any,
 ) -> tuple[ParallelModel, Weights, ModelState]:
     """The model of a run on a mesh, with the weights of one of its checkpoints.
@@ -264,12 +265,13 @@ def restore(
         folder: of a trained or converted run; its model.yml describes the model.
         mesh: may be another one than that which wrote the checkpoint.
         step: which checkpoint; None takes the newest.
-        average: the moving average of the weights instead of the last ones.
+        weights: "average", "last", or None for the moving average if there is one.
         options: of `build_parallel_model`.
 
     Raises:
         FileNotFoundError: there is no model.yml or no checkpoint.
-        ValueError: the model does not fit the mesh, or the checkpoint not the model.
+        ValueError: the model does not fit the mesh, the checkpoint not the model, or
+            there is no moving average.
     """
     model = build_parallel_model(
         read_model_section(Path(folder) / "model.yml"), mesh, **options
@@ -277,7 +279,14 @@ def restore(
     checkpoints, newest = open_run(folder)
     store = RunStore(checkpoints, model.model_def.param_specs)
     step = newest if step is None else step
+    average = average_is_taken(checkpoints, step, weights)
     return model, *store.restore_model(step, model, average=average)
+
+
+def average_is_taken(store: CheckpointStore, step: int, weights: str | None) -> bool:
+    """`takes_average` of a checkpoint of a run."""
+    has_average = EMA in store.item_names(step)
+    return takes_average(weights, has_average=has_average, where=store.path(step))
 
 
 def coordinates_at(store: CheckpointStore, step: int) -> Coordinates | None:

@@ -92,7 +92,8 @@ def train(
     if start.step is not None:
         display.message(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
-            f" batch {start.progress.batches + 1}"
+            f" batch {start.progress.batches + 1}, with the last weights"
+            + ("" if start.state.ema is None else "; their average goes on beside them")
         )
     if note := epochs_note(trainer, start.progress.epoch):
         display.message(f"note: {note}")

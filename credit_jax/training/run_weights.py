@@ -18,7 +18,12 @@ from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
-from credit_jax.training.restore import RunStore, coordinates_at, open_run
+from credit_jax.training.restore import (
+    RunStore,
+    average_is_taken,
+    coordinates_at,
+    open_run,
+)
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,10 @@ def open_weights(
         verify: compare files with their digests before they are read.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or it has no moving average.
-        ValueError: all checkpoints are damaged.
+        FileNotFoundError: there is no checkpoint.
+        ValueError: all checkpoints are damaged, or there is no moving average.
     """
     store, newest = open_run(folder, verify=verify)
     step = newest if step is None else step
-    has_average = EMA in store.item_names(step)
-    if weights == "average" and not has_average:
-        raise FileNotFoundError(
-            f"--weights average: {store.path(step)} has no moving average of the "
-            "weights; give --weights last"
-        )
-    average = has_average and weights != "last"
+    average = average_is_taken(store, step, weights)
     return RunWeights(store.path(step), step, average, store, channels)

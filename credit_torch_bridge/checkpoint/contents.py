@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from credit_jax.checkpoint import CheckpointStore
+from credit_jax.checkpoint import EMA, CheckpointStore
+from credit_jax.checkpoint.choice import label_of
 from credit_jax.state_dict.problems import compare_shapes
 from credit_jax.state_dict.renames import is_domain_parallel
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
@@ -46,9 +47,11 @@ def _ours(folder: Path) -> Iterator[str]:
         yield f"{folder}: run of credit_jax"
         for step in store.steps():
             progress, items = store.progress(step), store.item_names(step)
+            label = label_of(average=EMA in items)
             yield (
                 f"  {step} micro-batches: {', '.join(items)}; epoch "
-                f"{progress.epoch + 1}, batch {progress.batches + 1} is next"
+                f"{progress.epoch + 1}, batch {progress.batches + 1} is next; "
+                f"forecasts take the {label}"
             )
     finally:
         store.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of, takes_average
 from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
@@ -54,6 +55,7 @@ class RunConversion:
         source: checkpoint or folder to convert.
         out: folder to write.
         weights_only: leave out optimizer, schedule and position.
+        weights: "average" or "last": these weights alone; None is all that there is.
         step: checkpoint of a run of credit_jax; None is the newest.
         batches_per_epoch: of the run in credit_jax, if the config does not imply it.
         verify: compare files with their digests and checksums before they are read.
@@ -64,6 +66,7 @@ class RunConversion:
     source: Path
     out: Path
     weights_only: bool = False
+    weights: str | None = None
     step: int | None = None
     batches_per_epoch: int | None = None
     verify: bool = True
@@ -93,6 +96,7 @@ class RunConversion:
         found = open_checkpoint(self.source, verify=self.verify)
         newest = self._read_torch(found, allocate)
         yield f"{found.path}: {found.format}, epoch {found.epoch}"
+        yield self._weights_line(newest)
         earlier: list[JaxCheckpoint] = []
         if self.source.is_dir() and newest.moments is not None:
             earlier = self._earlier(found, newest, allocate)
@@ -108,13 +112,33 @@ class RunConversion:
 
     @activity("reading CREDIT's checkpoint")
     def _read_torch(self, found: TorchCheckpoint, allocate: Allocate) -> JaxCheckpoint:
-        return to_jax_checkpoint(
+        checkpoint = to_jax_checkpoint(
             self.run_config,
             found,
-            weights_only=self.weights_only,
+            weights_only=self.weights_only or self.weights is not None,
             batches_per_epoch=self.batches_per_epoch,
             allocate=allocate,
         )
+        return self._chosen(checkpoint)
+
+    def _chosen(self, checkpoint: JaxCheckpoint) -> JaxCheckpoint:
+        """The checkpoint with the weights that are asked for."""
+        if self.weights is None:
+            return checkpoint
+        has_average = checkpoint.ema is not None
+        average = takes_average(
+            self.weights, has_average=has_average, where=self.source
+        )
+        return checkpoint.weights_alone(average=average)
+
+    def _weights_line(self, checkpoint: JaxCheckpoint) -> str:
+        """Says which weights are converted."""
+        average = self.weights == AVERAGE
+        if is_package(self.source):
+            average = open_package(self.source).average
+        beside = checkpoint.ema is not None
+        more = " and their moving average" if beside else ""
+        return f"weights: {label_of(average=average)}{more}"
 
     def _earlier(
         self, newest: TorchCheckpoint, converted: JaxCheckpoint, allocate: Allocate
@@ -179,6 +203,7 @@ class RunConversion:
             notes += complete_inference(config, folder, self.out)
         (folder / CONFIG_FILE).write_text(dump(config), encoding="utf-8")
         self._copy_log(folder)
+        yield self._weights_line(newest)
         yield from (f"{CONFIG_FILE}: {line}" for line in changes)
         yield from (f"note: {note}" for note in notes)
         yield from self._commands(config)
@@ -197,10 +222,18 @@ class RunConversion:
 
     def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
         if is_package(self.source):
-            return JaxCheckpoint(*open_package(self.source).weights)
+            package = open_package(self.source)
+            held = AVERAGE if package.average else LAST
+            if self.weights not in (None, held):
+                raise ValueError(
+                    f"--weights {self.weights}: the package {self.source} has only the "
+                    f"{label_of(average=package.average)}; leave --weights out"
+                )
+            return JaxCheckpoint(*package.weights)
         model_def, verify = self.run_config.model_def, self.verify
         found = read_run(self.source, model_def, step, allocate, verify=verify)
-        return replace(found, moments=None) if self.weights_only else found
+        found = replace(found, moments=None) if self.weights_only else found
+        return self._chosen(found)
 
     @activity("writing CREDIT's checkpoint")
     def _write_torch(

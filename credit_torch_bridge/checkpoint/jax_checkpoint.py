@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from credit_jax.checkpoint import Progress
 from credit_jax.state_dict.key_plan import Arrays, HostModelState
+from credit_jax.training.ema import with_averaged_statistics
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,16 @@ class JaxCheckpoint:
     loss_scale: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def weights_alone(self, *, average: bool) -> JaxCheckpoint:
+        """Returns a checkpoint of the weights, without average and optimizer.
+
+        Args:
+            average: whether they are the moving average.
+        """
+        alone = replace(self, moments=None, ema=None, ema_stats=None, loss_scale={})
+        if not average:
+            return alone
+        assert self.ema is not None, "asked for by the caller"
+        state = with_averaged_statistics(self.model_state, self.ema_stats)
+        return replace(alone, params=self.ema, model_state=state)

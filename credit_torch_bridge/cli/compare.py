@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from credit_jax.command_options import add_weights_option
 from credit_jax.commands import FAILED, OK, CommandError, print_line
 from credit_jax.config.parallelism import parse_parallelism
 from credit_torch_bridge.cli.options import add_config_option, config_file
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=N,...",
         help="the mesh of credit_jax: tensor=2,domain=2 (default: one device)",
     )
+    add_weights_option(parser)
     add("--batches", type=int, default=1, metavar="N", help="inputs to compare")
     add("--seed", type=int, default=0, help="of the inputs")
 
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         parallelism=parse_parallelism(args.parallelism),
         batches=args.batches,
         seed=args.seed,
+        weights=args.weights,
     )
     for line in found.lines():
         print_line(line)

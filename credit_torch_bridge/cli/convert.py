@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from credit_jax.checkpoint.choice import CHOICES
 from credit_jax.command_options import add_verify_option
 from credit_jax.commands import OK, print_line
 from credit_jax.packages.package import is_package, open_package
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights-only",
         action="store_true",
         help="leave out optimizer, schedule and position",
+    )
+    add(
+        "--weights",
+        choices=CHOICES,
+        help="the moving average, or the last weights, alone (default: all that there "
+        "is, for training that goes on)",
     )
     add_verify_option(parser)
     add("--step", type=int, help="with --to torch: the checkpoint; default: the newest")
@@ -75,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         source,
         out,
         weights_only=args.weights_only,
+        weights=args.weights,
         step=args.step,
         batches_per_epoch=args.batches_per_epoch,
         verify=args.verify,

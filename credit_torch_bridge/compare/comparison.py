@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import torch
 
+from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.diffusion.process import TIME
@@ -22,10 +23,11 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from credit_jax.state_dict.key_plan import Arrays
 from credit_jax.state_dict.registry import torch_model
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
-from credit_torch_bridge.checkpoint.torch_to_jax import read_model
+from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.credit_side import (
     build_credit,
@@ -83,6 +85,7 @@ class Comparison:
         mesh: axes and degrees of the mesh of credit_jax.
         batches: number of inputs; each error is the largest over them.
         wide: errors in float64, if an error is above its tolerance.
+        weights: which weights of the checkpoint were compared.
     """
 
     blocks: dict[str, float]
@@ -92,6 +95,7 @@ class Comparison:
     mesh: str
     batches: int = 1
     wide: WideErrors | None = None
+    weights: str = "last weights"
 
     @property
     def within_tolerance(self) -> bool:
@@ -105,7 +109,10 @@ class Comparison:
 
     def lines(self) -> Iterator[str]:
         """The errors as a table."""
-        yield f"credit_jax on {self.mesh}, serial CREDIT: {self.batches} batch(es)"
+        yield (
+            f"credit_jax on {self.mesh}, serial CREDIT: {self.batches} batch(es), "
+            f"{self.weights}"
+        )
         yield "relative L2 error of"
         for name, error in self.blocks.items():
             yield f"  output of {name:24} {error:9.2e}"
@@ -124,6 +131,7 @@ def compare_with_credit(
     parallelism: ParallelismConfig | Mapping[str, Any] | None = None,
     batches: int = 1,
     seed: int = 0,
+    weights: str | None = None,
 ) -> Comparison:
     """Runs both models on random inputs, in evaluation mode and float32.
 
@@ -138,6 +146,7 @@ def compare_with_credit(
         parallelism: the mesh of credit_jax; None for one device.
         batches: number of random inputs, each with one sample per data-parallel rank.
         seed: of the inputs.
+        weights: "average", "last", or None for the moving average if there is one.
 
     Raises:
         ValueError: CREDIT is not installed, or a file cannot be read or does not fit.
@@ -150,7 +159,10 @@ def compare_with_credit(
     devices = forward_devices(mesh)
     run_config = _network_alone(read_run_config(config))
     register_models(run_config.raw)
-    params, model_state = read_weights(run_config, Path(checkpoint))
+    read = read_weights(run_config, Path(checkpoint))
+    average = takes_average(weights, has_average=read.ema is not None, where=checkpoint)
+    chosen = read.weights_alone(average=average)
+    params, model_state = chosen.params, chosen.model_state
     model = _parallel_model(run_config, mesh, devices, Precision())
     blocks = _block_names(run_config.model_def.config)
     state = to_state_dict(run_config.model_def, params, model_state)
@@ -168,15 +180,14 @@ def compare_with_credit(
             wide = _wide_errors(run_config, state, mesh, devices, inputs, drawn)
             own = replace(own, wide=wide)
         found.append(own)
-    return _worst(found)
+    return replace(_worst(found), weights=label_of(average=average))
 
 
-def read_weights(run_config: RunConfig, path: Path) -> tuple[Any, Any]:
-    """Parameters and model state from a checkpoint of CREDIT or of credit_jax."""
+def read_weights(run_config: RunConfig, path: Path) -> JaxCheckpoint:
+    """The weights, and their average, of a checkpoint of CREDIT or of credit_jax."""
     if path.is_dir() and (path / "checkpoints").is_dir():
-        checkpoint = read_run(path, run_config.model_def)
-        return checkpoint.params, checkpoint.model_state
-    return read_model(run_config, open_checkpoint(path))
+        return read_run(path, run_config.model_def)
+    return to_jax_checkpoint(run_config, open_checkpoint(path), weights_only=True)
 
 
 def _parallelism(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import chex
 import numpy as np
+import pytest
 import torch
 import yaml
 
@@ -125,6 +126,35 @@ def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     code, text = bridge("convert", "--to", "torch", *given)
     assert (code, "no checkpoint 21" in text) == (2, True)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("weights", ["average", "last"])
+def test_one_kind_of_weights_alone(bridge, checkpoint, tmp_path, weights):
+    write_run(tmp_path / "run", read_run_config(CONFIG), [checkpoint])
+    params = checkpoint.ema if weights == "average" else checkpoint.params
+    label = "moving average" if weights == "average" else "last weights"
+    chosen = "--weights", weights, "--checkpoint"
+    to_torch_ = "convert", "--to", "torch", *chosen, tmp_path / "run"
+    code, text = bridge(*to_torch_, "--out", tmp_path / "torch")
+    assert code == 0, text
+    assert f"weights: {label}\n" in text
+    content = torch.load(tmp_path / "torch/checkpoint.pt", weights_only=True)
+    assert set(content) == {"epoch", "model_state_dict"}
+    assert not (tmp_path / "torch/checkpoint_ema.pt").exists()
+    alone = replace(checkpoint, params=params, moments=None, ema=None)
+    wanted = to_torch(CONFIG, alone)["checkpoint.pt"]["model_state_dict"]
+    for key, tensor in content["model_state_dict"].items():
+        assert torch.equal(tensor, wanted[key]), key
+    # Both ways: what has no average any more cannot give it.
+    to_jax = "convert", "--to", "jax", "--checkpoint", tmp_path / "torch", "--weights"
+    code, text = bridge(*to_jax, "average", "--out", tmp_path / "no")
+    assert (code, "has no moving average" in text) == (2, True)
+    code, text = bridge(*to_jax, "last", "--out", tmp_path / "back")
+    assert code == 0, text
+    back = read_run(tmp_path / "back", MODEL_DEF)
+    chex.assert_trees_all_equal(back.params, params)
+    assert back.ema is None
+    assert back.moments is None
 
 
 def test_a_package_goes_both_ways(bridge, checkpoint, tmp_path):

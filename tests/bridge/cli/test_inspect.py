@@ -32,6 +32,7 @@ def test_inspect_reads_both_sides(bridge, credit_run_folder, tmp_path):
     code, text = bridge("inspect", "--checkpoint", tmp_path / "jax")
     assert code == 0, text
     assert "60 micro-batches: weights, ema, optimizer, loss_scale; epoch 4" in text
+    assert "forecasts take the moving average" in text
     given = "--to", "jax", "--checkpoint", tmp_path / "jax", "--out", tmp_path / "no"
     code, text = bridge("convert", *given)
     assert (code, "convert it with --to torch" in text) == (2, True)

@@ -39,7 +39,7 @@ def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
         assert f"output of layers.{stage}.1" in text
         assert f"gradient of layers.{stage}.1" in text
     assert all(f"output of up_block{number}" in text for number in (1, 2, 3, 4))
-    assert "2 batch(es)" in text
+    assert "2 batch(es), last weights" in text
 
 
 @pytest.mark.slow
@@ -75,6 +75,7 @@ def test_a_difference_is_found(files, capsys, monkeypatch):
         (["--parallelism", "tensor=5"], "does not divide"),
         (["--parallelism", "rows=2"], "unknown key"),
         (["--batches", "0"], "compare at least 1"),
+        (["--weights", "average"], "has no moving average of the weights"),
         (["--config", "none.yml"], "none.yml"),
     ],
 )
