@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import credit_jax
+import credit_jax.parallel
 
 HEAVY = ("jax", "torch", "numpy", "pydantic", "flax", "grain", "xarray")
 
@@ -20,6 +21,21 @@ def run(code: str) -> str:
 def test_the_import_alone_imports_nothing_heavy():
     code = f"import sys, credit_jax; print([m for m in {HEAVY} if m in sys.modules])"
     assert run(code) == "[]\n"
+
+
+def test_processes_import_of_the_parallel_toolkit_what_they_need():
+    """A submit script, the watch of a process and the launcher run no array code."""
+    names = "launch", "watch", "coordinator", "exit_code"
+    modules = ", ".join(f"credit_jax.parallel.processes.{name}" for name in names)
+    code = f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])"
+    assert run(code) == "[]\n"
+
+
+def test_every_name_of_the_parallel_toolkit_resolves():
+    parallel = credit_jax.parallel
+    assert {"Field", "ParallelDims", "reshard"} <= set(parallel.__all__)
+    for name in parallel.__all__:
+        assert callable(getattr(parallel, name)), name
 
 
 def test_every_name_resolves_without_torch():

@@ -26,6 +26,9 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel import scopes
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.degrees import ETP
+from credit_jax.parallel.mesh.device_mesh import all_devices, mesh_of_degrees
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.parallel_config import UNROLL_BLOCKS, ParallelConfig
 from credit_jax.parallel.params.fsdp import gather_over_domain
@@ -437,8 +440,9 @@ class ParallelModel:
 
 def build_parallel_model(
     model: Mapping[str, Any] | ModelDef,
-    mesh: Mesh,
+    mesh: Mesh | ParallelDims,
     *,
+    devices: Sequence[Any] | None = None,
     ac_mode: str = "none",
     mp_policy: Precision | None = None,
     fp8: bool | Float8 = False,
@@ -467,16 +471,19 @@ def build_parallel_model(
 
     Args:
         model: the `model:` section of a config, or a model definition.
-        mesh: mesh of `build_device_mesh` or `ParallelDims.build_mesh`.
+        mesh: the degrees, with ulysses_degree and etp; or a mesh of
+            `build_device_mesh` or `ParallelDims.build_mesh`.
+        devices: of the mesh of degrees, in rank order; None for the first devices of
+            all processes.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, such as `default_mp_policy()` for bfloat16; None for float32.
         fp8: whether to multiply large dense layers in float8 (`ops.float8`), or which
             layers; True for `Float8()`. Not with float16.
         ulysses_degree: number of neighboring domain shards that exchange heads for rows
             around attention (`parallel.domain.heads`); None moves complete windows
-            instead.
+            instead, or leaves it to the degrees.
         etp: number of tensor-parallel devices that shard the hidden units of an expert,
-            all or 1; None for all.
+            all or 1; None for all, or as the degrees say.
         reshard_after_forward: see `Remat`.
         min_shard_size: parameters with fewer elements are not sharded.
         keep_whole: patterns of parameter paths that are not sharded by FSDP, such as
@@ -486,8 +493,8 @@ def build_parallel_model(
         unroll_blocks: see `ParallelConfig`.
 
     Raises:
-        ValueError: the model section is invalid or does not fit the mesh; lists all
-            errors.
+        ValueError: the model section is invalid or does not fit the mesh, with all
+            errors listed; or degrees or devices are given twice.
 
     Warns:
         UserWarning: float8 is requested, but no layer or no device benefits from it.
@@ -495,6 +502,14 @@ def build_parallel_model(
     model_def = model if isinstance(model, ModelDef) else build(model)
     if keep_whole:
         model_def = replace(model_def, keep_whole=tuple(keep_whole))
+    if isinstance(mesh, ParallelDims):
+        _check_absent(mesh, {ULYSSES: ulysses_degree, ETP: etp})
+        ulysses_degree, etp = mesh.ulysses_degree, mesh.etp
+        if devices is None:
+            devices = all_devices()[: mesh.world_size]
+        mesh = mesh_of_degrees(mesh.axis_degrees, devices)
+    else:
+        _check_absent(mesh, {"devices": devices})
     axes = MeshAxes.from_mesh(mesh)
     degrees = {**mesh.shape, ULYSSES: ulysses_degree}
     problems = model_problems(model_def, degrees)
@@ -525,3 +540,14 @@ def build_parallel_model(
         unroll_blocks=unroll_blocks,
     )
     return ParallelModel(model_def, parallel_config)
+
+
+def _check_absent(mesh: Mesh | ParallelDims, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for options of `build_parallel_model` that the mesh has."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        kind = type(mesh).__name__
+        raise ValueError(
+            f"{' and '.join(given)} given beside a {kind}, which has its own; leave "
+            f"{'it' if len(given) == 1 else 'them'} out, or change the {kind}"
+        )

@@ -69,11 +69,20 @@ class Linear(nnx.Module):
         channel_in, channel_out: numbers of channels.
         calls: number of calls of the layer in a forward pass. In training, spectral
             norm runs a power iteration for each call, so each has its own kernel.
+        use_bias: whether to add a bias.
     """
 
-    def __init__(self, channel_in: int, channel_out: int, *, calls: int = 1) -> None:
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        *,
+        calls: int = 1,
+        use_bias: bool = True,
+    ) -> None:
         init = torch_uniform(channel_in)
         self.split: Split = None
+        self.use_bias = use_bias
         self.shape = (channel_in, channel_out)
         self.kernel = parameter(
             init,
@@ -82,7 +91,8 @@ class Linear(nnx.Module):
             matrix_out=(1,),
             calls=calls,
         )
-        self.bias = parameter(init, (channel_out,), ("embed",))
+        if use_bias:
+            self.bias = parameter(init, (channel_out,), ("embed",))
 
     def __call__(
         self,
@@ -100,10 +110,10 @@ class Linear(nnx.Module):
         """
         kernel = of_call(self.kernel[...], 2, call)
         if self.split == "row":
-            whole = sum_over_tensor(x, kernel, context, shape=self.shape)
-            return add_bias(whole, self.bias[...])
-        product = matmul(x, kernel, context, shape=self.shape, split=self.split)
-        return add_bias(product, self.bias[...])
+            product = sum_over_tensor(x, kernel, context, shape=self.shape)
+        else:
+            product = matmul(x, kernel, context, shape=self.shape, split=self.split)
+        return add_bias(product, self.bias[...]) if self.use_bias else product
 
 
 def sum_over_tensor(

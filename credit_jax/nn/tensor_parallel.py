@@ -8,9 +8,9 @@ A block declares `tp_plan`, pairs of dotted paths below itself:
 The first layer of a pair is split by columns: each tp device computes its own output
 channels. Operations between the two layers must act on each channel separately. The
 second layer is split by rows: each tp device multiplies its own input channels, a
-`psum` sums the products, then the bias is added. A layer is a `Linear` or a 1 x 1
-`Conv`. Gradients need no further code: transposition under `shard_map` sums those of
-replicated parameters.
+`psum` sums the products, then the bias, if there is one, is added. A layer is a
+`Linear` or a 1 x 1 `Conv`. Gradients need no further code: transposition under
+`shard_map` sums those of replicated parameters.
 """
 
 from __future__ import annotations
@@ -40,15 +40,29 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
         The same module.
 
     Raises:
-        ValueError: a `tp_plan` names a layer that is missing or cannot be split.
+        ValueError: a `tp_plan` names a layer that is missing or cannot be split; or a
+            block has `_tp_col` or `_tp_row`, as in CREDIT.
     """
     for _, block in nnx.iter_modules(module):
+        _check_names(block)
         for pair in getattr(block, "tp_plan", ()):
             column, row = _pair(block, pair)
             _check_widths(block, pair, column, row)
             _split_columns(column)
             _split_rows(row)
     return module
+
+
+def _check_names(block: nnx.Module) -> None:
+    """Raises ValueError for CREDIT's attributes, which would split nothing here."""
+    paths = {name: getattr(block, name, None) for name in ("_tp_col", "_tp_row")}
+    if any(path is not None for path in paths.values()):
+        listed = ", ".join(f"{name} = {path!r}" for name, path in paths.items())
+        column, row = (path or "..." for path in paths.values())
+        raise ValueError(
+            f"{type(block).__name__} has {listed}, which CREDIT reads; write "
+            f"tp_plan = (({column!r}, {row!r}),), pairs of (column layer, row layer)"
+        )
 
 
 def _pair(block: nnx.Module, pair: Any) -> tuple[Linear | Conv, Linear | Conv]:
@@ -100,8 +114,8 @@ def _why_not(layer: Any) -> str | None:
         return f"which is split by {layer.split}s already"
     if isinstance(layer, Linear):
         return None
-    if layer.groups > 1 or not layer.use_bias:
-        return "a Conv of several groups or without bias"
+    if layer.groups > 1:
+        return "a Conv of several groups"
     kernel = param_spec_of(layer.kernel).unstack().shape[:2]
     if kernel != (1, 1) or layer.stride != (1, 1) or any(map(any, layer.padding)):
         return (
@@ -126,7 +140,8 @@ def _check_widths(
 def _split_columns(layer: Any) -> None:
     layer.split = "column"
     layer.kernel = _named(layer.kernel, -1)
-    layer.bias = _named(layer.bias, -1)
+    if layer.use_bias:
+        layer.bias = _named(layer.bias, -1)
 
 
 def _split_rows(layer: Any) -> None:

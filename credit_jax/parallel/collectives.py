@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from credit_jax.ops.packed import pack, unpack
 from credit_jax.ops.vma import pvary, varying_axes
+from credit_jax.parallel.mesh.axes import ORDER
 
 # The `checkpoint_name` of results of collectives. Rematerialization policies save them,
 # so the backward pass does not repeat the communication.
@@ -60,6 +61,23 @@ def ppermute_each(
         return permuted(*arrays)
     with set_xla_metadata(_collectives_group="", inlineable="false"):
         return jax.jit(permuted)(*arrays)
+
+
+def axis_size(axis: str | None) -> int:
+    """Returns the degree of a mesh axis, 1 if the mesh has no such axis.
+
+    Raises:
+        ValueError: the axis is neither one of the mesh nor of `mesh.axes.ORDER`.
+    """
+    try:
+        return 1 if axis is None else lax.axis_size(axis)
+    except NameError as error:
+        if axis in ORDER:
+            return 1
+        raise ValueError(
+            f"axis is {axis!r}; expected an axis of the mesh of a shard_map around "
+            f"this, or one of {', '.join(ORDER)}"
+        ) from error
 
 
 def psum(x: Any, axes: str | Sequence[str] | None) -> Any:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import Mesh
-
 from credit_jax.config.base import ConfigError
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.model_def import ModelDef
@@ -67,9 +65,8 @@ class ModelPlan:
         self.check("model")
         assert self.dims is not None, "a plan without problems has degrees"
         assert self.model_def is not None, "a plan without problems has a model"
-        mesh: Mesh = self.dims.build_mesh(devices[: self.dims.world_size])
-        degrees = {"ulysses_degree": self.dims.ulysses_degree, "etp": self.dims.etp}
-        return build_parallel_model(self.model_def, mesh, **degrees, **options)
+        used = devices[: self.dims.world_size]
+        return build_parallel_model(self.model_def, self.dims, devices=used, **options)
 
 
 def plan_model(

@@ -30,6 +30,7 @@ from credit_jax.fields.coordinates import Coordinates
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
@@ -253,7 +254,7 @@ def place_weights(
 
 def restore(
     folder: str | Path,
-    mesh: Mesh,
+    mesh: Mesh | ParallelDims,
     *,
     step: int | None = None,
     weights: str | None = None,
@@ -263,7 +264,8 @@ def restore(
 
     Args:
         folder: of a trained or converted run; its model.yml describes the model.
-        mesh: may be another one than that which wrote the checkpoint.
+        mesh: a mesh or degrees, as for `build_parallel_model`; may be another one than
+            that which wrote the checkpoint.
         step: which checkpoint; None takes the newest.
         weights: "average", "last", or None for the moving average if there is one.
         options: of `build_parallel_model`.

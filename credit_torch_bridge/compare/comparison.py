@@ -16,7 +16,6 @@ from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.parallel.mesh.credit import build_device_mesh
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
@@ -204,9 +203,10 @@ def _parallel_model(
     devices: list[Any],
     precision: Precision,
 ) -> ParallelModel:
-    ParallelDims.from_config(parallelism, len(devices), model=run_config.model_def)
-    mesh, _ = build_device_mesh(parallelism, devices)
-    return build_parallel_model(run_config.model_def, mesh, mp_policy=precision)
+    model_def = run_config.model_def
+    dims = ParallelDims.from_config(parallelism, len(devices), model=model_def)
+    used = devices[: dims.world_size]
+    return build_parallel_model(model_def, dims, devices=used, mp_policy=precision)
 
 
 def _network_alone(run_config: RunConfig) -> RunConfig:

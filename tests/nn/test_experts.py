@@ -24,6 +24,7 @@ from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.ops.experts import balance_loss
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.strips import Windows
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.init import initialize
@@ -121,7 +122,7 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
     spec = P(axes.data or None, axes.domain)
     sharded = jax.shard_map(
         body,
-        mesh=dims.build_mesh(),
+        mesh=mesh_of_degrees(dims.axis_degrees, jax.devices()[: dims.world_size]),
         in_specs=(specs, spec, P()),
         out_specs=(spec, P(), specs),
     )

@@ -41,19 +41,38 @@ class Inner(nnx.Module):
         return x + self.layers[1](jnp.tanh(self.layers[0](x)), context)
 
 
+class NoBias(nnx.Module):
+    """Pairs without bias, which need nothing else."""
+
+    tp_plan = (("up", "down"), ("wide", "narrow"))
+
+    def __init__(self) -> None:
+        self.up = Linear(CHANNELS, HIDDEN, use_bias=False)
+        self.down = Linear(HIDDEN, CHANNELS, use_bias=False)
+        self.wide = Conv(CHANNELS, HIDDEN, 1, use_bias=False)
+        self.narrow = Conv(HIDDEN, CHANNELS, 1, use_bias=False)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = field.like(self.down(jnp.tanh(self.up(field.data)), context))
+        wide = self.wide(field)
+        return self.narrow(wide.like(jnp.sin(wide.data)), context=context)
+
+
 class Block(nnx.Module):
-    """A pair of 1 x 1 convolutions, an unsplit layer and an inner block."""
+    """A pair of 1 x 1 convolutions, an unsplit layer and inner blocks."""
 
     tp_plan = (("up", "down"),)
 
     def __init__(self) -> None:
         self.inner = Inner()
+        self.no_bias = NoBias()
         self.middle = Conv(CHANNELS, CHANNELS, 3, padding=1)
         self.up = Conv(CHANNELS, 2 * HIDDEN, 1)
         self.down = Conv(2 * HIDDEN, 3, 1)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        field = self.middle(field.like(self.inner(field.data, context)))
+        field = field.like(self.inner(field.data, context))
+        field = self.middle(field.like(field.data + self.no_bias(field, context).data))
         up = self.up(field)
         return self.down(up.like(jnp.sin(up.data)), context=context)
 
@@ -109,6 +128,7 @@ def test_split_pairs_are_whole_pairs(one_device: Any, num_tensor: int) -> None:
         "inner/layers/0/kernel",
         "inner/layers/0/bias",
         "inner/layers/1/kernel",
+        *(f"no_bias/{name}/kernel" for name in ("up", "down", "wide", "narrow")),
         "up/kernel",
         "up/bias",
         "down/kernel",
@@ -156,3 +176,20 @@ def test_plans_that_cannot_be(plan: Any, words: str) -> None:
     with pytest.raises(ValueError, match=r"Wrong\.tp_plan") as error:
         apply_tensor_parallel(Wrong(plan))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "plan"),
+    [
+        ({"_tp_col": "up", "_tp_row": "down"}, "(('up', 'down'),)"),
+        ({"_tp_col": "up"}, "(('up', '...'),)"),
+    ],
+)
+def test_credits_attributes_name_tp_plan(names: dict[str, str], plan: str) -> None:
+    """They would be ignored, and every tp device would compute the whole layers."""
+    outer = nnx.List([Wrong(())])
+    for name, path in names.items():
+        setattr(outer[0], name, path)
+    with pytest.raises(ValueError, match=r"Wrong has _tp_col = 'up', _tp_row") as error:
+        apply_tensor_parallel(outer)
+    assert f"write tp_plan = {plan}" in str(error.value)

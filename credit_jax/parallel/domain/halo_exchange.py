@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from credit_jax.parallel.collectives import axis_size
 from credit_jax.parallel.mesh.axes import DOMAIN
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout, block_layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
@@ -37,7 +38,8 @@ def halo_exchange(
         halo_width: number of rows to add on each side.
         dim: array dim of the rows; by default lat of (batch, channel, lat, lon). `dim`,
             `axis` and `size` are ignored if x is a field.
-        axis: mesh axis over which the rows are sharded; None on one device.
+        axis: mesh axis over which the rows are sharded; None on one device. On a mesh
+            without this axis of `mesh.axes.ORDER` all rows are on each device.
         size: number of global rows; None for all rows of all blocks.
         periodic: whether the first row follows the last one.
 
@@ -45,8 +47,8 @@ def halo_exchange(
         The local array with 2 * halo_width more rows.
 
     Raises:
-        ValueError: a negative width, a field that is not on a block layout, or a local
-            array that is not a block of `size` rows.
+        ValueError: a negative width, a field that is not on a block layout, a local
+            array that is not a block of `size` rows, or an unknown axis.
 
     Differs from CREDIT: on one device it pads, too, where CREDIT returns `x`, so the
     same program runs on any number of shards.
@@ -121,7 +123,8 @@ class HaloExchange:
 
 
 def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
-    num_shards = lax.axis_size(axis) if axis else 1
+    num_shards = axis_size(axis)
+    axis = axis if num_shards > 1 else None
     length = x.shape[dim]
     rows = num_shards * length if size is None else size
     layout = block_layout(rows, num_shards, axis, dim % x.ndim)

@@ -43,7 +43,7 @@ class ParallelDims:
         dp_shard: shards samples and parameters; -1 for world_size divided by the
             product of the other degrees.
         ep: shards samples and experts.
-        etp: shards the units of an expert; tp or 1.
+        etp: shards the units of an expert; tp or 1, None for tp.
         pp: pipeline stages; only 1 is accepted.
         tp: shards heads and feed-forward units.
         domain: shards latitude rows.
@@ -62,7 +62,7 @@ class ParallelDims:
     dp_replicate: int = 1
     dp_shard: int = 1
     ep: int = 1
-    etp: int = 1
+    etp: int | None = None
     pp: int = 1
     tp: int = 1
     domain: int = 1
@@ -140,11 +140,26 @@ class ParallelDims:
                 devices of all processes.
 
         Raises:
-            ValueError: the number of devices is not `world_size`.
+            ValueError: the number of devices is not `world_size`; or ulysses_degree or
+                etp is given, which are no axes of a mesh and would be lost.
         """
+        lost = self._beside_axes
+        if lost:
+            listed = " and ".join(f"{name} is {value}" for name, value in lost.items())
+            raise ValueError(
+                f"{listed}, which a Mesh cannot carry; pass the ParallelDims to "
+                "build_parallel_model or restore, and take the mesh of the model"
+            )
         if devices is None:
             devices = all_devices()[: self.world_size]
         return mesh_of_degrees(self.axis_degrees, devices)
+
+    @property
+    def _beside_axes(self) -> dict[str, int | None]:
+        """The degrees that change how a model runs and are no axes of the mesh."""
+        degrees = {ULYSSES: self.ulysses_degree or 1, ETP: self.etp}
+        plain = {ULYSSES: 1, ETP: self.tp}
+        return {name: n for name, n in degrees.items() if n != plain[name]}
 
     @property
     def axis_degrees(self) -> dict[str, int]:

@@ -34,6 +34,15 @@ BASE: dict[str, Any] = {
     },
 }
 
+# Experts in place of the feed-forward networks of one stage.
+EXPERTS = {
+    **BASE,
+    "type": "wxformer_moe",
+    "depth": [0, 0, 2, 0],
+    "num_experts": 4,
+    "moe_top_k": 2,
+    "moe_router_z_loss_weight": 0.001,
+}
 CASES: dict[str, dict[str, Any]] = {
     # earth padding, spectral norm, a stage of two blocks
     "earth": BASE,

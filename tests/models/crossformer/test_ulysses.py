@@ -23,6 +23,7 @@ from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.heads import HeadExchange, attention_layout
 from credit_jax.parallel.domain.windows import partition, window_grid
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
@@ -91,7 +92,7 @@ def lowered(
     spec = P(axes.data or None, axes.domain)
     sharded = jax.shard_map(
         body,
-        mesh=dims.build_mesh(),
+        mesh=mesh_of_degrees(dims.axis_degrees, jax.devices()[: dims.world_size]),
         in_specs=(specs, spec, P()),
         out_specs=(spec, specs),
     )

@@ -28,17 +28,9 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import BASE
+from tests.models.crossformer.cases import BASE, EXPERTS
 from tests.support import assert_close, assert_trees_close, mark_slow
 
-EXPERTS = {
-    **BASE,
-    "type": "wxformer_moe",
-    "depth": [0, 0, 2, 0],
-    "num_experts": 4,
-    "moe_top_k": 2,
-    "moe_router_z_loss_weight": 0.001,
-}
 LAYER = "stages/2/blocks/long_feed_forward"
 BATCH = 8
 

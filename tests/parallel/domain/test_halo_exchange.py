@@ -70,6 +70,22 @@ def test_one_device_has_no_neighbors():
     assert np.array_equal(around, np.pad(x, [(0, 0)] * 2 + [(2, 2), (0, 0)], "wrap"))
 
 
+@pytest.mark.parametrize("degrees", [{}, {"tp": 2}, None])
+def test_a_mesh_without_the_axis_has_no_neighbors(degrees):
+    """The same line as on a mesh with the axis: the identity with padding."""
+    x = jnp.asarray(draw((1, 2, 5, 3)))
+    exchange = HaloExchange(2)
+    if degrees is not None:
+        mesh = make_mesh(**degrees)
+        exchange = jax.shard_map(exchange, mesh=mesh, in_specs=P(), out_specs=P())
+    assert np.array_equal(exchange(x), np.pad(x, [(0, 0)] * 2 + [(2, 2), (0, 0)]))
+
+
+def test_unknown_axes_are_refused():
+    with pytest.raises(ValueError, match="axis is 'rows'; expected an axis of the"):
+        HaloExchange(2, axis="rows")(jnp.asarray(draw((1, 2, 5, 3))))
+
+
 @pytest.mark.parametrize(("before", "after", "dim"), [(1, 2, -2), (0, 0, 3), (5, 0, 2)])
 def test_trim(before, after, dim):
     x = jnp.asarray(draw((1, 2, 5, 3)))

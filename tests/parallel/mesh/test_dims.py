@@ -96,8 +96,28 @@ def test_the_constructor_fills_in_the_rest_and_nothing_else():
     assert (dims.dp_shard, dims.domain, dims.cp, dims.etp) == (2, 2, 2, 1)
     assert ParallelDims() == ParallelDims(dp_shard=-1, world_size=1)
     assert hash(dims) == hash(ParallelDims(**vars(dims)))
+    assert ParallelDims(tp=4, world_size=4).etp == 4, "etp is tp unless it is given"
     with pytest.raises(AttributeError):
         dims.tp = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("further", "lost"),
+    [
+        ({"domain": 2, "ulysses_degree": 2}, "ulysses_degree is 2, which"),
+        ({"tp": 2, "etp": 1}, "etp is 1, which"),
+        (
+            {"tp": 2, "domain": 4, "etp": 1, "ulysses_degree": 2},
+            "ulysses_degree is 2 and etp is 1, which",
+        ),
+    ],
+)
+def test_a_mesh_would_lose_what_is_no_axis(further, lost):
+    dims = ParallelDims(dp_shard=-1, **further, world_size=8)
+    with pytest.raises(ValueError, match=f"^{lost} a Mesh cannot carry; pass the"):
+        dims.build_mesh()
+    whole = ParallelDims(tp=2, domain=4, etp=2, ulysses_degree=1, world_size=8)
+    assert dict(whole.build_mesh().shape) == {TP: 2, DOMAIN: 4}
 
 
 ONE = [

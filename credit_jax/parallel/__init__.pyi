@@ -1,0 +1,70 @@
+from .domain.channel_attention import coordinate_attention as coordinate_attention
+from .domain.channel_attention import (
+    efficient_channel_attention as efficient_channel_attention,
+)
+from .domain.channel_attention import squeeze_excite as squeeze_excite
+from .domain.conv import conv2d_field as conv2d_field
+from .domain.conv import conv3d_field as conv3d_field
+from .domain.conv_transpose import conv_transpose2d_field as conv_transpose2d_field
+from .domain.conv_transpose import conv_transpose3d_field as conv_transpose3d_field
+from .domain.global_pool import global_max_pool as global_max_pool
+from .domain.global_pool import global_mean_pool as global_mean_pool
+from .domain.global_pool import mean_over_lat as mean_over_lat
+from .domain.global_pool import mean_over_lon as mean_over_lon
+from .domain.halo_exchange import HaloExchange as HaloExchange
+from .domain.halo_exchange import halo_exchange as halo_exchange
+from .domain.halo_exchange import trim as trim
+from .domain.norm import batch_norm_field as batch_norm_field
+from .domain.norm import group_norm as group_norm
+from .domain.padding import crop_globe as crop_globe
+from .domain.padding import pad_globe as pad_globe
+from .domain.patch_embed import patch_embed2d_field as patch_embed2d_field
+from .domain.patch_embed import patch_embed3d_field as patch_embed3d_field
+from .domain.periodic import periodic_conv2d_field as periodic_conv2d_field
+from .domain.pool import adaptive_avg_pool2d_field as adaptive_avg_pool2d_field
+from .domain.pool import avg_pool2d_field as avg_pool2d_field
+from .domain.pool import max_pool2d_field as max_pool2d_field
+from .domain.resize import resize_area as resize_area
+from .domain.resize import resize_bilinear as resize_bilinear
+from .domain.resize import resize_nearest as resize_nearest
+from .domain.roll import roll_field as roll_field
+from .domain.shuffle import add as add
+from .domain.shuffle import join as join
+from .domain.shuffle import pixel_shuffle_field as pixel_shuffle_field
+from .domain.spatial_attention import scse as scse
+from .domain.spatial_attention import spatial_attention as spatial_attention
+from .domain.windows import group_layout as group_layout
+from .domain.windows import merge as merge
+from .domain.windows import partition as partition
+from .domain.windows import window_layout as window_layout
+from .mesh.axes import MeshAxes as MeshAxes
+from .mesh.credit import build_device_mesh as build_device_mesh
+from .mesh.credit import data_parallel_coords as data_parallel_coords
+from .mesh.credit import dp_world_size as dp_world_size
+from .mesh.credit import local_dp_ranks as local_dp_ranks
+from .mesh.credit import parse_parallelism_conf as parse_parallelism_conf
+from .mesh.device_mesh import get_dp_mesh as get_dp_mesh
+from .mesh.device_mesh import has_dp_mesh as has_dp_mesh
+from .mesh.device_mesh import mesh_of_degrees as mesh_of_degrees
+from .mesh.devices import ensure_devices as ensure_devices
+from .mesh.dims import ParallelDims as ParallelDims
+from .mesh.model_fit import (
+    validate_sharding_constraints as validate_sharding_constraints,
+)
+from .parallel_config import ParallelConfig as ParallelConfig
+from .params.fsdp import gather as gather
+from .params.fsdp import pvary_params as pvary_params
+from .params.precision import Precision as Precision
+from .params.precision import default_mp_policy as default_mp_policy
+from .params.remat import Remat as Remat
+from .params.sharding import ShardingRules as ShardingRules
+from .params.spec import ParamSpec as ParamSpec
+from .placement import gather_tensor as gather_tensor
+from .placement import place_batch as place_batch
+from .placement import shard_batch as shard_batch
+from .placement import shard_tensor as shard_tensor
+from .reductions import FieldReducer as FieldReducer
+from .rows.layout import Field as Field
+from .rows.layout import Layout as Layout
+from .rows.layout import block_layout as block_layout
+from .rows.reshard import reshard as reshard
