@@ -162,9 +162,17 @@ REFUSED = {
     ),
     "a type": (MODULE, {"my_loss": "trainer"}, r"a.object_type|object_type: must be"),
 }
+# Without torch or CREDIT their classes cannot be imported, which is another error.
+INSTALLED = {
+    "a class of torch": pytest.mark.torch,
+    "an object of torch": pytest.mark.torch,
+    "a class of CREDIT": pytest.mark.reference,
+}
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=INSTALLED.get(name, ())) for name in REFUSED]
+)
 def test_what_is_refused(module, name):
     text, names, message = REFUSED[name]
     path = module("refused", text)
