@@ -1,8 +1,9 @@
 """What CREDIT itself does with a config, as far as it can be tried without data.
 
-Its parser or the checks of `train_gen2`, the trainer's name, the model on torch's
-device "meta", and one forward of the channels that the config names, whose result goes
-into a loss. Each is CREDIT's own code.
+Its parser or the checks of `train_gen2`, the trainer, its optimizer and loss, the model
+on torch's device "meta", one forward of the channels that the config names, whose
+result goes into a loss, the metrics of a batch, and what `rollout_gen2` reads before it
+opens files. Each is CREDIT's own code.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import copy
 import io
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,17 +33,30 @@ TAKES = "takes it"
 
 
 def credit_verdict(path: Path) -> str:
-    """One sentence: CREDIT takes a config, or its reason not to.
+    """One sentence: CREDIT trains with a config, or its reason not to.
 
     Args:
         path: of the YAML.
     """
+    return _verdict(path, _try)
+
+
+def credit_forecasts(path: Path) -> str:
+    """One sentence: CREDIT's `rollout_gen2` takes a config, or its reason not to.
+
+    Args:
+        path: of the YAML.
+    """
+    return _verdict(path, _try_rollout)
+
+
+def _verdict(path: Path, attempt: Callable[[dict[str, Any]], None]) -> str:
     printed = io.StringIO()
     try:
         with open(path) as file:
             config = yaml.load(file, Loader=yaml.FullLoader)
         with _quiet(printed), mock.patch.dict(os.environ, ENVIRONMENT):
-            _try(config)
+            attempt(config)
     except FileNotFoundError:
         return TAKES  # as far as can be seen without its files
     except (Exception, SystemExit) as error:
@@ -119,24 +135,111 @@ def _try_gen2(config: dict[str, Any]) -> None:
     missing = [key for key in config["data"] if key not in valid and key != "source"]
     if missing:
         raise ValueError(f"validation_data is missing keys: {', '.join(missing)}")
-    import_credit("trainers").load_trainer(copy.deepcopy(config))
+    trainer = import_credit("trainers").load_trainer(copy.deepcopy(config))
     for section in ("preblock", "postblock"):
         build = getattr(import_credit(section), f"build_{section}s")
-        build(config | {f"{section}s": _without_blocks(config, section)}, "per_step")
-    schema = import_credit("datasets.gen_2.channel_utils").ChannelSchema.from_config(
-        copy.deepcopy(config)
-    )
+        build(config | {f"{section}s": _blocks(config, section)}, "per_step")
+    schema = _schema(config)
     counts = [
         sum(entry["n_levels"] for entry in layout)
         for layout in (schema.input_layout, schema.target_layout)
     ]
     config["model"].pop("post_conf", None)
     _forward(config, *counts)
+    _begin_training(copy.deepcopy(config), trainer)
+    _score(copy.deepcopy(config), schema, counts[1])
 
 
-def _without_blocks(config: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """The phases of a section, whose blocks would open files."""
-    return {phase: {} for phase in config.get(f"{section}s") or {}}
+def _blocks(
+    config: Mapping[str, Any], section: str, types: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The phases of a section with blocks of some types; others would open files."""
+    return {
+        phase: {
+            name: block for name, block in (blocks or {}).items()
+            if block["type"] in types
+        }
+        for phase, blocks in (config.get(f"{section}s") or {}).items()
+    }  # fmt: skip
+
+
+def _begin_training(config: dict[str, Any], trainer: type) -> None:
+    """Builds optimizer, schedule, loss and trainer for a model of one weight."""
+    utils, losses = import_credit("trainers.utils"), import_credit("losses")
+    model = torch.nn.Linear(1, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        config["save_loc"] = folder
+        config["trainer"]["load_weights"] = False
+        for section in ("preblock", "postblock"):
+            config[f"{section}s"] = _blocks(config, section)
+        utils.inject_flat_var_keys(config)
+        utils.load_model_states_and_optimizer(config, model, torch.device("cpu"))
+        for validation in (False, True):
+            with contextlib.suppress(FileNotFoundError):  # of latitudes and scalers
+                losses.load_loss(config, validation=validation)
+        trainer(model, 0, config)
+
+
+def _score(config: dict[str, Any], schema: Any, num_channels: int) -> None:
+    """Computes the metrics of a batch of zeros, on four points."""
+    args = (config.get("metrics") or {}).get("args")
+    if args is not None:  # without its files
+        args |= {"use_latitude_weights": False, "var_weighting": "none"}
+    zeros = torch.zeros(1, num_channels, 2, 2)
+    batch = _named_fields(config, schema, {"y": zeros, "y_pred": zeros})
+    import_credit("metrics").load_metric(config)(batch)
+
+
+def _schema(config: Mapping[str, Any]) -> Any:
+    """The channels of a config."""
+    module = import_credit("datasets.gen_2.channel_utils")
+    return module.ChannelSchema.from_config(copy.deepcopy(config))
+
+
+def _named_fields(
+    config: dict[str, Any], schema: Any, batch: dict[str, Any]
+) -> dict[str, Any]:
+    """A batch after the postblocks that split arrays into variables."""
+    module = import_credit("postblock")
+    config["postblocks"] = _blocks(config, "postblock", ("reconstruct",))
+    channels = {"_channel_map": schema.target_channel_map()}
+    blocks = module.build_postblocks(config, "per_step")
+    return module.apply_postblocks(blocks, batch | {"metadata": {"target": channels}})
+
+
+def _try_rollout(config: dict[str, Any]) -> None:
+    """Reads what `rollout_gen2` reads, and splits a prediction into named fields."""
+    utils = import_credit("trainers.rollout_utils")
+    section = config["inference"]
+    _ = config["seed"], section["mode"], section["save_forecast"]
+    utils.apply_inference_overrides(config)
+    mode = section.get("run_mode", "batch")
+    chosen = section[f"{mode}_forecast"]
+    if mode == "batch":
+        utils.batch_init_times(chosen)
+    else:
+        _ = chosen["start_datetime"]
+    utils.parse_length(chosen["forecast_length"], config["data"]["timestep"])
+    schema = _schema(config)
+    count = sum(entry["n_levels"] for entry in schema.target_layout)
+    _ = _named_fields(config, schema, {"y_pred": torch.zeros(1, count, 2, 2)})[
+        "y_processed"
+    ]
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Builds models on torch's device "meta", also those that ask for another.
+
+    FuXi moves itself to the CPU, and Swin reads the numbers of a `linspace`.
+    """
+    numbers = partial(torch.linspace, device="cpu")
+    with (
+        torch.device("meta"),
+        mock.patch.object(torch.nn.Module, "to", lambda module, *_: module),
+        mock.patch.object(torch, "linspace", numbers),
+    ):
+        yield
 
 
 def _forward(config: dict[str, Any], inputs: int | None, outputs: int | None) -> None:
@@ -144,12 +247,13 @@ def _forward(config: dict[str, Any], inputs: int | None, outputs: int | None) ->
     section = config["model"]
     if "architecture" in section:
         section["architecture"] |= {"encoder_weights": None}  # no download
-    with torch.device("meta"):
+    with _without_memory():
         model: Callable[..., Any] = import_credit("models").load_model(config)
-    if inputs is None or "image_height" not in section:
+    size = section.get("param_interior", section)  # of WRF
+    if inputs is None or "image_height" not in size:
         return
     frames = section.get("frames", config["data"].get("history_len", 1))
-    grid = section["image_height"], section["image_width"]
+    grid = size["image_height"], size["image_width"]
     x = torch.zeros(1, inputs, frames, *grid, device="meta")
     with torch.no_grad():
         y = model(x)

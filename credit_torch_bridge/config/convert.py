@@ -16,8 +16,8 @@ from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
     forecasts_alone,
+    gen2_blocks,
     gen2_to_credit,
-    refuse_rollouts,
     sections_are_there,
 )
 from credit_torch_bridge.config.to_jax import gen2_to_jax
@@ -139,6 +139,6 @@ def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> Non
         names = [name for name in inside if name != "data"]
         refuse_for_gen2(editor, OURS, names)
     if to == GEN2:
-        refuse_rollouts(editor)
+        gen2_blocks(editor)
     if to == GEN1 and not editor.problems:
         gen2_to_gen1(editor)

@@ -15,10 +15,13 @@ from credit_jax.transforms.pre.normalize import (
     NormalizerArgs,
     build_normalizer,
 )
+from credit_torch_bridge.config.credit_blocks import without_target
 
 SCALER_FILE = "forecast_scaler.json"
 _NORMALIZER, _SCALER = "era5_normalizer", "bridgescaler_transform"
-_LENGTH = "10d"
+_LENGTH = "10D"
+# CREDIT's rollout has no default.
+SEED = 42
 _ENTRIES = {
     "input": ("prognostic", "static", "dynamic_forcing"),
     "target": ("prognostic", "diagnostic"),
@@ -44,17 +47,44 @@ def complete_inference(
     Returns:
         Notes for the user.
     """
-    section = dict(config.get("inference") or {})
-    section.setdefault("mode", "none")
-    section.setdefault("save_forecast", str(save_loc / "forecast"))
-    if not {"batch_forecast", "single_forecast"} & set(section):
-        start = _first_date(config.get("validation_data") or config["data"])
-        single = {"start_datetime": start} if start else {}
-        single |= {"forecast_length": _LENGTH}
-        section |= {"run_mode": "single", "single_forecast": single}
+    section = forecast_section({**config, "save_loc": str(save_loc)})
     config["inference"] = section
-    config.setdefault("seed", 42)
+    config.setdefault("seed", SEED)
     return _unscale(config, section, folder, save_loc)
+
+
+def forecast_section(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `inference` section of a gen2 config with all that CREDIT's rollout needs.
+
+    Without start dates of its own, it forecasts from the first validation date.
+
+    Args:
+        config: a gen2 config, with or without that section.
+    """
+    section = copy.deepcopy(dict(config.get("inference") or {}))
+    section.setdefault("mode", "none")
+    if not section.get("save_forecast"):
+        section["save_forecast"] = str(Path(config.get("save_loc") or ".") / "forecast")
+    single = dict(section.get("single_forecast") or {})
+    if section.get("run_mode") == "single" or not section.get("batch_forecast"):
+        start = _first_date(config.get("validation_data") or config["data"])
+        if start and not single.get("start_datetime"):
+            single["start_datetime"] = start
+        if not single.get("forecast_length") and not section.get("batch_forecast"):
+            single["forecast_length"] = _LENGTH
+        section |= {"run_mode": "single", "single_forecast": single}
+    blocks = section.get("postblocks") or config.get("postblocks") or {}
+    steps = blocks.get("per_step") or {}
+    if without_target(steps) != steps:
+        section["postblocks"] = {**blocks, "per_step": without_target(steps)}
+    return section
+
+
+def is_normalized(config: Mapping[str, Any]) -> bool:
+    """Whether forecasts are normalized by a block that CREDIT cannot invert."""
+    blocks = (config.get("inference") or {}).get("preblocks") or config.get("preblocks")
+    steps = (blocks or {}).get("per_step") or {}
+    return any(block.get("type") == _NORMALIZER for block in steps.values())
 
 
 def _first_date(data: Mapping[str, Any]) -> str | None:
@@ -153,13 +183,10 @@ def _attributes(mean: np.ndarray, std: np.ndarray) -> dict[str, Any]:
 def _after_reconstruct(
     steps: Mapping[str, Any], inverse: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The steps without those of the target, with the inverse where fields are made."""
-    made: dict[str, Any] = {}
+    """The steps with the inverse of the scaling where the named fields are made."""
+    scaled: dict[str, Any] = {}
     for name, block in steps.items():
-        args = block.get("args") or {}
-        if "y_target_processed" in (args.get("out_key"), args.get("key")):
-            continue  # a forecast has no target
-        made[name] = block
+        scaled[name] = block
         if block.get("type") == "reconstruct":
-            made |= inverse
-    return made
+            scaled |= inverse
+    return scaled

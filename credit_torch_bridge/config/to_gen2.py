@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
+from credit_torch_bridge.config.credit_blocks import add_scored_fields, refuse_blocks
 from credit_torch_bridge.config.editor import ConfigEditor, same
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
+from credit_torch_bridge.config.inference_section import (
+    SEED,
+    forecast_section,
+    is_normalized,
+)
 
 CREDIT_DEGREES = ("data", "tensor", "domain")
 PHASES = {
@@ -30,6 +34,8 @@ ONLY_WEIGHTS = {
     "graph": "CREDIT's gen2 hands over fields of rows and columns, and this model "
     "takes nodes",
 }
+# Models with blocks that CREDIT recomputes.
+_RECOMPUTED = ("crossformer", "crossformer-ensemble", "nextgen_wxformer", "wxformer")
 # Keys of credit_jax alone that change what a run computes, and their neutral values.
 _OURS = {
     "trainer.fp8": (False, "CREDIT has no float8: it computes these layers as others"),
@@ -98,24 +104,38 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
     _loss(editor)
     _metrics(editor)
     _validation(editor)
-    if isinstance(editor.get("inference"), dict):
-        editor.default("inference.mode", "none", "CREDIT asks for it")
-        editor.default("seed", 42, "CREDIT's rollout asks for it")
     _cautions(editor)
 
 
-def refuse_rollouts(editor: ConfigEditor) -> None:
-    """Records what CREDIT's gen2 does not support in forecasts of several steps."""
+def gen2_blocks(editor: ConfigEditor) -> None:
+    """Completes blocks and forecasts for CREDIT's gen2, and records what it has not."""
     if editor.get("trainer.backprop") == "full":
         editor.problem(
             "trainer.backprop",
             "full: CREDIT's gen2 cuts gradients between steps; use truncated",
         )
     editor.drop("trainer.backprop", "CREDIT's gen2 has no other way")
-    for name in editor.keys("postblocks.per_step"):
-        path = ("postblocks", "per_step", name)
-        if editor.get((*path, "type")) == "era5_normalizer":
-            editor.problem(path, "CREDIT has no postblock era5_normalizer")
+    refuse_blocks(editor)
+    if editor.has("trainer"):
+        add_scored_fields(editor)
+    if isinstance(editor.get("inference"), dict):
+        _forecasts(editor)
+
+
+def _forecasts(editor: ConfigEditor) -> None:
+    """Sets what CREDIT's rollout requires."""
+    editor.default("seed", SEED, "CREDIT's rollout asks for it")
+    for key, value in forecast_section(editor.config).items():
+        targets = key == "postblocks"
+        why = "CREDIT's rollout has no target" if targets else "CREDIT's rollout asks"
+        editor.compute(("inference", key), value, why)
+    if is_normalized(editor.config):
+        editor.note(
+            "inference.preblocks",
+            "CREDIT's rollout has no inverse of era5_normalizer: forecasts are right "
+            "in the first step alone, and normalized; convert --to torch writes blocks "
+            "for forecasts that have one",
+        )
 
 
 def trainer_of_gen1(editor: ConfigEditor) -> None:
@@ -182,6 +202,13 @@ def _model(editor: ConfigEditor) -> None:
                 "model.local_window_size",
                 f"{window}: CREDIT's YAML can hold one number for all stages only",
             )
+
+
+def _recomputes_norms(editor: ConfigEditor) -> bool:
+    """Whether CREDIT recomputes blocks whose weights have a spectral norm."""
+    recomputes = editor.get("trainer.activation_checkpoint")
+    normed = editor.get("model.use_spectral_norm", True)
+    return bool(recomputes and normed and editor.get("model.type") in _RECOMPUTED)
 
 
 def _has_stages(editor: ConfigEditor) -> bool:
@@ -320,6 +347,13 @@ def _cautions(editor: ConfigEditor) -> None:
             "trainer.parallelism.domain",
             f"{domain}: CREDIT's own domain parallelism changes the numbers",
         )
+    if _recomputes_norms(editor):
+        editor.note(
+            "trainer.activation_checkpoint",
+            "CREDIT's recomputation runs the power iteration of spectral norm again: "
+            "losses differ by about 5e-5 while it has not converged; with false they "
+            "do not, and more memory is needed",
+        )
     fsdp2 = editor.get("trainer.parallelism.data") == "fsdp2"
     policy = editor.get("trainer.fsdp2_mp_policy")
     if editor.get("trainer.amp") and policy is not None and not fsdp2:
@@ -332,23 +366,6 @@ def _cautions(editor: ConfigEditor) -> None:
             "loss.variable_weights",
             "CREDIT reads the variables of the first source alone here",
         )
-    twin = any(
-        isinstance(block.get("args"), dict)
-        and block["args"].get("out_key") == "y_target_processed"
-        for block in _steps(editor)
-    )
-    if not twin and not editor.get("metrics"):
-        editor.note(
-            "postblocks.per_step",
-            "CREDIT's metrics fail at the first batch without a reconstruct block from "
-            "y to y_target_processed",
-        )
-
-
-def _steps(editor: ConfigEditor) -> list[dict[str, Any]]:
-    blocks = editor.get("postblocks.per_step")
-    found = blocks.values() if isinstance(blocks, dict) else ()
-    return [block for block in found if isinstance(block, dict)]
 
 
 def sources_equal(editor: ConfigEditor) -> bool:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import yaml
+from jax import lax
 
+from benchmarks.small_models import NOISY, WIDE
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
+from credit_jax.nn import noise
+from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import prepare
@@ -45,13 +53,24 @@ class JaxRun:
         plan = plan_run(config)
         plan.check()
         self.setup = prepare(plan, jax.devices()[:1])
+        if self.is_wide:
+            self.setup = in_float64(self.setup)
         self.steps = self.setup.steps(first_rate_at=self.num_steps)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether both sides compute in float64, see `credit_driver`."""
+        return self.setup.config.model["type"] in WIDE
+
+    def fresh_state(self) -> Any:
+        """Returns the state of a new run, in float32."""
+        return _cast(self.setup.fresh_state(), jnp.float32)
 
     def start(self, folder: Path) -> Any:
         """Returns the state that `--resume` restores."""
         self.store = CheckpointStore(folder)
         runs = RunStore(self.store, self.setup.model_def.param_specs)
-        fresh = self.setup.fresh_state()
+        fresh = self.fresh_state()
         return start_of_run(self.setup.config.trainer, runs, fresh, resume=True)
 
     def train(
@@ -65,15 +84,21 @@ class JaxRun:
             x: inputs of the batches of CREDIT, which must be ours.
         """
         losses: list[float] = []
-        size = self.setup.config.trainer.grad_accum_every
+        config = self.setup.config
+        size, num_forecasts = config.trainer.grad_accum_every, config.data.forecast_len
         batches = islice(self.setup.train_loader.epoch(epoch), self.num_steps)
-        while group := list(islice(batches, size)):
-            for index, batch in enumerate(group, len(losses)):
-                same = x is None or np.array_equal(batch.x, x[index])
-                assert same, "another batch than CREDIT's"
-            state, info = self.steps.train(state, self.steps.place_train(group))
-            losses += map(float, info["loss"])
-        return np.array(losses), state
+        with _numbers(config.model["type"]):
+            state = _cast(state, jnp.float64 if self.is_wide else jnp.float32)
+            while group := list(islice(batches, size)):
+                for index, batch in enumerate(group, len(losses)):
+                    members = np.repeat(batch.x, config.trainer.ensemble_size, axis=0)
+                    same = x is None or np.array_equal(
+                        members, x[index * num_forecasts]
+                    )
+                    assert same, "another batch than CREDIT's"
+                state, info = self.steps.train(state, self.steps.place_train(group))
+                losses += map(float, info["loss"])
+        return np.array(losses), _cast(state, jnp.float32)
 
     def save(self, folder: Path, state: Any, progress: Any) -> None:
         """Writes a checkpoint as the training loop does."""
@@ -81,6 +106,49 @@ class JaxRun:
         runs = RunStore(store, self.setup.model_def.param_specs)
         runs.save(int(state.micro_step), state, progress)
         store.close()
+
+
+def in_float64(setup: Any) -> Any:
+    """The training of a model that computes in float64."""
+    parallel_config = replace(
+        setup.model.parallel_config, precision=Precision.of("float64")
+    )
+    return replace(setup, model=replace(setup.model, parallel_config=parallel_config))
+
+
+@contextmanager
+def _numbers(model: str) -> Iterator[None]:
+    """Float64 and draws by position for the models that `credit_driver` names."""
+    with ExitStack() as stack:
+        if model in WIDE:
+            stack.enter_context(jax.enable_x64(True))
+        if model in NOISY:
+            stack.enter_context(mock.patch.object(noise, "random_normal", drawn))
+        yield
+
+
+def drawn(key: Any, high: Any, low: Any) -> Any:
+    """Replaces random numbers by a function of position, as `credit_driver`.
+
+    It is of (sample, channel) or (sample, row, column, channel).
+    """
+    del key
+    shape = jnp.broadcast_shapes(high.shape, low.shape)
+    steps = (3.0, 5.0) if len(shape) == 2 else (3.0, 1.0, 2.0, 5.0)
+    indices = [
+        jnp.float32(lax.broadcasted_iota(int, shape, i)) for i in range(len(shape))
+    ]
+    return jnp.cos(1.0 + sum(step * i for step, i in zip(steps, indices, strict=True)))
+
+
+def _cast(state: Any, dtype: Any) -> Any:
+    """A state with its floating point numbers in a dtype, on the same devices."""
+
+    def cast(leaf: Any) -> Any:
+        is_floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_floating else leaf
+
+    return jax.tree.map(cast, state)
 
 
 def follow(losses: np.ndarray, expected: np.ndarray, what: str) -> None:
@@ -109,7 +177,7 @@ def credit_goes_on(folder: Path, data: Path) -> tuple[Any, str]:
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     out = folder.with_name(f"{folder.name}_watched")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.reference.trainer_driver", str(path), str(out)],
+        [sys.executable, "-m", "tests.bridge.credit_driver", str(path), str(out)],
         cwd=data,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

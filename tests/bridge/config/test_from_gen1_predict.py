@@ -169,7 +169,7 @@ def test_for_gen2_predict_stays():
     assert "surface_geopotential_file" not in args
     own["static_fields"] = "/another.nc"
     inference, _ = converted("gen2", **own)
-    assert "postblocks" not in inference
+    assert list(inference["postblocks"]["per_step"]) == ["reconstruct"]
     mapping = copy.deepcopy(GEN1) | {"predict": own}
     assert convert_config(mapping, to="gen2")[0]["predict"].keys() == {*own, "mode"}
 

@@ -13,6 +13,7 @@ from benchmarks.configs.survey import ENVIRONMENT, find_configs
 from benchmarks.configs.table import FOLDER
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.fields.tree import TARGET
 from credit_jax.plan import plan_run
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.editor import dotted, leaves, same
@@ -28,7 +29,14 @@ REFUSED = (
     "CREDIT has no postblock era5_normalizer",
 )
 # Sections whose keys mean nothing to training, and keys of the machine.
-_APART = ("demo", "inference_section", "validation_overrides", "trainer", "metrics")
+_APART = (
+    "demo",
+    "inference_section",
+    "validation_overrides",
+    "trainer",
+    "metrics",
+    "postblocks",
+)
 _MACHINE = ("num_devices", "fsdp", "parallelism", "activation_checkpoint")
 
 
@@ -87,6 +95,13 @@ def test_there_and_back(path: str) -> None:
     for name in Config.model_fields:
         if name not in _APART:
             assert getattr(again, name) == getattr(config, name), name
+    assert again.postblocks.post_rollout == config.postblocks.post_rollout
+    steps = [dict(c.postblocks.per_step) for c in (config, again)]
+    # Of the target, for CREDIT's metrics, which no config goes without.
+    added = {name: steps[1].pop(name) for name in set(steps[1]) - set(steps[0])}
+    assert steps[0] == steps[1]
+    for block in added.values():
+        assert block.type == "reconstruct" or TARGET in block.args.values()
     assert again.validation_data == config.validation_data
     trainers = [
         {k: v for k, v in dict(c.trainer).items() if k not in _MACHINE}
