@@ -9,6 +9,8 @@ from .losses import build_loss as build_loss
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
 from .models.parallel_model import build_parallel_model as build_parallel_model
+from .packages.labeled import DatasetForecaster as DatasetForecaster
+from .packages.labeled import open_forecaster as open_forecaster
 from .parallel.mesh.credit import build_device_mesh as build_device_mesh
 from .parallel.mesh.dims import ParallelDims as ParallelDims
 from .parallel.params.precision import Precision as Precision

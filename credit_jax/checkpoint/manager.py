@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,8 +112,23 @@ def _write_replicas_once() -> None:
     By default each replica writes a slice of the array, cut by a separate program that
     XLA compiles at the first save: 600 of them for the demo on 8 devices.
     """
-    ocp.type_handlers.register_type_handler(
-        jax.Array,
-        ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
-        override=True,
+    register_handler(
+        jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
     )
+
+
+def register_handler(kind: type, handler: Any) -> None:
+    """Makes Orbax read and write arrays of a type with a handler, silently.
+
+    Orbax warns of every handler that replaces another one.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "Type handler registry" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_other)
+    try:
+        ocp.type_handlers.register_type_handler(kind, handler, override=True)
+    finally:
+        logger.removeFilter(is_other)

@@ -218,6 +218,11 @@ class GivenState(ForecastData):
             name: {**read.get(name, {}), **self.state.get(name, {})} for name in order
         }
 
+    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
+        """See `ForecastData.path_of`; the arrays are called the initial state."""
+        given = self.state.get(key.split("/")[0], {})
+        return "the initial state" if key in given else super().path_of(key, time, step)
+
 
 def _curvilinear(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
     """(y, x) latitudes and longitudes of the first file of a source that has them."""

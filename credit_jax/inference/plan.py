@@ -114,7 +114,10 @@ class ForecastPlan:
             )
         config = self.inference.output
         variables = choose_outputs(
-            config, {key: shapes[key] for key in order}, self._levels(), pipeline
+            config,
+            {key: shapes[key] for key in order},
+            levels_of(self.config, self.schema),
+            pipeline,
         )
         return Outputs(
             variables,
@@ -131,20 +134,26 @@ class ForecastPlan:
 
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
-        raw = dump_config(self.config)
-        own = raw.get("inference") or {}
-        used = {name: own.get(name) or raw.get(name) for name in _SECTIONS}
-        return {"model": raw["model"], "seed": self.config.seed, **used}
+        return _sections(self.config)
 
-    def _levels(self) -> dict[str, Sequence[float] | None]:
-        """Source -> levels, as listed in the config, or else of the files."""
-        written = self.sections()["data"]["source"]
-        groups = self.schema.target
-        known = {group.source: group.levels for group in groups if group.levels}
-        return {
-            name: source.get("levels") or known.get(name)
-            for name, source in written.items()
-        }
+
+def _sections(config: Config) -> dict[str, Any]:
+    """See `ForecastPlan.sections`."""
+    raw = dump_config(config)
+    own = raw.get("inference") or {}
+    used = {name: own.get(name) or raw.get(name) for name in _SECTIONS}
+    return {"model": raw["model"], "seed": config.seed, **used}
+
+
+def levels_of(
+    config: Config, schema: ChannelSchema
+) -> dict[str, Sequence[float] | None]:
+    """Source -> levels of its forecasts, as listed in the config, or of the files."""
+    known = {group.source: group.levels for group in schema.target if group.levels}
+    return {
+        name: source.get("levels") or known.get(name)
+        for name, source in _sections(config)["data"]["source"].items()
+    }
 
 
 def plan_forecast(

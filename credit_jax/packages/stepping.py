@@ -1,4 +1,4 @@
-"""Forecasts of a package from arrays, step by step."""
+"""Forecasts of a package or a run from arrays, step by step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from credit_jax.config import Config, load_config
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.sources.source import Fields
@@ -21,17 +23,20 @@ from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecast_data import (
     DIAGNOSTIC,
+    ForecastData,
     GivenState,
     open_forecast_data,
 )
 from credit_jax.inference.forecaster import Forecaster
+from credit_jax.inference.member_noise import MemberNoise, member_noise
+from credit_jax.inference.perturbation import noise_perturbation
 from credit_jax.inference.plan import (
     forecast_pipeline,
     forecast_rollout,
     forecast_schema,
 )
-from credit_jax.inference.reading import ForecastReader
-from credit_jax.inference.schedule import Schedule
+from credit_jax.inference.reading import ForecastReader, Perturb
+from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.packages.channels import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
@@ -40,6 +45,8 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
+from credit_jax.training.run_weights import RunWeights
+from credit_jax.transforms import Pipeline
 
 _PROGNOSTIC = "prognostic"
 # Key -> field (batch, level, lat, lon), physical units, float32.
@@ -47,14 +54,15 @@ State = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class PackageForecaster:
-    """A package on a mesh, as a function from states to forecasts.
+class StateForecaster:
+    """A package or a run on a mesh, as a function from states to forecasts.
 
-    Static fields are those of the package; dynamic forcing is read or computed from its
-    sources.
+    Static fields and dynamic forcing are read or computed from the sources of its
+    config; a package has its static fields.
 
     Attributes:
-        package: opened.
+        checkpoint: the package or the run, opened.
+        config: of the forecasts.
         schema: channels of x and y.
         reader: makes the input of the model from prognostic variables and forcing.
         step: of the model.
@@ -62,7 +70,8 @@ class PackageForecaster:
         latitude, longitude: of the grid, degrees.
     """
 
-    package: Package
+    checkpoint: Package | RunWeights
+    config: Config
     schema: ChannelSchema
     reader: ForecastReader
     step: ForecastStep
@@ -87,7 +96,7 @@ class PackageForecaster:
         return self.reader.data.timestep.to_timedelta64()
 
     def forecast(
-        self, state: State, times: np.ndarray
+        self, state: State, times: np.ndarray, members: Sequence[int] | None = None
     ) -> Iterator[dict[str, jax.Array]]:
         """Yields the steps after some states, one after another, without end.
 
@@ -95,20 +104,25 @@ class PackageForecaster:
             state: key -> (batch, level, history_len, lat, lon), physical units, of
                 every prognostic variable.
             times: (batch,) datetime64 of the newest fields of each sample.
+            members: the number of the ensemble member that each sample is: a member
+                above 0 is perturbed as the config says, and each has its noise in
+                models that draw noise; None is member 0.
 
         Yields:
             Key -> (batch, level, lat, lon) of every predicted variable, float32, in
             physical units, on the mesh.
 
         Raises:
-            ValueError: fields are missing or have another shape, or the forcing of a
-                time cannot be read.
+            ValueError: fields are missing or have another shape, the forcing of a time
+                cannot be read, or the perturbation needs earlier states.
         """
         self._check(state, len(times))
-        mesh = self.step.model.mesh
-        carried, constants = self.step.start(
-            place_batch(self._first(state, times), mesh)
-        )
+        return self._steps(_Batch.of(self, times, members), state)
+
+    def _steps(self, batch: _Batch, state: State) -> Iterator[dict[str, jax.Array]]:
+        mesh, times = self.step.model.mesh, batch.times
+        first = place_batch(self._first(state, batch), mesh)
+        carried, constants = self.step.start(first)
         forcing, lacking = self._forcing(times, 0), None
         for number in itertools.count(1):
             if lacking is not None:
@@ -119,22 +133,25 @@ class PackageForecaster:
                 # Only the next step needs this forcing, so the error is raised there.
                 lacking = error
             placed = place_batch(forcing, mesh)
-            carried, fields = self.step(self.weights, carried, constants, placed)
+            noise = batch.noise and batch.noise.of(batch.tasks).fold_in(number)
+            carried, fields = self.step(self.weights, carried, constants, placed, noise)
             rows = self.step.model.model_def.image_height
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
 
-    def _first(self, state: State, times: np.ndarray) -> dict[str, Any]:
+    def _first(self, state: State, batch: _Batch) -> dict[str, Any]:
         """The input of the first step, read sample by sample."""
         every = []
-        for place, time in enumerate(times):
+        for place, (time, task) in enumerate(
+            zip(batch.times, batch.tasks, strict=True)
+        ):
             own = {key: np.asarray(state[key][place]) for key in self.prognostic}
             data = replace(self.reader.data, state=_by_source(own))
             reader = replace(self.reader, data=data)
-            every.append(reader.at([_label(time)]).arrays)
+            every.append(reader.at([time], [task], batch.perturb).arrays)
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *every)
 
-    def _forcing(self, times: np.ndarray, step: int) -> Any:
-        return self.reader.forcing_at([_label(time) for time in times], step)
+    def _forcing(self, times: Sequence[np.datetime64], step: int) -> Any:
+        return self.reader.forcing_at(times, step)
 
     def _check(self, state: State, count: int) -> None:
         grid = self.latitude.shape[0], self.longitude.shape[-1]
@@ -148,8 +165,53 @@ class PackageForecaster:
                 )
 
 
-def _label(time: Any) -> np.datetime64:
-    return date_label(time).to_datetime64()
+@dataclass(frozen=True)
+class _Batch:
+    """The samples of a forecast.
+
+    Attributes:
+        times: labels of their start dates.
+        tasks: their start dates and members, by number.
+        perturb: changes the initial states of members; None changes nothing.
+        noise: of models that draw noise; None for other models.
+    """
+
+    times: Sequence[np.datetime64]
+    tasks: Sequence[Task]
+    perturb: Perturb | None
+    noise: MemberNoise | None
+
+    @classmethod
+    def of(
+        cls,
+        forecaster: StateForecaster,
+        times: np.ndarray,
+        members: Sequence[int] | None,
+    ) -> _Batch:
+        """The samples of `StateForecaster.forecast`."""
+        labels = [date_label(time).to_datetime64() for time in times]
+        members = [0] * len(labels) if members is None else members
+        starts = np.unique(np.array(labels, "datetime64[ns]"))
+        numbers = np.searchsorted(starts, np.array(labels, "datetime64[ns]"))
+        tasks = [Task(int(n), int(m)) for n, m in zip(numbers, members, strict=True)]
+        schedule = replace(
+            forecaster.reader.schedule, starts=starts, num_members=max(members) + 1
+        )
+        seed = forecaster.config.seed
+        noise = member_noise(seed, schedule, forecaster.step.model)
+        inference = forecaster.config.inference or InferenceConfig()
+        if schedule.num_members == 1:
+            return cls(labels, tasks, None, noise)
+        config = inference.perturbation
+        if config.type in ("bred", "lagged"):
+            raise ValueError(
+                f"inference.perturbation.type: {config.type} needs states before the "
+                "start date, which are not given; take gaussian or spherical, or "
+                "credit-jax forecast"
+            )
+        grid = forecaster.latitude, forecaster.longitude
+        perturb = noise_perturbation(config, seed, schedule, *grid)
+        return cls(labels, tasks, perturb, noise)
 
 
 def _by_source(fields: Fields) -> dict[str, Fields]:
@@ -160,64 +222,113 @@ def _by_source(fields: Fields) -> dict[str, Fields]:
 
 
 def load_forecaster(
-    package: Package,
+    checkpoint: Package | RunWeights,
     data: str | Path | None = None,
     overrides: Sequence[str] = (),
     *,
     parallelism: str = "data=none",
+    devices: int | None = None,
     precision: str = "float32",
     matmul_precision: str = "highest",
-) -> PackageForecaster:
-    """Builds the model of a package on a mesh.
+) -> StateForecaster:
+    """Builds the model of a package or a run on a mesh.
 
     Args:
-        package: opened.
-        data: YAML file with the paths of dynamic forcing, if it is in files.
+        checkpoint: the package or the run, opened.
+        data: of a package, YAML file with the paths of dynamic forcing, if it is in
+            files.
         overrides: texts "KEY=VALUE" that replace values of the config.
-        parallelism: the mesh, as in `credit-jax forecast --parallelism`.
+        parallelism, devices: the mesh, and how many devices it has, as in `credit-jax
+            forecast`.
         precision: dtype of activations.
         matmul_precision: see `trainer.matmul_precision`.
 
     Raises:
-        ValueError: the mesh does not fit the model, or forcing has no path.
+        ValueError: the mesh does not fit the model, forcing has no path, or the
+            preblocks regrid the data, so that a state is not on the grid of the model.
     """
-    unread = (DIAGNOSTIC, _PROGNOSTIC)
-    config = package.config(overrides, data, unread=unread)
+    is_package = isinstance(checkpoint, Package)
+    # States are given; files of prognostic variables are opened for their coordinates
+    # where nothing else records them.
+    like, unread = checkpoint.coordinates, [DIAGNOSTIC]
+    if is_package or (like is not None and like.latitude is not None):
+        unread.append(_PROGNOSTIC)
+    if is_package:
+        config = checkpoint.config(overrides, data, unread=unread)
+    else:
+        config = _config_of_run(checkpoint, data, overrides)
     inference = config.inference or InferenceConfig()
     section = inference.data or config.data
     wanted = parse_parallelism(parallelism)
-    devices = forward_devices(wanted)
+    chosen = forward_devices(wanted, devices)
     plan = plan_model(
-        config.model, wanted, num_devices=len(devices), where="parallelism"
+        config.model, wanted, num_devices=len(chosen), where="parallelism"
     )
     policy = default_mp_policy(precision, matmul_precision=matmul_precision)
-    model = plan.build(devices, mp_policy=policy)
+    model = plan.build(chosen, mp_policy=policy)
     pipeline = forecast_pipeline(config, inference)
     opened = open_forecast_data(
         section,
         [config.data.ranges[0][0]],
         1,
         unread=unread,
-        num_levels=_num_levels(package),
-        like=package.coordinates if inference.data is None else None,
+        num_levels=_num_levels(checkpoint) if is_package else {},
+        like=like if inference.data is None else None,
         same_grid=pipeline.grid is None,
     )
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
     given = GivenState(**fields, state=order)
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, given)
-    latitude, longitude = read_grid(package.path / GRID)
-    grid = Axes(as_values(latitude), as_values(longitude), where=str(package.path))
-    pipeline = pipeline.at(opened.schema.as_read(), grid)
-    package.check_data(channel_groups(schema, opened.further), latitude, longitude)
-    schedule = Schedule(np.array([], "datetime64[ns]"), 1, opened.timestep)
+    pipeline, latitude, longitude = _located(checkpoint, pipeline, opened)
+    if is_package:
+        groups = channel_groups(schema, opened.further)
+        checkpoint.check_data(groups, latitude, longitude)
+    else:
+        checkpoint = replace(checkpoint, channels=schema.names)
+    no_dates = np.array([], "datetime64[ns]")
+    schedule = Schedule(no_dates, 1, opened.timestep, opened.calendar)
     reader = ForecastReader(given, pipeline, schedule, schema)
     # With more than one step, each makes the input of the next.
     step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
-    weights = Forecaster(model, *package.restore(model)).weights
-    return PackageForecaster(
-        package, schema, reader, step, weights, latitude, longitude
+    weights = Forecaster(model, *checkpoint.restore(model)).weights
+    return StateForecaster(
+        checkpoint, config, schema, reader, step, weights, latitude, longitude
     )
+
+
+def _config_of_run(
+    run: RunWeights, data: str | Path | None, overrides: Sequence[str]
+) -> Config:
+    if data is not None:
+        raise ValueError(
+            f"data={str(data)!r} belongs to a package; {run.path} is of a run, whose "
+            "config names its data: give overrides, such as "
+            "'data.source.NAME.variables.KIND.path=PATTERN'"
+        )
+    return load_config(run.folder / CONFIG_NAME, overrides, forecasts=True)
+
+
+def _located(
+    checkpoint: Package | RunWeights, pipeline: Pipeline, opened: ForecastData
+) -> tuple[Pipeline, np.ndarray, np.ndarray]:
+    """The transforms at the grid of the data, and its latitudes and longitudes."""
+    layout, like = opened.schema.as_read(), checkpoint.coordinates
+    if isinstance(checkpoint, Package):
+        latitude, longitude = read_grid(checkpoint.path / GRID)
+    elif like is not None and like.latitude is not None:
+        latitude, longitude = np.array(like.latitude), np.array(like.longitude)
+    else:
+        latitude, longitude = opened.coordinates()
+    where = str(checkpoint.path)
+    grid = Axes(as_values(latitude), as_values(longitude), where=where)
+    located = pipeline.at(layout, grid)
+    if located.grid is not None:
+        raise ValueError(
+            f"{where}: its preblocks regrid the data, and a state is on the grid of "
+            "the model; forecast from files with credit-jax forecast"
+        )
+    return located, latitude, longitude
 
 
 def _num_levels(package: Package) -> dict[str, int]:

@@ -44,6 +44,11 @@ class RunWeights:
     run: CheckpointStore
     channels: Mapping[str, tuple[str, ...]] | None = None
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.run.folder.parent
+
     def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
         """The weights on the mesh of a model.
 

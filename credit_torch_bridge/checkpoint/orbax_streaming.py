@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
+from credit_jax.checkpoint.manager import register_handler
 from credit_jax.state_dict.key_plan import Allocate
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArray
 
@@ -52,12 +53,11 @@ class _OneByOne(_handlers.NumpyHandler):
 def one_by_one() -> Iterator[None]:
     """Context manager in which Orbax writes `DiskArray`s one after the other."""
     before = _handlers.get_type_handler(np.ndarray)
-    register = _handlers.register_type_handler
-    register(np.ndarray, _OneByOne(), override=True)
+    register_handler(np.ndarray, _OneByOne())
     try:
         yield
     finally:
-        register(np.ndarray, before, override=True)
+        register_handler(np.ndarray, before)
 
 
 def read_item(

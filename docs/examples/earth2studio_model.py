@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from credit_jax.packages.manifest import MANIFEST, read_manifest
-from credit_jax.packages.package import open_package
-from credit_jax.packages.stepping import PackageForecaster, load_forecaster
+from credit_jax.packages.package import Package, open_package
+from credit_jax.packages.stepping import StateForecaster, load_forecaster
 
 Coords = OrderedDict[str, np.ndarray]
 # (variable, level, number of the level) -> a name of Earth2Studio's lexicon.
@@ -101,11 +101,12 @@ class CreditJax:
     """
 
     def __init__(
-        self, forecaster: PackageForecaster, lexicon: Lexicon = on_pressure_levels
+        self, forecaster: StateForecaster, lexicon: Lexicon = on_pressure_levels
     ) -> None:
         self.forecaster = forecaster
         self.device = torch.device("cpu")
-        channels = forecaster.package.channels
+        assert isinstance(forecaster.checkpoint, Package)
+        channels = forecaster.checkpoint.channels
         states = [c for c in channels["input"] if c["key"] in forecaster.prognostic]
         self._inputs = _names(states, lexicon)
         self._outputs = _names(channels["output"], lexicon)
@@ -235,8 +236,7 @@ class CreditJax:
     @property
     def _order(self) -> list[str]:
         """Keys of the output, in the order of its channels."""
-        channels = self.forecaster.package.channels["output"]
-        return list(dict.fromkeys(own["key"] for own in channels))
+        return list(self.forecaster.schema.target_slices())
 
     def _coords(self, lead: np.ndarray, variables: Sequence[str]) -> Coords:
         return OrderedDict(

@@ -257,7 +257,7 @@ def test_packages_of_earth2studio_are_fetched(example, made, forcing, tmp_path):
             return str(cached)
 
     model = example.CreditJax.load_model(Package(), forcing)
-    folder = model.forecaster.package.path
+    folder = model.forecaster.checkpoint.path
     assert folder != made
     assert folder.exists()
     del model

@@ -1,5 +1,6 @@
 """A run's model and weights on a mesh, for use as a library."""
 
+import logging
 import shutil
 
 import chex
@@ -35,6 +36,14 @@ def test_another_checkpoint_and_the_average(run, folder, x, make_mesh):
         model, *weights = restore(folder, make_mesh(), **chosen)
         y = Forecaster(model, *weights)(x)
         assert_close(y, expected(run, x, scale), 1e-6, str(chosen))
+
+
+def test_nothing_is_printed_or_logged(folder, make_mesh, caplog, capfd):
+    # Commands, which other tests run, silence this logger for good.
+    caplog.set_level(logging.WARNING, "absl")
+    restore(folder, make_mesh())
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
 
 
 def test_options_are_those_of_build_parallel_model(folder, make_mesh):

@@ -1,0 +1,388 @@
+"""Forecasts from and to xarray Datasets: fields by name, with coordinates.
+
+A Dataset is matched by its coordinates: rows, columns, levels and times in another
+order, and dims in any order, are put in that of the model; other values are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of
+from credit_jax.config.inference import InferenceConfig
+from credit_jax.data.calendars import calendar_of, shift_all, to_labels
+from credit_jax.data.channels import ChannelGroup
+from credit_jax.fields.coordinates import SAME_DEGREES, Kind, as_values, places_of
+from credit_jax.inference.forecaster import to_host
+from credit_jax.inference.netcdf import to_dataset
+from credit_jax.inference.outputs import Outputs, choose_outputs, read_attributes
+from credit_jax.inference.plan import levels_of
+from credit_jax.packages.package import Package, is_package, open_package
+from credit_jax.packages.stepping import StateForecaster, load_forecaster
+from credit_jax.training.run_weights import open_weights
+from credit_jax.transforms.unit_names import differ
+
+TIME, MEMBER = "time", "number"
+LATITUDE, LONGITUDE = ("latitude", "lat"), ("longitude", "lon")
+_WHERE = "initial"
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetForecaster:
+    """A trained model as a function from an initial state to a forecast.
+
+    It makes the forecasts of `credit-jax forecast`, with the same values. For gradients
+    and losses there are functions of arrays: `credit_jax.restore`.
+
+    Attributes:
+        states: the model as a function of arrays in physical units.
+    """
+
+    states: StateForecaster
+
+    def __call__(
+        self, initial: xr.Dataset, steps: int, *, members: int | None = None
+    ) -> Iterator[xr.Dataset]:
+        """Yields the steps of a forecast, one after another, as they are computed.
+
+        Args:
+            initial: the prognostic variables in physical units, with the dims time,
+                level (of variables on levels), latitude and longitude in any order. Its
+                times are the start of the forecast and, for models of several input
+                frames, the times before it. Of dask arrays only these variables and
+                levels are read.
+            steps: how many time steps; each is computed when it is asked for.
+            members: number of ensemble members, perturbed as the config says; None for
+                one forecast without the dim "number".
+
+        Yields:
+            Every predicted variable at one time: dims ([number], time, [level],
+            latitude, longitude), float32, in physical units.
+
+        Raises:
+            ValueError: a variable is missing, has other dims, units, coordinates or
+                times, or values that are not finite, or the forcing of a step cannot be
+                read.
+        """
+        if steps < 1 or (members is not None and members < 1):
+            raise ValueError(
+                f"steps is {steps} and members {members}; both must be at least 1"
+            )
+        start, state = self._state(initial)
+        count = 1 if members is None else members
+        # Data-parallel devices share the members, the last of which may be computed
+        # more than once.
+        size = self.states.step.model.axes.num_data
+        numbers = [min(k, count - 1) for k in range(-(-count // size) * size)]
+        many = {
+            key: np.broadcast_to(x[None], (len(numbers), *x.shape))
+            for key, x in state.items()
+        }
+        times = np.full(len(numbers), start)
+        forecast = self.states.forecast(many, times, numbers)
+        return self._labeled(forecast, start, steps, members)
+
+    @property
+    def timestep(self) -> np.timedelta64:
+        """Time between two steps."""
+        return self.states.timestep
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the variables of an initial state."""
+        return tuple(map(_name, self._groups))
+
+    def _labeled(
+        self,
+        forecast: Iterator[Mapping[str, Any]],
+        start: np.datetime64,
+        steps: int,
+        members: int | None,
+    ) -> Iterator[xr.Dataset]:
+        data, outputs = self.states.reader.data, None
+        for number in range(1, steps + 1):
+            fields = {key: to_host(x) for key, x in next(forecast).items()}
+            outputs = outputs or self._outputs(fields)
+            chosen = {
+                key: fields[key] if levels is None else fields[key][:, list(levels)]
+                for key, levels in outputs.wanted.items()
+            }
+            time = data.time(start, number)
+            parts = [
+                to_dataset(
+                    outputs,
+                    [time],
+                    [{key: x[member] for key, x in chosen.items()}],
+                    None if members is None else member,
+                )
+                for member in range(members or 1)
+            ]
+            found = parts[0] if members is None else _side_by_side(parts)
+            for variable in outputs.variables:
+                found[variable.name].attrs |= outputs.attributes_of(variable)
+            yield found
+
+    def _outputs(self, fields: Mapping[str, np.ndarray]) -> Outputs:
+        """The variables that are returned, those of the files of the command."""
+        states = self.states
+        config = (states.config.inference or InferenceConfig()).output
+        order = [key for key in states.schema.target_slices() if key in fields]
+        order += [key for key in fields if key not in order]
+        outputs = Outputs(
+            choose_outputs(
+                config,
+                {key: fields[key].shape[1] for key in order},
+                levels_of(states.config, states.schema),
+                states.reader.pipeline,
+            ),
+            states.latitude,
+            states.longitude,
+            states.reader.data.calendar,
+            read_attributes(config.metadata),
+            states.reader.pipeline.described(states.reader.data.attributes()),
+        )
+        checkpoint = states.checkpoint
+        is_of_package = isinstance(checkpoint, Package)
+        return checkpoint.described(outputs) if is_of_package else outputs
+
+    @cached_property
+    def _groups(self) -> dict[str, ChannelGroup]:
+        """Key -> variable of a state."""
+        groups = {group.var_key: group for group in self.states.schema.input}
+        return {key: groups[key] for key in self.states.prognostic}
+
+    @cached_property
+    def _units(self) -> dict[str, str]:
+        """Key -> units of the variables of a state, those that are known."""
+        known: dict[str, Any] = dict(self.states.reader.data.attributes())
+        if isinstance(self.states.checkpoint, Package):
+            for own in self.states.checkpoint.channels["input"]:
+                known.setdefault(own["key"], own)
+        return {
+            key: str(own["units"]) for key, own in known.items() if own.get("units")
+        }
+
+    def _state(
+        self, initial: xr.Dataset
+    ) -> tuple[np.datetime64, dict[str, np.ndarray]]:
+        """The start date, and key -> (level, time, lat, lon) of a Dataset."""
+        names = {key: _name(key) for key in self._groups}
+        lost = [name for name in names.values() if name not in initial]
+        if lost:
+            raise ValueError(
+                f"{_WHERE}: lacks {', '.join(lost)}; expected a Dataset with "
+                f"{', '.join(names.values())}, got {', '.join(map(str, initial))}"
+            )
+        labels, places = self._times(initial)
+        state = {}
+        for key, name in names.items():
+            array = initial[name]
+            if TIME in array.dims:
+                array = array.isel({TIME: places})
+            elif self.states.history_len > 1:
+                raise ValueError(
+                    f"{_WHERE}: {name} has the dims {array.dims}; expected {TIME}"
+                )
+            state[key] = self._field(array, self._groups[key])
+        return labels[-1], state
+
+    def _times(self, initial: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """The labels of a state in order, and their positions along its dim time."""
+        data, count = self.states.reader.data, self.states.history_len
+        if TIME not in initial.coords:
+            raise ValueError(
+                f"{_WHERE}: has no coordinate {TIME}; give the date of the state"
+            )
+        times = np.atleast_1d(initial[TIME].values)
+        calendar = calendar_of(times, _WHERE)
+        if calendar != data.calendar:
+            raise ValueError(
+                f"{_WHERE}: its times are in the calendar {calendar}, those of the "
+                f"model in {data.calendar}; convert them"
+            )
+        labels = to_labels(times, _WHERE)
+        places = np.argsort(labels)
+        labels = labels[places]
+        before: list[Any] = [-k * data.timestep for k in reversed(range(count))]
+        wanted = [shift_all(labels[-1:], by, calendar)[0] for by in before]
+        if labels.tolist() != np.array(wanted, "datetime64[ns]").tolist():
+            raise ValueError(
+                f"{_WHERE}: has {_dates(labels)}; expected {count} time(s), "
+                f"{_dates(wanted)}: choose them with .sel(time=[...])"
+            )
+        return labels, places
+
+    def _field(self, array: xr.DataArray, group: ChannelGroup) -> np.ndarray:
+        """(level, time, lat, lon) of a variable; only what is needed is read."""
+        name = str(array.name)
+        units, wanted = array.attrs.get("units"), self._units.get(group.var_key)
+        if units and wanted and differ(str(units), wanted):
+            raise ValueError(
+                f"{_WHERE}: {name} is in {units!r}; expected {wanted!r}: convert it"
+            )
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{_WHERE}: {name} holds {array.dtype}; expected numbers")
+        array, space = self._on_grid(array)
+        deep = [dim for dim in array.dims if dim not in (TIME, *space)]
+        has_levels = "/3d/" in group.var_key
+        if len(deep) != int(has_levels):
+            levels = "level, " if has_levels else ""
+            raise ValueError(
+                f"{_WHERE}: {name} has the dims {tuple(array.dims)}; expected "
+                f"({TIME}, {levels}latitude, longitude) in any order"
+            )
+        if deep:
+            array = array.isel({deep[0]: self._levels(array, deep[0], group)})
+        if TIME not in array.dims:
+            array = array.expand_dims(TIME)
+        values = array.transpose(*deep, TIME, *space).values
+        return np.asarray(values if deep else values[None], np.float32)
+
+    def _on_grid(self, array: xr.DataArray) -> tuple[xr.DataArray, tuple[Any, Any]]:
+        """A variable with rows and columns in order, and the names of these dims."""
+        found = {
+            names[0]: next((array[n] for n in names if n in array.coords), None)
+            for names in (LATITUDE, LONGITUDE)
+        }
+        lost = [kind for kind, values in found.items() if values is None]
+        if lost:
+            raise ValueError(
+                f"{_WHERE}: {array.name} has no coordinate {' and '.join(lost)}; its "
+                f"coordinates are {', '.join(map(str, array.coords)) or 'none'}"
+            )
+        latitude, longitude = found.values()
+        assert latitude is not None, "checked above"
+        assert longitude is not None, "checked above"
+        if self.states.latitude.ndim == 2:
+            return self._on_points(array, latitude, longitude)
+        axes: dict[Kind, Any] = {"latitude": latitude, "longitude": longitude}
+        for kind, axis in axes.items():
+            if axis.ndim != 1:
+                raise ValueError(
+                    f"{_WHERE}: {kind} of {array.name} has the dims {axis.dims}; "
+                    "expected one dim"
+                )
+            wanted = as_values(getattr(self.states, kind))
+            there = as_values(axis.values)
+            places = places_of(wanted, there, kind, _WHERE, self._origin)
+            if places is not None:
+                array = array.isel({axis.dims[0]: places})
+        return array, (latitude.dims[0], longitude.dims[0])
+
+    def _on_points(
+        self, array: xr.DataArray, latitude: xr.DataArray, longitude: xr.DataArray
+    ) -> tuple[xr.DataArray, tuple[Any, Any]]:
+        """`_on_grid` for a curvilinear grid, whose points must be in order."""
+        pairs = (latitude, self.states.latitude), (longitude, self.states.longitude)
+        for given, wanted in pairs:
+            same = given.shape == wanted.shape
+            if not same or np.abs(given.values - wanted).max() > SAME_DEGREES:
+                raise ValueError(
+                    f"{_WHERE}: {given.name} of {array.name} differs from that of "
+                    f"{self._origin}, a curvilinear grid of {wanted.shape}"
+                )
+        return array, (latitude.dims[0], latitude.dims[1])
+
+    def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:
+        """Positions of the levels of the model along a dim."""
+        listed = levels_of(self.states.config, self.states.schema).get(group.source)
+        # A config may list values that are only near those of the files.
+        choices = [own for own in (group.levels, listed) if own is not None]
+        wanted = choices or [np.arange(group.n_levels)]
+        if dim not in array.coords:
+            raise ValueError(
+                f"{_WHERE}: {array.name} has no coordinate {dim}; expected the levels "
+                f"{', '.join(f'{value:g}' for value in wanted[0])}"
+            )
+        errors = []
+        for own in wanted:
+            there = array[dim].values
+            try:
+                places = places_of(own, there, "level", _WHERE, self._origin, some=True)
+            except ValueError as error:
+                errors.append(error)
+            else:
+                return slice(None) if places is None else places
+        raise errors[0]
+
+    @property
+    def _origin(self) -> str:
+        return str(self.states.checkpoint.path)
+
+
+def _side_by_side(members: Sequence[xr.Dataset]) -> xr.Dataset:
+    """One Dataset of the members of an ensemble, which have the same coordinates."""
+    options: dict[str, Any] = {"data_vars": "all", "coords": "minimal"}
+    return xr.concat(members, MEMBER, compat="override", join="exact", **options)
+
+
+def _name(key: str) -> str:
+    """The name of a variable in a Dataset, as in the files of the command."""
+    return key.split("/")[-1]
+
+
+def _dates(labels: Sequence[np.datetime64] | np.ndarray) -> str:
+    return ", ".join(str(label)[:16] for label in labels[:5]) + (
+        " ..." if len(labels) > 5 else ""
+    )
+
+
+def open_forecaster(
+    source: str | Path,
+    *,
+    data: str | Path | None = None,
+    step: int | None = None,
+    weights: str | None = None,
+    overrides: Sequence[str] = (),
+    parallelism: str = "data=none",
+    devices: int | None = None,
+    precision: str = "float32",
+    matmul_precision: str = "highest",
+) -> DatasetForecaster:
+    """Opens a run or a package as a function of xarray Datasets.
+
+    Args:
+        source: folder of a run of `credit-jax train` or `convert`, or of a package.
+        data: of a package, YAML file that says where its dynamic forcing is.
+        step: which checkpoint of a run; None is the newest.
+        weights: "average", "last", or None for the moving average if there is one.
+        overrides: texts "KEY=VALUE" that replace values of the config.
+        parallelism, devices: the mesh, and how many devices it has, as in `credit-jax
+            forecast`.
+        precision: dtype of activations.
+        matmul_precision: see `trainer.matmul_precision`.
+
+    Raises:
+        FileNotFoundError: there is no run and no package.
+        ValueError: a file of it is invalid, the mesh does not fit the model, or forcing
+            has no path.
+    """
+    checkpoint: Any
+    if is_package(source):
+        checkpoint = open_package(source)
+        held = AVERAGE if checkpoint.average else LAST
+        if weights not in (None, held) or step not in (None, checkpoint.step):
+            raise ValueError(
+                f"{source} is a package of the {label_of(average=checkpoint.average)} "
+                f"of checkpoint {checkpoint.step}; got weights={weights!r}, "
+                f"step={step}: leave them out, or open the run"
+            )
+    else:
+        checkpoint = open_weights(source, step, weights)
+    states = load_forecaster(
+        checkpoint,
+        data,
+        overrides,
+        parallelism=parallelism,
+        devices=devices,
+        precision=precision,
+        matmul_precision=matmul_precision,
+    )
+    return DatasetForecaster(states)

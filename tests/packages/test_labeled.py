@@ -1,0 +1,227 @@
+"""`open_forecaster`: forecasts from and to xarray Datasets, those of the command."""
+
+import dataclasses
+import os
+import shutil
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.commands import OK
+from credit_jax.forecast import __main__ as forecast
+from credit_jax.packages.labeled import open_forecaster
+from credit_jax.training.run_weights import open_weights
+from tests.support import assert_close
+
+START = np.datetime64("2000-01-01", "ns")
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(run, tmp_path_factory):
+    """The folder of a run, with its config."""
+    out = tmp_path_factory.mktemp("labeled") / "run"
+    shutil.copytree(run.parent / "run", out)
+    shutil.copyfile(run, out / "model.yml")
+    return out
+
+
+@pytest.fixture(scope="module")
+def forecaster(folder):
+    return open_forecaster(folder)
+
+
+@pytest.fixture(scope="module")
+def initial(world):
+    """The state of the start date, as it is in the file."""
+    with xr.open_dataset(world / "w_2000.nc") as fields:
+        return fields.sel(time=[START]).load()
+
+
+@pytest.fixture(scope="module")
+def expected(run, tmp_path_factory):
+    """The forecast of two members by the command."""
+    out = tmp_path_factory.mktemp("command")
+    options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    options += ["--out", os.fspath(out), "--init-time", "2000-01-01", "--cache", "none"]
+    options += ["--steps", str(STEPS), "--format", "netcdf", "--members", "2"]
+    assert forecast.main(options) == OK
+    members = []
+    for member in range(2):
+        files = sorted(out.glob(f"*/member_{member:03d}/*.nc"))
+        assert len(files) == STEPS
+        members.append([xr.load_dataset(file) for file in files])
+    return members
+
+
+def assert_same(found, wanted):
+    """Asserts that two Datasets have the same values and coordinates."""
+    assert set(found.data_vars) == set(wanted.data_vars)
+    for name, array in wanted.variables.items():
+        assert found[name].dims == array.dims, name
+        np.testing.assert_array_equal(found[name].values, array.values, name)
+
+
+def shuffled(initial):
+    """The same state with rows, columns, levels and dims in other orders, in chunks."""
+    turned = initial.isel(
+        latitude=slice(None, None, -1),
+        level=[2, 0, 1],
+        longitude=[3, 0, 1, 2, 4, *range(5, 10)],
+    )
+    turned = turned.assign_coords(longitude=(turned.longitude + 180) % 360 - 180)
+    dims = ("longitude", "time", "level", "latitude")
+    return turned.transpose(*dims).chunk(latitude=2, level=1)
+
+
+@pytest.mark.parametrize("change", [lambda state: state, shuffled])
+def test_the_forecast_is_that_of_the_command(forecaster, initial, expected, change):
+    steps = [*forecaster(change(initial), STEPS)]
+    assert len(steps) == STEPS
+    for found, wanted in zip(steps, expected[0], strict=True):
+        assert_same(found, wanted.drop_vars("number"))
+    assert steps[0]["T"].dims == ("time", "level", "latitude", "longitude")
+
+
+def test_members_are_those_of_the_command(forecaster, initial, expected):
+    steps = [*forecaster(initial, STEPS, members=2)]
+    for place, found in enumerate(steps):
+        assert found.number.values.tolist() == [0, 1]
+        for member in range(2):
+            assert_same(found.isel(number=member), expected[member][place])
+    assert not steps[0]["T"][0].equals(steps[0]["T"][1])
+
+
+def test_members_on_a_mesh(folder, forecaster, initial):
+    """Three members on two data-parallel devices, of two latitude shards each."""
+    split = open_forecaster(folder, parallelism="data=ddp,domain=2", devices=4)
+    found = next(split(initial, 1, members=3))
+    wanted = next(forecaster(initial, 1, members=3))
+    assert found.number.values.tolist() == [0, 1, 2]
+    for name in ("T", "U", "SP", "TP"):
+        assert_close(found[name].values, wanted[name].values, 1e-6, name)
+
+
+def test_a_package_has_the_same_values(made, data, initial, expected):
+    found = next(open_forecaster(made, data=data)(initial, 1))
+    assert_same(found, expected[0][0].drop_vars("number"))
+    with pytest.raises(ValueError, match="package of the moving average"):
+        open_forecaster(made, data=data, weights="last")
+
+
+def test_a_forecast_goes_on_from_its_last_state(forecaster, initial, expected):
+    first = next(forecaster(initial, 1))
+    found = next(forecaster(first, 1))
+    wanted = expected[0][1]
+    for name in ("T", "U", "SP", "TP"):
+        scale = np.abs(wanted[name].values).max()
+        assert np.abs(found[name].values - wanted[name].values).max() <= 1e-5 * scale, (
+            name
+        )
+
+
+def test_steps_are_computed_when_they_are_asked_for(forecaster, initial, monkeypatch):
+    calls = []
+    reader = type(forecaster.states.reader)
+    read = reader.forcing_at
+
+    def counted(self, starts, step):
+        calls.append(step)
+        return read(self, starts, step)
+
+    monkeypatch.setattr(reader, "forcing_at", counted)
+    steps = forecaster(initial, 1000)
+    assert calls == []
+    next(steps)
+    assert calls == [0, 1]
+
+
+def test_only_what_is_needed_of_dask_arrays_is_read(forecaster, initial):
+    def fail(block):
+        raise AssertionError("this chunk is not needed")
+
+    lazy = initial.chunk(level=1)
+    # Level 2 and TP are not in a state.
+    bad = lazy["T"].isel(level=[1]).map_blocks(fail, template=lazy["T"].isel(level=[1]))
+    levels = [lazy["T"].isel(level=[0]), bad, lazy["T"].isel(level=[2])]
+    lazy["T"] = xr.concat(levels, "level")
+    lazy["TP"] = lazy["TP"].map_blocks(fail, template=lazy["TP"])
+    assert np.isfinite(next(forecaster(lazy, 1))["T"].values).all()
+
+
+def test_files_of_states_are_not_needed(forecaster, folder, tmp_path, initial):
+    """Where a checkpoint records coordinates, the data of the run may be elsewhere."""
+    located = forecaster.states.reader.data.located()
+    last = open_weights(folder, None, "average")
+    params, state = last.on_host(forecaster.states.step.model.model_def)
+    progress = Progress(epoch=0, coordinates=located.to_json())
+    store = CheckpointStore(tmp_path / "run")
+    store.save(3, {"weights": {"params": params, **state}}, progress)
+    store.close()
+    shutil.copyfile(folder / "model.yml", tmp_path / "run/model.yml")
+    gone = "data.source.ERA5.variables.prognostic.path=/nowhere/w_%Y.nc"
+    moved = open_forecaster(tmp_path / "run", overrides=[gone])
+    assert_same(next(moved(initial, 1)), next(forecaster(initial, 1)))
+    with pytest.raises(FileNotFoundError, match="no file matches '/nowhere"):
+        open_forecaster(folder, overrides=[gone])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.drop_vars(["T", "SP"]), "lacks T, SP; expected a Dataset with"),
+        (lambda s: s.drop_vars("latitude"), "U has no coordinate latitude"),
+        (lambda s: s.drop_vars("level"), "no coordinate level; expected the levels 1"),
+        (lambda s: s.drop_vars("time"), "has no coordinate time"),
+        (lambda s: s.assign_coords(latitude=s.latitude + 1), "6 latitudes run from 76"),
+        (lambda s: s.isel(longitude=slice(1, None)), "9 longitudes run from"),
+        (lambda s: s.assign_coords(level=[1.0, 2.0, 7.0]), "has the levels"),
+        (
+            lambda s: s.isel(level=0),
+            r"has the dims \('time', 'latitude', 'longitude'\)",
+        ),
+        (lambda s: s.expand_dims(number=2), r"expected \(time, level, latitude"),
+        (
+            lambda s: xr.concat(
+                [s, s.assign_coords(time=s.time + np.timedelta64(6, "h"))], "time"
+            ),
+            "expected 1 time",
+        ),
+        (
+            lambda s: s.assign(T=s["T"] * np.nan),
+            "the initial state: T .* NaN or infinite",
+        ),
+        (lambda s: s.assign(T=s["T"].astype(str)), "T holds <U"),
+        (lambda s: s.convert_calendar("noleap"), "in the calendar noleap"),
+    ],
+)
+def test_other_states_are_refused(forecaster, initial, change, words):
+    with pytest.raises(ValueError, match=words):
+        next(forecaster(change(initial), 1))
+
+
+def test_another_unit_is_refused(forecaster, initial):
+    known = dataclasses.replace(forecaster)
+    vars(known)["_units"] = {"ERA5/prognostic/3d/T": "K"}
+    other = initial.assign(T=initial["T"].assign_attrs(units="degC"))
+    with pytest.raises(ValueError, match="T is in 'degC'; expected 'K': convert it"):
+        known(other, 1)
+    assert known._units.keys() <= {*forecaster.states.prognostic}
+
+
+def test_numbers_below_one_and_runs_without_checkpoints(forecaster, initial, tmp_path):
+    with pytest.raises(ValueError, match="steps is 0"):
+        forecaster(initial, 0)
+    with pytest.raises(ValueError, match="members 0"):
+        forecaster(initial, 1, members=0)
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+        open_forecaster(tmp_path)
+
+
+@pytest.mark.parametrize("type_", ["bred", "lagged"])
+def test_perturbations_that_need_earlier_states(folder, initial, type_):
+    other = open_forecaster(folder, overrides=[f"inference.perturbation.type={type_}"])
+    with pytest.raises(ValueError, match=f"{type_} needs states before the start"):
+        other(initial, 1, members=2)
