@@ -26,8 +26,9 @@ def run(world, tmp_path, tiny_model):
     config = write_yaml(tmp_path / "model.yml", mapping)
     model_def = build(mapping["model"])
     keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(model_def.init(keys[0]))
-    model_state = jax.device_get(model_def.init_model_state(keys[1]))
+    params = model_def.init(keys[0])
+    model_state = model_def.init_model_state(keys[1], params)
+    params, model_state = jax.device_get((params, model_state))
     ema = {path: AVERAGED * value for path, value in params.items()}
     assert PACKED not in params, "checkpoints hold every parameter by its path"
     store = CheckpointStore(tmp_path / "run")

@@ -159,10 +159,13 @@ def random_case(
 ) -> Case:
     """Random weights and batches, for runs without CREDIT."""
     model_def = build(config["model"])
-    keys = jax.random.split(jax.random.key(config["seed"]))
-    params, model_state = jax.jit(
-        lambda keys: (model_def.init(keys[0]), model_def.init_model_state(keys[1]))
-    )(keys)
+
+    @jax.jit
+    def init(keys: Any) -> Any:
+        params = model_def.init(keys[0])
+        return params, model_def.init_model_state(keys[1], params)
+
+    params, model_state = init(jax.random.split(jax.random.key(config["seed"])))
     rng = np.random.default_rng(config["seed"])
     batch = config["trainer"]["train_batch_size"]
     shape = (num_steps, batch, model_def.input_channels, 1)

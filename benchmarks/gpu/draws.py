@@ -70,14 +70,9 @@ def drawn_state(model_def: ModelDef) -> State:
 
 def _filled(model_def: ModelDef, value: float) -> State:
     """The state dict of weights that are all one number."""
-    start = jax.random.key(0)
-    shapes = (model_def.init, model_def.init_model_state)
     filled: Any = [
-        jax.tree.map(
-            lambda leaf: np.full(leaf.shape, value, leaf.dtype),
-            jax.eval_shape(function, start),
-        )
-        for function in shapes
+        jax.tree.map(lambda leaf: np.full(leaf.shape, value, leaf.dtype), like)
+        for like in (model_def.param_specs, model_def.model_state_shapes)
     ]
     return to_state_dict(model_def, *filled)
 

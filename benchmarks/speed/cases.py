@@ -130,8 +130,9 @@ def _scratch() -> Path:
 def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and model state of a case, on the host."""
     keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(jax.jit(case.model_def.init)(keys[0]))
-    return params, jax.device_get(jax.jit(case.model_def.init_model_state)(keys[1]))
+    params = jax.jit(case.model_def.init)(keys[0])
+    model_state = jax.jit(case.model_def.init_model_state)(keys[1], params)
+    return jax.device_get((params, model_state))
 
 
 def make_case(name: str, model_type: str | None = None) -> Case:

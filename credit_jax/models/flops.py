@@ -36,13 +36,13 @@ def gradient_flops(model_def: ModelDef) -> float:
     specs = model_def.network_inputs.items()
     inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in specs}
     key = jax.random.key(0)
-    state = jax.eval_shape(model_def.init_model_state, key)
+    batch_stats = model_def.model_state_shapes[BATCH_STATS]
 
     def forward(weights: Any, inputs: Any, batch_stats: Any, key: Any) -> Any:
         context = Context(noise=Noise(key))
         return model_def.apply(weights, inputs, context, batch_stats).sum()
 
-    return count_flops(jax.grad(forward), weights, inputs, state[BATCH_STATS], key)
+    return count_flops(jax.grad(forward), weights, inputs, batch_stats, key)
 
 
 def flops_of(program: Any) -> float:

@@ -91,6 +91,23 @@ class ModelDef:
             specs.setdefault(norm, {})[name] = param_spec_of(variable)
         return specs
 
+    @cached_property
+    def model_state_shapes(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Shapes and dtypes of the collections of `nn.model_state`, as in them."""
+        shaped = jax.ShapeDtypeStruct
+        vectors = {
+            path: {
+                side: shaped(shape, jnp.float32)
+                for side, shape in spectral_norm.spectral_norm_shapes(spec).items()
+            }
+            for path, spec in self.matrices.items()
+        }
+        batch_stats = {
+            path: {name: shaped(spec.shape, spec.dtype) for name, spec in specs.items()}
+            for path, specs in self.batch_stats.items()
+        }
+        return {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
+
     @property
     def trainable(self) -> dict[str, ParamSpec]:
         """Specs of the parameters that are not frozen."""
@@ -256,15 +273,22 @@ class ModelDef:
     def init_model_state(
         self,
         key: Array,
+        weights: Weights,
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
+        *,
+        alone: bool = False,
     ) -> ModelState:
         """Returns the initial collections of `nn.model_state`.
 
         Args:
             key, specs, degrees: as for `init`.
+            weights: the initial parameters, as returned by `init`.
+            alone: see `parallel.compiler.loops_hold_collectives`.
         """
-        vectors = spectral_norm.init_spectral_norm(key, self.matrices, specs, degrees)
+        vectors = spectral_norm.init_spectral_norm(
+            key, weights, self.matrices, specs, degrees, alone=alone
+        )
         return {SPECTRAL_NORM: vectors, BATCH_STATS: self._fresh_batch_stats()}
 
     def _fresh_batch_stats(self) -> Collection:

@@ -25,6 +25,7 @@ from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, Mo
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel import scopes
 from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.mesh.degrees import ETP
 from credit_jax.parallel.mesh.device_mesh import all_devices, mesh_of_degrees
@@ -132,9 +133,10 @@ class ParallelModel:
 
         Returns:
             The weights, sharded by `packed_specs`; and the model state
-            (`nn.model_state`), sharded by `model_state_specs`.
+            (`nn.model_state`), sharded by `model_state_specs`. `apply` of both is of
+            the size of a trained model's output.
         """
-        return self._init(key)
+        return self._init[is_outermost(key)](key)
 
     def apply(
         self,
@@ -214,9 +216,12 @@ class ParallelModel:
         return jax.jit(run)
 
     @cached_property
-    def _init(self) -> Callable[[Array], tuple[Weights, ModelState]]:
+    def _init(self) -> dict[bool, Callable[[Array], tuple[Weights, ModelState]]]:
+        return {alone: self._init_of(alone) for alone in (False, True)}
+
+    def _init_of(self, alone: bool) -> Callable[[Array], tuple[Weights, ModelState]]:
         body = self.parallel_config.shard_map(
-            lambda key: self.local_init(key)[:2],
+            lambda key: self.local_init(key, alone=alone)[:2],
             in_specs=PartitionSpec(),
             out_specs=(self.packed_specs, self.model_state_specs),
         )
@@ -245,12 +250,21 @@ class ParallelModel:
         fuse = self.shard_map(body, batch_specs=None, out_specs=self.packed_specs)
         return lambda params, model_state: fuse(params, model_state, None)
 
-    def local_init(self, key: Array) -> tuple[Weights, ModelState, Array]:
-        """Returns local shards of initial weights and state, and a key for dropout."""
+    def local_init(
+        self, key: Array, *, alone: bool = False
+    ) -> tuple[Weights, ModelState, Array]:
+        """Returns local shards of initial weights and state, and a key for dropout.
+
+        Args:
+            key: typed PRNG key.
+            alone: see `parallel.compiler.loops_hold_collectives`.
+        """
         degrees = dict(self.mesh.shape)
         weights_key, state_key, dropout_key = jax.random.split(key, 3)
         params = self.model_def.init(weights_key, self.specs, degrees)
-        model_state = self.model_def.init_model_state(state_key, self.specs, degrees)
+        model_state = self.model_def.init_model_state(
+            state_key, params, self.specs, degrees, alone=alone
+        )
         return pack(params, self.model_def.param_specs), model_state, dropout_key
 
     def local_forward(

@@ -20,6 +20,9 @@ LARGE = 2**16
 # Values of the matrices of a family, if its size is limited.
 MOST_VALUES = 2**25
 
+# Shapes of the vectors u and v of matrices, by path and side.
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+
 
 @dataclass(frozen=True)
 class MatrixGroup:
@@ -68,12 +71,12 @@ class MatrixGroup:
         return terms.reshape(len(terms), -1)
 
     def unstack(
-        self, rows: Array, side: str, like: Collection, into: Collection
+        self, rows: Array, side: str, shapes: Shapes, into: Collection
     ) -> Collection:
-        """Returns `into` plus the rows, in the shapes of `like`: inverts `stack`."""
+        """Returns `into` plus the rows, in shapes by path and side: inverts `stack`."""
         out = dict(into)
         for path, part in self.parts(rows):
-            out[path] = {**out[path], side: part.reshape(like[path][side].shape)}
+            out[path] = {**out[path], side: part.reshape(shapes[path][side])}
         return out
 
     def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
@@ -111,11 +114,11 @@ class MatrixFamily:
         return [group.stack(state, side) for group in self.groups]
 
     def with_rows(
-        self, rows: Sequence[Array], side: str, like: Collection, into: Collection
+        self, rows: Sequence[Array], side: str, shapes: Shapes, into: Collection
     ) -> Collection:
-        """Returns `into` plus the rows, in the shapes of `like`: inverts `rows`."""
+        """Returns `into` plus the rows, in shapes by path and side: inverts `rows`."""
         for group, own in zip(self.groups, rows, strict=True):
-            into = group.unstack(own, side, like, into)
+            into = group.unstack(own, side, shapes, into)
         return into
 
     def paths(self) -> Iterator[tuple[str, ParamSpec]]:

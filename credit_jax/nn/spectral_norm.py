@@ -29,6 +29,7 @@ from credit_jax.kernels import (
 )
 from credit_jax.nn.matrix_groups import (
     MatrixFamily,
+    Shapes,
     group_matrices,
     matrix_families,
 )
@@ -40,8 +41,8 @@ from credit_jax.ops.compensated import (
     quotient,
     two_sum,
 )
-from credit_jax.ops.packed import Rows, Side
-from credit_jax.ops.vma import varying_axes
+from credit_jax.ops.packed import Side
+from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum_each, pvary_each
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.init import initialize
@@ -53,14 +54,22 @@ Weights = dict[str, Array]
 
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
+# Power iterations at the start, as in torch.nn.utils.parametrizations.spectral_norm.
+ITERATIONS = 15
 
 
-def spectral_norm_shapes(param_spec: ParamSpec) -> dict[str, tuple[int, ...]]:
-    """Returns the global shapes of u (output dims) and v (input dims) of a matrix.
+def spectral_norm_shapes(
+    param_spec: ParamSpec, shape: tuple[int, ...] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of u (output dims) and v (input dims) of a matrix.
 
     The dim of stacked blocks, if any, comes first.
+
+    Args:
+        param_spec: spec of the matrix.
+        shape: shape of a shard of it; None for global shapes.
     """
-    shape = param_spec.shape
+    shape = shape or param_spec.shape
     lead = shape[:1] if param_spec.is_stacked else ()
     out = param_spec.matrix_out or ()
     return {
@@ -71,43 +80,56 @@ def spectral_norm_shapes(param_spec: ParamSpec) -> dict[str, tuple[int, ...]]:
 
 def init_spectral_norm(
     key: Array,
+    weights: Weights,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
+    *,
+    alone: bool = False,
 ) -> Collection:
-    """Draws local shards of u and v for every matrix: normalized N(0, 1), as in torch.
+    """Returns local shards of u and v for every matrix, after `ITERATIONS`.
+
+    torch.nn.utils.spectral_norm begins with random vectors, whose sigma may be near 0:
+    a model that is evaluated before it is trained then gives values of 1e20.
 
     Args:
-        key: typed PRNG key.
+        key: typed PRNG key, by which the first u are drawn from N(0, 1).
+        weights: local shards of the initial parameters, by path.
         param_specs: specs of the normalized matrices, by path.
         specs: PartitionSpec of each matrix; None for unsharded vectors.
         degrees: size of every mesh axis that `specs` names.
+        alone: see `loops_hold_collectives`.
     """
     drawn: dict[str, ParamSpec] = {}
     drawn_specs: dict[str, PartitionSpec] = {}
     for path, param_spec in param_specs.items():
+        shape = spectral_norm_shapes(param_spec)["u"]
+        dims = (LAYERS,) if param_spec.is_stacked else ()
+        dims += (None,) * (len(shape) - len(dims))
+        drawn[path] = ParamSpec(shape, dims, Initializer("normal", 1))
         spec = specs[path] if specs else PartitionSpec()
-        for name, shape in spectral_norm_shapes(param_spec).items():
-            dims = (LAYERS,) if param_spec.is_stacked else ()
-            dims += (None,) * (len(shape) - len(dims))
-            drawn[f"{path}:{name}"] = ParamSpec(shape, dims, Initializer("normal", 1))
-            drawn_specs[f"{path}:{name}"] = matrix_specs(param_spec, spec)[name]
-    values = initialize(drawn, key, drawn_specs if specs else None, degrees)
-    raw = {
-        path: {side: values[f"{path}:{side}"] for side in ("u", "v")}
-        for path in param_specs
+        drawn_specs[path] = matrix_specs(param_spec, spec)["u"]
+    first = initialize(drawn, key, drawn_specs if specs else None, degrees)
+    families = _families(param_specs, specs, weights)
+    matrices = [family.matrices(weights) for family in families]
+    start = {path: {"u": u} for path, u in first.items()}
+    # A power iteration returns u that vary as the matrices do, except where it sums.
+    us = [
+        pvary(packed.pack(family.rows(start, "u")), sorted(axes - {*family.axes("v")}))
+        for family, own in zip(families, matrices, strict=True)
+        for axes in [varying_axes(own[0])]
+    ]
+
+    def again(us: list[Array], _: None) -> tuple[list[Array], list[Array]]:
+        return _power_iteration(families, matrices, us)
+
+    unroll = _unroll(ITERATIONS, param_specs, specs, alone=alone)
+    us, all_vs = lax.scan(again, us, length=ITERATIONS, unroll=unroll)
+    shapes = {
+        p: spectral_norm_shapes(d, weights[p].shape) for p, d in param_specs.items()
     }
-    state: Collection = {path: {} for path in param_specs}
-    groups = group_matrices(param_specs, specs)
-    for side in ("u", "v"):
-        rows = [group.stack(raw, side) for group in groups]
-        squares = psum_each(
-            [jnp.sum(row * row, -1, keepdims=True) for row in rows],
-            [group.axes(side) for group in groups],
-        )
-        for group, row, square in zip(groups, rows, squares, strict=True):
-            state = group.unstack(row / _norm(square), side, raw, state)
-    return state
+    vectors: dict[Side, list[Array]] = {"u": us, "v": [vs[-1] for vs in all_vs]}
+    return _with_vectors(families, matrices, vectors, shapes, {p: {} for p in shapes})
 
 
 def iterate(
@@ -146,8 +168,7 @@ def _of_all_calls(
     A single loop iterates all matrices as often as the most called one requires.
     """
     turns = max(param_spec.calls for param_spec in matrices.values()) - 1
-    split = specs and any(split_axes(entry) for p in matrices for entry in specs[p])
-    unroll = turns if split and not loops_hold_collectives() else 1
+    unroll = _unroll(turns, matrices, specs)
 
     def again(last: Collection, _: None) -> tuple[Collection, Collection]:
         new = _iterated(weights, last, matrices, specs)
@@ -161,6 +182,18 @@ def _of_all_calls(
         return jnp.moveaxis(both, 0, _calls_dim(matrices[path]))
 
     return {path: {side: joined(path, side) for side in ("u", "v")} for path in first}
+
+
+def _unroll(
+    turns: int,
+    matrices: Iterable[str],
+    specs: Mapping[str, PartitionSpec] | None,
+    *,
+    alone: bool = False,
+) -> int:
+    """Returns how many turns of a loop of power iterations to write out: one or all."""
+    split = specs and any(split_axes(entry) for p in matrices for entry in specs[p])
+    return turns if split and not loops_hold_collectives(alone=alone) else 1
 
 
 def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Collection:
@@ -266,15 +299,37 @@ def _iterated(
     families = _families(matrices, specs, weights)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     stacked = [jax.lax.stop_gradient(family.matrices(weights)) for family in families]
-    vectors = [packed.pack(family.rows(state, "u")) for family in families]
-    sides: tuple[tuple[Side, Side], ...] = (("u", "v"), ("v", "u"))
-    for given, side in sides:
-        mapped = _products(families, stacked, vectors, given)
-        shapes = [packed.rows_of(own, side) for own in stacked]
-        vectors = _unit(families, mapped, shapes, side)
-        for family, own, rows in zip(families, vectors, shapes, strict=True):
-            new = family.with_rows(packed.unpack(own, rows), side, state, new)
-    return new
+    us = [packed.pack(family.rows(state, "u")) for family in families]
+    us, vs = _power_iteration(families, stacked, us)
+    shapes = {
+        p: {side: array.shape for side, array in state[p].items()} for p in matrices
+    }
+    return _with_vectors(families, stacked, {"u": us, "v": vs}, shapes, new)
+
+
+def _power_iteration(
+    families: Sequence[MatrixFamily],
+    matrices: Sequence[Sequence[Array]],
+    us: Sequence[Array],
+) -> tuple[list[Array], list[Array]]:
+    """Returns v = W'u / |W'u| and then u = Wv / |Wv|, as (u, v), packed by family."""
+    vs = _unit(families, matrices, _products(families, matrices, us, "u"), "v")
+    return _unit(families, matrices, _products(families, matrices, vs, "v"), "u"), vs
+
+
+def _with_vectors(
+    families: Sequence[MatrixFamily],
+    matrices: Sequence[Sequence[Array]],
+    vectors: Mapping[Side, Sequence[Array]],
+    shapes: Shapes,
+    into: Collection,
+) -> Collection:
+    """Returns `into` plus the packed vectors of families, in their shapes by path."""
+    for side, own in vectors.items():
+        for family, each, packed_rows in zip(families, matrices, own, strict=True):
+            rows = packed.unpack(packed_rows, packed.rows_of(each, side))
+            into = family.with_rows(rows, side, shapes, into)
+    return into
 
 
 def _divided(
@@ -366,11 +421,12 @@ def _products(
 
 def _unit(
     families: Sequence[MatrixFamily],
+    matrices: Sequence[Sequence[Array]],
     vectors: Sequence[Array],
-    shapes: Sequence[Rows],
     side: Side,
 ) -> list[Array]:
-    """Returns unit vectors x / max(|x|, epsilon) for each row of packed vectors."""
+    """Returns unit vectors x / max(|x|, epsilon) for each row of packed u or v."""
+    shapes = [packed.rows_of(own, side) for own in matrices]
     squares = psum_each(
         [packed_dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
         [family.axes(side) for family in families],

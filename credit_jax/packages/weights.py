@@ -7,7 +7,6 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -86,7 +85,7 @@ def _dtypes(
     found: Mapping[str, np.ndarray], plan: KeyPlan, model_def: ModelDef
 ) -> list[str]:
     """Arrays with another dtype than in the model, one line each."""
-    state = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
+    state = model_def.model_state_shapes
     lines = []
     for entry in plan.entries:
         like = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jaxlib.version
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from credit_jax.kernels import platform
@@ -202,7 +203,7 @@ def check_options(options: Options) -> None:
         )
 
 
-def loops_hold_collectives() -> bool:
+def loops_hold_collectives(*, alone: bool = False) -> bool:
     """Whether a loop may contain collectives on the current mesh.
 
     XLA on CPU orders two collectives of a program by their start, not by their end. A
@@ -210,8 +211,17 @@ def loops_hold_collectives() -> bool:
     does not depend on the loop may run concurrently with those inside of it. Devices
     then execute collectives in different orders, and hang or exchange wrong values
     (jaxlib 0.10.2; openxla/xla xla/runtime/execution_graph.cc, "scheduling" edges).
+
+    Args:
+        alone: whether every other collective of the program depends on the loop, or
+            the loop on it, so that none can run beside it.
     """
-    return platform() != "cpu"
+    return alone or platform() != "cpu"
+
+
+def is_outermost(*args: Any) -> bool:
+    """Whether a jitted function of these arguments is a program, not part of one."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args))
 
 
 def use_cache(folder: str | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 from credit_jax.models.model_def import ModelDef
@@ -87,7 +86,6 @@ def own_key_plan(model_def: ModelDef) -> KeyPlan:
 
     Arrays of the model state are named "path.leaf", as in "head/norm.mean".
     """
-    shapes = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
     entries = [
         KeyEntry(path, path, _unmoved(spec.shape), spec.shape)
         for path, spec in model_def.param_specs.items()
@@ -101,7 +99,7 @@ def own_key_plan(model_def: ModelDef) -> KeyPlan:
             collection=collection,
             leaf=leaf,
         )
-        for collection, own in shapes.items()
+        for collection, own in model_def.model_state_shapes.items()
         for path, leaves in own.items()
         for leaf, array in leaves.items()
     ]

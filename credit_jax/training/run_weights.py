@@ -72,7 +72,7 @@ class RunWeights:
         }
         state = jax.tree.map(
             lambda leaf: np.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(model_def.init_model_state, jax.random.key(0)),
+            model_def.model_state_shapes,
         )
         targets: dict[str, Any] = {WEIGHTS: {"params": params, **state}}
         if self.average:

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
+from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import packed_param_specs
@@ -131,9 +132,10 @@ def init_state(
         ema: whether to keep averaged parameters.
         loss_state: of `init_loss_state`, if the loss has parameters.
     """
+    alone = is_outermost(key)
 
     def init(key: Array) -> TrainState:
-        params, model_state, noise_key = model.local_init(key)
+        params, model_state, noise_key = model.local_init(key, alone=alone)
         return state_of(
             model,
             params,

@@ -178,7 +178,7 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
     params = {k: _like(d.shape) for k, d in model_def.param_specs.items()}
     model_state = jax.tree.map(
         lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape),
-        jax.eval_shape(model_def.init_model_state, jax.random.key(0)),
+        model_def.model_state_shapes,
     )
     moments = {path: params[path] for path in model_def.trainable}
     count = np.zeros((), np.int32)

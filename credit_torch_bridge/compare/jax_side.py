@@ -122,12 +122,11 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
         for name, spec in model_def.network_inputs.items()
     }
     params = jax.eval_shape(model_def.init, jax.random.key(0))
-    state = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
     jax.eval_shape(
         lambda p, x, stats: model_def.apply(p, x, Context(noise=noise), stats),
         params,
         inputs,
-        state[BATCH_STATS],
+        model_def.model_state_shapes[BATCH_STATS],
     )
     # Several layers may share one draw.
     names = list(dict.fromkeys(sites.names))

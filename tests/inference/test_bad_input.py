@@ -166,10 +166,10 @@ def test_a_checkpoint_of_another_model(
     raw = yaml.safe_load((tmp_path / "model.yml").read_text())
     model_def = build(raw["model"] | {"hidden": 4})
     keys = jax.random.split(jax.random.key(0))
-    weights = {
-        "params": jax.device_get(model_def.init(keys[0])),
-        **jax.device_get(model_def.init_model_state(keys[1])),
-    }
+    params = model_def.init(keys[0])
+    state = model_def.init_model_state(keys[1], params)
+    params, state = jax.device_get((params, state))
+    weights = {"params": params, **state}
     store = CheckpointStore(tmp_path / "other")
     store.save(1, {"weights": weights}, Progress(epoch=0))
     store.close()

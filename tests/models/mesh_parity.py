@@ -92,7 +92,7 @@ def run(
     rows = block_layout(model_def.image_height, axes.num_domain, axes.domain, dim=3)
     reducer = FieldReducer(rows, axes)
     whole = PartitionSpec()
-    stats = jax.eval_shape(model_def.init_model_state, jax.random.key(0))[BATCH_STATS]
+    stats = model_def.model_state_shapes[BATCH_STATS]
     model_state_specs = {
         SPECTRAL_NORM: {p: matrix_specs(d, specs[p]) for p, d in matrices.items()},
         BATCH_STATS: jax.tree.map(lambda _: whole, stats),
@@ -171,10 +171,13 @@ def _initial(key: str) -> Any:
     """Returns initial parameters and state, made by one program for all dtypes."""
     model_def = build(json.loads(key))
     with jax.enable_x64(False):
-        make = jax.jit(
-            lambda key: (model_def.init(key), model_def.init_model_state(key))
-        )
-        return jax.device_get(make(jax.random.key(0)))
+        return jax.device_get(jax.jit(_drawn, static_argnums=0)(model_def))
+
+
+def _drawn(model_def: ModelDef) -> Any:
+    key = jax.random.key(0)
+    params = model_def.init(key)
+    return params, model_def.init_model_state(key, params)
 
 
 def one_device(block: Mapping[str, Any], dtype: str, batch: int = BATCH) -> Any:

@@ -47,13 +47,6 @@ def _made_once(
     mesh = make_mesh(**dict(degrees))
     model = build_parallel_model(BLOCK, mesh)
     params, model_state = model.init(jax.random.key(0))
-    iterate = model.shard_map(
-        lambda params, model_state, _: model.local_iterate(params, model_state),
-        batch_specs=None,
-        out_specs=model.model_state_specs,
-    )
-    for _ in range(3):
-        model_state = iterate(params, model_state, None)
     definition = model.model_def
     grid = definition.image_height, definition.image_width
     rng = np.random.default_rng(0)
@@ -78,7 +71,7 @@ def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
     assert_trees_close(grads[0], expected[0], 1e-5, "gradient by the weights")
     assert_close(grads[1], expected[1], 1e-5, "gradient by the input")
     assert float(jnp.abs(grads[1]).max()) > 1e-6
-    step = 1e-2 * grads[1] / jnp.linalg.norm(grads[1])
+    step = 5e-2 * grads[1] / jnp.linalg.norm(grads[1])
     moved = loss(params, x + step) - loss(params, x - step)
     assert_close(moved / 2, jnp.vdot(grads[1], step), 1e-3, "adjoint, by differences")
 

@@ -214,11 +214,13 @@ def test_credit_s_names_come_back_bitwise(tmp_path):
     """Spectral norm vectors and stacked layers are converted to CREDIT's."""
     gen2 = Path(__file__).parents[1] / "reference/gen2.yml"
     model_def = build(yaml.safe_load(gen2.read_text())["model"])
-    params, state = jax.device_get(
-        jax.jit(
-            lambda keys: (model_def.init(keys[0]), model_def.init_model_state(keys[1]))
-        )(jax.random.split(jax.random.key(0)))
-    )
+
+    @jax.jit
+    def init(keys):
+        params = model_def.init(keys[0])
+        return params, model_def.init_model_state(keys[1], params)
+
+    params, state = jax.device_get(init(jax.random.split(jax.random.key(0))))
     write_weights(tmp_path / WEIGHTS, model_def, params, state)
     assert "layers.1.1.layers.0.0.to_qkv.weight_orig" in load_file(tmp_path / WEIGHTS)
     found, own = read_weights(tmp_path / WEIGHTS, model_def)

@@ -268,8 +268,7 @@ def _on_mesh(
 ) -> Any:
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
     options: dict[str, Any] = {"min_shard_size": 1} if degrees[0] > 1 else {}
-    # The first vectors of spectral norm would amplify rounding a hundred times.
-    block = _block(edge_path, use_spectral_norm=dtype == "float64")
+    block = _block(edge_path)
     options["mp_policy"] = Precision.of(dtype)
     model = build_parallel_model(block, mesh, ac_mode="full", **options)
     start = model.init(jax.random.key(0))
