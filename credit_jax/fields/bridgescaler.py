@@ -11,12 +11,12 @@ import json
 import os
 from base64 import b64decode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from numpy.lib.format import descr_to_dtype
 
 Channels = Float[np.ndarray, " channel"]
@@ -162,6 +162,29 @@ def parse_scaler(text: str) -> Scaler:
         raise ValueError(
             f"{values['type']} has no {error.args[0]}: it is not fitted"
         ) from error
+
+
+def levels_of(scaler: Scaler) -> tuple[float, ...] | None:
+    """The names of the channels of a scaler, where they are values of levels.
+
+    `credit preprocess` fits arrays, whose channels are only counted from 0.
+    """
+    columns = getattr(scaler, "columns", ())
+    counted = columns == tuple(range(len(columns)))
+    numbers = all(isinstance(own, int | float) for own in columns)
+    return tuple(map(float, columns)) if columns and numbers and not counted else None
+
+
+def take_channels(scaler: Scaler, places: Int[np.ndarray, " n"]) -> Scaler:
+    """Returns a scaler with some channels of another, in this order."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value[places]
+        return tuple(value[k] for k in places) if isinstance(value, tuple) else value
+
+    named = {own.name: getattr(scaler, own.name) for own in fields(scaler)}
+    return replace(scaler, **{name: taken(value) for name, value in named.items()})
 
 
 def channel_variance(scaler: Scaler) -> Channels | None:

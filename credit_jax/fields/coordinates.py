@@ -183,17 +183,27 @@ def common_places(ours: Any, theirs: Any, kind: Kind) -> list[tuple[int, int]]:
 def is_numbered(ours: Any, theirs: Any) -> bool:
     """Whether one of two level coordinates only numbers as many levels of the other.
 
-    >>> is_numbered([500.0, 850.0], [0, 1]), is_numbered([0, 1], [0, 1])
+    Numbers on both sides are values: the same ones in another order are not in order.
+
+    >>> is_numbered([500.0, 850.0], [0, 1]), is_numbered([2, 1], [1, 2])
     (True, False)
     """
     ours, theirs = (np.asarray(x, np.float64).ravel() for x in (ours, theirs))
-    if len(ours) != len(theirs):
+    if len(ours) != len(theirs) or np.array_equal(np.sort(ours), np.sort(theirs)):
         return False
-    ours_is, theirs_is = (
-        len(x) > 1 and any(np.array_equal(x, np.arange(len(x)) + k) for k in (0, 1))
-        for x in (ours, theirs)
+    return counts(ours) != counts(theirs)
+
+
+def counts(levels: Any) -> bool:
+    """Whether values of several levels count them, from 0 or from 1.
+
+    >>> counts([1, 2, 3]), counts([3, 2, 1])
+    (True, False)
+    """
+    number, values = len(levels), np.asarray(levels, np.float64)
+    return number > 1 and any(
+        np.array_equal(values, np.arange(number) + first) for first in (0, 1)
     )
-    return ours_is != theirs_is
 
 
 def _places(
@@ -265,6 +275,20 @@ def _described(values: np.ndarray, kind: Kind) -> str:
 
 def _listed(values: np.ndarray) -> str:
     return f"{values[:20].tolist()}{' ...' if values.size > 20 else ''}"
+
+
+def are_numbered_alike(values: Any, numbers: Any) -> bool:
+    """Whether levels of data have the numbers of levels of a file, in any order.
+
+    Hybrid levels are known by their numbers, which data may have as values of their
+    level coordinate.
+
+    >>> are_numbered_alike([3.0, 2.0], [2, 3]), are_numbered_alike([50, 100], [1, 2])
+    (True, False)
+    """
+    if values is None or numbers is None:
+        return False
+    return np.array_equal(*(np.sort(np.asarray(x, float)) for x in (values, numbers)))
 
 
 def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.ndarray:

@@ -93,7 +93,7 @@ def places_of(
         "checkpoint_digest": checkpoint.digest,
         **software(),
     }
-    archive = Archive(folder, schedule, identity, provenance)
+    archive = Archive(folder, schedule, identity, provenance, outputs.coordinates)
     if form == "none":
         return NoStore(), archive
     if form == "netcdf":

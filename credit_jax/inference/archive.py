@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from credit_jax.evaluation.open_forecasts import holds_forecasts
+from credit_jax.fields.coordinates import places_of
 from credit_jax.inference.identity import differences
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.io.atomic import new_file
@@ -29,12 +32,14 @@ class Archive:
         schedule: of the forecasts.
         identity: everything that determines their values, by name.
         provenance: where they come from.
+        coordinates: name of a dim -> values of the coordinates of the fields.
     """
 
     folder: Path
     schedule: Schedule
     identity: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    coordinates: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
         """Checks the folder against what is to be written to it.
@@ -44,8 +49,8 @@ class Archive:
             resume: whether forecasts that are done are kept.
 
         Raises:
-            ValueError: the folder contains forecasts with another identity, or, unless
-                `resume`, some of these tasks.
+            ValueError: the folder contains forecasts with another identity or at other
+                coordinates, or, unless `resume`, some of these tasks.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"--out: {self.folder} is a file; give a folder")
@@ -57,7 +62,8 @@ class Archive:
                     f"no {RECORD}); give another folder"
                 )
             return
-        found = _content(path)["identity"]
+        content = _content(path)
+        found = content["identity"]
         ours = json.loads(json.dumps(dict(self.identity)))
         other = [*differences(found, ours)]
         if other:
@@ -65,18 +71,41 @@ class Archive:
                 f"--out: {self.folder} holds other forecasts, which differ in "
                 f"{', '.join(other)}; give another folder"
             )
+        self._check_coordinates(path, content["coordinates"])
         if not resume and any(self.done(task) for task in tasks):
             raise ValueError(
                 f"--out: {self.folder} holds some of these forecasts already; --resume "
                 "makes the missing ones, or give another folder"
             )
 
+    def _check_coordinates(self, path: Path, there: Mapping[str, Any]) -> None:
+        """Checks that the fields are at the recorded coordinates, in that order."""
+        for name in there.keys() & self.coordinates.keys():
+            ours, theirs = (np.asarray(x[name]) for x in (self.coordinates, there))
+            kind = name if name in ("latitude", "longitude") else "level"
+            where = f"--out: {path}", "this run"
+            if ours.ndim == theirs.ndim == 1:
+                other = places_of(ours, theirs, kind, *where) is not None
+            else:
+                other = not np.array_equal(ours, theirs)
+            if other:
+                raise ValueError(
+                    f"{where[0]}: its forecasts have the {name}s {_ends(theirs)}, this "
+                    f"run {_ends(ours)}, in another order; give another folder"
+                )
+
     def create(self) -> None:
         """Writes the record, unless it exists."""
         path = self.folder / RECORD
         if path.exists():
             return
-        content = {"identity": self.identity, "provenance": self.provenance}
+        content = {
+            "identity": self.identity,
+            "provenance": self.provenance,
+            "coordinates": {
+                k: np.asarray(v).tolist() for k, v in self.coordinates.items()
+            },
+        }
         with new_file(path) as partial:
             partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -146,12 +175,19 @@ def _content(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: dict(content[name]) for name in ("identity", "provenance")}
+        found = {name: dict(content[name]) for name in ("identity", "provenance")}
+        # Records of earlier versions have none.
+        return {**found, "coordinates": dict(content.get("coordinates") or {})}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no record of forecasts ({error}); give another folder, or "
             "remove this one and make its forecasts again"
         ) from error
+
+
+def _ends(values: np.ndarray) -> str:
+    flat = values.ravel()
+    return f"from {flat[0]:g} to {flat[-1]:g}" if flat.size else "of no value"
 
 
 def software() -> dict[str, str]:

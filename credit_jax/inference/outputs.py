@@ -102,6 +102,12 @@ class Outputs:
         source = next(keys).split("/")[0]
         return dict(self.described.get(f"{source}/{LEVEL}", {}))
 
+    @property
+    def coordinates(self) -> dict[str, np.ndarray]:
+        """Name of a dim -> values of latitudes, longitudes and levels."""
+        space = {"latitude": self.latitude, "longitude": self.longitude}
+        return space | self.levels()
+
     def levels(self) -> dict[str, np.ndarray]:
         """Values of each level coordinate, ordered as in the deepest variable."""
         found: dict[str, np.ndarray] = {}

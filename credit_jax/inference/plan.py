@@ -244,6 +244,7 @@ def plan_forecast(
         found.notes += source.notes()
     found.notes += notes_on_inverses(located, opened.schema.as_read())
     found.notes += _notes_on_initial(located)
+    found.notes += located.notes_on_order(opened.schema.as_read())
     found.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
     reader = ForecastReader(opened, located, schedule, schema)
     return ForecastPlan(

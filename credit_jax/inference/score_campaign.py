@@ -66,7 +66,8 @@ def score_campaign(
         options = ScoreOptions(plan.truth, training=training)
     scores = online_scores(options, REGIONS, schedule, model, outputs, size, folder)
     provenance = software()
-    archive = Archive(folder, schedule, identity_of(plan, model), provenance)
+    identity = identity_of(plan, model)
+    archive = Archive(folder, schedule, identity, provenance, outputs.coordinates)
     archive.check(schedule.tasks, resume=True)
     wait_for_all("the folder of scored forecasts")
     store = NoStore() if store is None else store

@@ -25,12 +25,14 @@ class Levels:
         midpoint: if True, fields are means of the n - 1 layers between these pressures;
             else they are values at the n pressures, and integrals are trapezoidal.
         origin: file and names of a and b, for errors.
+        numbers: numbers of the levels of fields in that file; None if it has none.
     """
 
     a: Float[np.ndarray, " n"]
     b: Float[np.ndarray, " n"]
     midpoint: bool
     origin: str = "levels"
+    numbers: tuple[float, ...] | None = None
 
     @property
     def num_levels(self) -> int:

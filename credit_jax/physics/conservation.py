@@ -55,7 +55,13 @@ class PhysicsGrid:
         a, b = (take_places(x, order, 0) for x in (self.levels.a, self.levels.b))
         weights = take_places(take_places(self.weights, rows, 0), columns, 1)
         levels = replace(self.levels, a=a, b=b)
-        return replace(self, levels=levels, weights=weights, axes=UNKNOWN)
+        known = Axes(
+            data.latitude or own.latitude,
+            data.longitude or own.longitude,
+            own.levels and (data.levels or own.levels),
+            own.where,
+        )
+        return replace(self, levels=levels, weights=weights, axes=known)
 
     def mean(self, values: Any, context: FieldContext | None) -> Any:
         """Area-weighted global mean of each sample, (batch, level, time, 1, 1)."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields.coordinates import Axes, as_values
+from credit_jax.fields.coordinates import Axes, Values, as_values
 from credit_jax.io.open_files import opened
 from credit_jax.physics.columns import Levels
 from credit_jax.physics.conservation import PhysicsGrid
@@ -86,7 +86,9 @@ def read_grid(
         None if hybrid or midpoint else as_values(a),
         path,
     )
-    return PhysicsGrid(Levels(a, b, midpoint, origin), area_weights(lon, lat), axes)
+    numbers = level_numbers(path, names[2], between=midpoint)
+    levels_of = Levels(a, b, midpoint, origin, numbers)
+    return PhysicsGrid(levels_of, area_weights(lon, lat), axes)
 
 
 def read_surface(path: str, name: str) -> Float[np.ndarray, "lat lon"]:
@@ -164,6 +166,42 @@ def centers(
     if on_interfaces:
         first, second = (0.5 * (x[:-1] + x[1:]) for x in (first, second))
     return _chosen(path, a, (first, second), levels)
+
+
+def level_values(path: str, name: str) -> Values | None:
+    """Reads the coordinate of the last dim of a variable; None if it has none.
+
+    Args:
+        path: see `read_arrays`.
+        name: of a variable whose last dim is that of levels, or of their interfaces.
+    """
+    with opened(find_file(os.path.expandvars(path))) as dataset:
+        dims = dataset[name].dims[-1:]
+        if not dims or dims[0] not in dataset.coords:
+            return None
+        values = dataset[dims[0]].values
+    return as_values(values) if values.dtype.kind in "iuf" else None
+
+
+def level_numbers(
+    path: str, name: str, levels: Sequence[int] | None = None, *, between: bool = False
+) -> Values | None:
+    """Reads the numbers of levels, which are values of a coordinate.
+
+    Args:
+        path, name: see `level_values`.
+        levels: levels to take, counted from 1; None takes all.
+        between: whether the variable is on interfaces, and the numbers are those of the
+            levels between them, each that of its upper interface.
+
+    Returns:
+        The numbers; None if the variable has no coordinate.
+    """
+    numbers = level_values(path, name)
+    if numbers is None:
+        return None
+    numbers = numbers[:-1] if between else numbers
+    return numbers if levels is None else tuple(numbers[k - 1] for k in levels)
 
 
 def _chosen(

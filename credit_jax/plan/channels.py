@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
-from credit_jax.data import ChannelSchema, Split
+from credit_jax.data import ChannelSchema, Loader, Split
 from credit_jax.data.channels import channel_problems, num_levels
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.plan.further_inputs import further_problems
@@ -68,6 +69,20 @@ def fit_problems(
             config.validation_data, model, opened.get("valid"), "validation_data"
         )
     return found + _corrected_problems(train, model)
+
+
+def check_corrections(model: Any, loader: Loader | None) -> None:
+    """Checks that the files of `model.gen1_post_conf` have the coordinates of y.
+
+    Raises:
+        OSError, ValueError: see `Gen1PostConf.check_coordinates`.
+    """
+    conf = getattr(model, "gen1_post_conf", None)
+    if conf is None or not conf.activate or loader is None:
+        return
+    levels = [group.levels for group in loader.schema.target if group.levels]
+    axes = loader.coordinates().grid
+    conf.check_coordinates(replace(axes, levels=levels[0] if levels else None))
 
 
 def _corrected_problems(schema: ChannelSchema, model: Any) -> list[str]:

@@ -16,7 +16,7 @@ from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
-from credit_jax.plan.channels import fit_problems, schema_of
+from credit_jax.plan.channels import check_corrections, fit_problems, schema_of
 from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_schemas
@@ -149,6 +149,9 @@ def plan_run(
         loaders = _loaders(config, model, pipeline, open_files, found, like)
         if "train" in loaders:
             pipeline = loaders["train"].pipeline
+            read = loaders["train"].dataset.schema.as_read()
+            found.notes += pipeline.notes_on_order(read)
+        found.attempt(lambda: check_corrections(model.config, loaders.get("train")))
         found.notes += [note for loader in loaders.values() for note in loader.notes]
         seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
         if seen:

@@ -91,11 +91,11 @@ def preprocess(
         num_threads = config.trainer.thread_workers
     plan = plan_fits(config.preblocks, overwrite=overwrite)
     samples = open_samples(config, in_order=plan.in_order)
-    plan = plan.with_units(samples.dataset.units())
+    layout = samples.dataset.schema.as_read()
+    plan = plan.with_units(samples.dataset.units()).with_levels(layout)
     with Display(console) as display:
         for path in plan.kept:
             display.message(f"note: {path} is there and kept")
-        layout = samples.dataset.schema.as_read()
         for line in (*plan.notes(layout), *_notes_of_channels(plan.fits)):
             display.message(f"note: {line}")
         collected = fit_samples(plan, samples, display, num_threads=num_threads)

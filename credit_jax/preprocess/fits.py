@@ -14,6 +14,7 @@ import xarray as xr
 from pydantic import Field
 
 from credit_jax.config.base import StrictModel, parse
+from credit_jax.fields.coordinates import Values
 from credit_jax.fields.write_scalers import write_scalers
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.preprocess.statistics import Digests, Extremes, Moments, Statistics
@@ -185,11 +186,13 @@ class NormalizerFit:
         path: see `Fit`.
         args: arguments of the block.
         units: known units of the variables, by name.
+        level_values: known values of their levels, by name.
     """
 
     path: str
     args: NormalizerArgs
     units: Mapping[str, str] = field(default_factory=dict)
+    level_values: Mapping[str, Values] = field(default_factory=dict)
 
     in_order = False
     variables: Variables = ()
@@ -226,8 +229,29 @@ class NormalizerFit:
                 name: self._at(name, which, own) for name, own in collected.items()
             }
             attrs = {name: {"units": unit} for name, unit in self.units.items()}
-            made = {n: (_dims(x), x, attrs.get(n, {})) for n, x in arrays.items()}
-            write_netcdf(xr.Dataset(made), path)
+            dims = self._dims(arrays)
+            made = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
+            coordinates = {
+                dims[name][0]: np.array(levels)
+                for name, levels in self.level_values.items()
+                if dims.get(name) and arrays[name].size == len(levels)
+            }
+            write_netcdf(xr.Dataset(made, coordinates), path)
+
+    def _dims(self, arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
+        """Dims of variables, by the values of their levels, or else by their number."""
+        known: dict[tuple[int, Values | None], str] = {}
+        found = {}
+        for name, array in arrays.items():
+            values = self.level_values.get(name)
+            if not array.ndim or (values and len(values) != array.size):
+                values = None  # positions of some levels, of which others are empty
+            dim = f"level_{array.size}"
+            if dim in known.values() and (array.size, values) not in known:
+                dim = f"{dim}_{len(known)}"
+            dim = known.setdefault((array.size, values), dim)
+            found[name] = (dim,) if array.ndim else ()
+        return found
 
     def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:
         """Means or deviations of a variable, at their indices in `levels`."""
@@ -248,11 +272,6 @@ class NormalizerFit:
         whole = np.full(max(levels), 0.0 if which == "mean" else 1.0)
         whole[[level - 1 for level in levels]] = values
         return whole
-
-
-def _dims(x: np.ndarray) -> tuple[str, ...]:
-    """Names of dims by their size, since numbers of levels may differ."""
-    return tuple(f"level_{size}" for size in x.shape)
 
 
 def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:

@@ -78,6 +78,23 @@ class FitPlan:
             chain.append(own)
         return replace(self, chain=tuple(chain))
 
+    def with_levels(self, layout: Layout) -> FitPlan:
+        """Returns a copy with the values of the levels of the variables to write.
+
+        Args:
+            layout: variables of "input" and "target" of the data, with their levels.
+        """
+        chain = []
+        for own in self.chain:
+            if isinstance(own, NormalizerFit):
+                groups = [group for part in layout.values() for group in part]
+                levels = {variable_of(g.var_key): g.levels for g in groups if g.levels}
+                own = replace(own, level_values=levels)
+            elif isinstance(own, Placed):
+                layout = own.layout(layout)
+            chain.append(own)
+        return replace(self, chain=tuple(chain))
+
     def notes(self, layout: Layout) -> list[str]:
         """Finds variables that the data lack, which are ignored, as in CREDIT.
 

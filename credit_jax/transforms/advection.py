@@ -11,12 +11,17 @@ from pydantic import PositiveInt
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes, places_of, take_places
+from credit_jax.fields.coordinates import Axes, Values, places_of, take_places
 from credit_jax.io.errors import errors_of
 from credit_jax.physics.advection import Advection, Wind
-from credit_jax.physics.files import Coefficients, read_arrays, read_coefficients
+from credit_jax.physics.files import (
+    Coefficients,
+    level_numbers,
+    read_arrays,
+    read_coefficients,
+)
 from credit_jax.physics.rows import num_rows
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile
 from credit_jax.transforms.named import get_field, with_fields
 
 
@@ -95,6 +100,7 @@ class AdvectTracers:
         half_levels: coefficients of the interfaces.
         latitude: (lat,) degrees north, of the grid file.
         longitude: (lon,) degrees east, of the grid file.
+        numbers: numbers of the levels in their file, from the top; None if it has none.
     """
 
     args: AdvectionArgs
@@ -103,7 +109,19 @@ class AdvectTracers:
     half_levels: Coefficients
     latitude: np.ndarray
     longitude: np.ndarray
+    numbers: Values | None = None
     needs_grid: ClassVar = True
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        args, numbers = self.args, self.numbers
+        if numbers is not None and args.level_order == "surface_to_top":
+            numbers = numbers[::-1]
+        keys = (args.u_var, args.v_var, *args.tracer_vars)
+        names = f"{args.model_a_half_var}, {args.model_b_half_var}"
+        where = f"{args.level_info_file}: {names}"
+        return (LevelFile(where, keys.__contains__, numbers),)
 
     def at(self, layout: Layout, grid: Axes) -> AdvectTracers:
         """Returns the block with its rows and columns in the order of the data.
@@ -195,7 +213,9 @@ def build_advection_post(args: AdvectionPostArgs) -> AdvectTracers:
     return AdvectTracers(args, (args.key,), True, *_constants(args))
 
 
-def _constants(args: AdvectionArgs) -> tuple[Coefficients, np.ndarray, np.ndarray]:
+def _constants(
+    args: AdvectionArgs,
+) -> tuple[Coefficients, np.ndarray, np.ndarray, Values | None]:
     half_levels = read_coefficients(
         args.level_info_file,
         args.model_a_half_var,
@@ -207,4 +227,7 @@ def _constants(args: AdvectionArgs) -> tuple[Coefficients, np.ndarray, np.ndarra
         args.grid_info_file or args.level_info_file,
         (args.latitude_var, args.longitude_var),
     )
-    return half_levels, latitude, longitude
+    numbers = level_numbers(
+        args.level_info_file, args.model_a_half_var, args.levels, between=True
+    )
+    return half_levels, latitude, longitude, numbers

@@ -40,7 +40,7 @@ from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree
-from credit_jax.fields.coordinates import Axes
+from credit_jax.fields.coordinates import Axes, Values
 from credit_jax.transforms.selection import Selection
 
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
@@ -173,6 +173,32 @@ class HasCoordinates(Protocol):
         Raises:
             ValueError: the files have other coordinates; names both.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class LevelFile:
+    """Values of a file for each level of some variables.
+
+    Attributes:
+        where: the file, and what it holds, for errors.
+        selects: whether it has values for the levels of a variable, by its key.
+        numbers: number of each level in the file, in the order in which the levels of
+            the variables are expected; None if the file has none.
+    """
+
+    where: str
+    selects: Callable[[str], bool]
+    numbers: Values | None = None
+
+
+@runtime_checkable
+class HasLevelFiles(Protocol):
+    """A transform with values for levels that have numbers at most, no coordinate."""
+
+    @property
+    def level_files(self) -> Sequence[LevelFile]:
+        """These values."""
         ...
 
 

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.physics.files import Coefficients, centers
+from credit_jax.fields.coordinates import Values
+from credit_jax.physics.files import Coefficients, centers, level_numbers
 from credit_jax.physics.interpolation import hybrid_to_hybrid
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile
 from credit_jax.transforms.named import get_field, source_of, with_fields
 
 
@@ -77,6 +78,7 @@ class LevelInterp:
         parts: entries of the tree to change.
         required: whether a missing entry is an error.
         source, dest: coefficients at the centers of the levels.
+        numbers: numbers of the source levels in their file; None if it has none.
     """
 
     args: LevelInterpArgs
@@ -84,6 +86,15 @@ class LevelInterp:
     required: bool
     source: Coefficients
     dest: Coefficients
+    numbers: Values | None = None
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        args = self.args
+        names = f"{args.source_a_var}, {args.source_b_var}"
+        where = f"{args.source_level_info_file}: {names}"
+        return (LevelFile(where, args.variables.__contains__, self.numbers),)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -164,8 +175,10 @@ def build_level_interp_post(args: LevelInterpPostArgs) -> LevelInterp:
     return LevelInterp(args, (args.key,), True, *_coefficients(args))
 
 
-def _coefficients(args: LevelInterpArgs) -> tuple[Coefficients, Coefficients]:
-    """Coefficients of the source and the destination levels."""
+def _coefficients(
+    args: LevelInterpArgs,
+) -> tuple[Coefficients, Coefficients, Values | None]:
+    """Coefficients of the source and the destination levels; numbers of the source."""
     source = centers(
         args.source_level_info_file,
         args.source_a_var,
@@ -180,4 +193,10 @@ def _coefficients(args: LevelInterpArgs) -> tuple[Coefficients, Coefficients]:
         args.dest_levels,
         on_interfaces=args.dest_on_interfaces,
     )
-    return source, dest
+    numbers = level_numbers(
+        args.source_level_info_file,
+        args.source_a_var,
+        args.source_levels,
+        between=args.source_on_interfaces,
+    )
+    return source, dest, numbers

@@ -33,6 +33,7 @@ from credit_jax.transforms.base import (
     FieldTree,
     Grid,
     HasCoordinates,
+    HasLevelFiles,
     Layout,
     Phase,
     ReadsState,
@@ -41,6 +42,7 @@ from credit_jax.transforms.base import (
     Where,
     variable_of,
 )
+from credit_jax.transforms.level_files import check_numbers, matched_by_count
 from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct
 from credit_jax.transforms.pre.normalize import Normalizer
@@ -333,6 +335,10 @@ class Pipeline:
                     own = each.transform.at(before, grid)
                 if own is not each.transform:
                     each = replace(each, transform=own)
+            if isinstance(each.transform, HasLevelFiles):
+                with errors_of(each.path):
+                    for file in each.transform.level_files:
+                        check_numbers(file, before)
             if isinstance(each.transform, ChangesGrid):
                 new = each.transform.new_grid
                 axes = as_values(new.latitude), as_values(new.longitude)
@@ -340,6 +346,26 @@ class Pipeline:
             found.append(each)
         same = all(x is y for x, y in zip(found, self.transforms, strict=True))
         return self if same else Pipeline(tuple(found))
+
+    def notes_on_order(self, layout: Layout) -> list[str]:
+        """One note on the files whose values are matched with levels by count.
+
+        Args:
+            layout: variables of "input" and "target" of the data, with their levels.
+        """
+        found = [
+            f"{each.path}: {text}"
+            for each, before in self.with_layouts(layout)
+            if isinstance(each.transform, HasLevelFiles)
+            for file in each.transform.level_files
+            if (text := matched_by_count(file, before))
+        ]
+        if not found:
+            return []
+        return [
+            f"{'; '.join(found)}: without values of levels, taken in the order of the "
+            "levels of the data, whose number alone is compared"
+        ]
 
     def with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
         """Yields every transform with the variables of its input."""

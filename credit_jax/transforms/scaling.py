@@ -17,11 +17,20 @@ from credit_jax.fields.bridgescaler import (
     MinMaxScaler,
     QuantileScaler,
     Scaler,
+    levels_of,
     read_scalers,
+    take_channels,
 )
+from credit_jax.fields.coordinates import places_of
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms import quantile
-from credit_jax.transforms.base import FieldTree, Group, change_entry, place_of
+from credit_jax.transforms.base import (
+    FieldTree,
+    Group,
+    LevelFile,
+    change_entry,
+    place_of,
+)
 from credit_jax.transforms.pointwise import is_numpy, standardize
 from credit_jax.transforms.selection import Selection, Variables
 
@@ -190,6 +199,53 @@ def check_groups(
             _check_scaler(scaler, levels[key], spatial(key))
 
 
+def level_file(
+    scalers: Mapping[str, Mapping[str, Scaler]],
+    path: str,
+    selects: Callable[[str], bool],
+) -> LevelFile:
+    """The scalers whose channels are levels without values; see `HasLevelFiles`."""
+    without = {
+        key
+        for own in scalers.values()
+        for key, scaler in own.items()
+        if levels_of(scaler) is None and not getattr(scaler, "channels_last", True)
+    }
+    return LevelFile(path, lambda key: key in without and selects(key))
+
+
+def scalers_at(
+    scalers: Mapping[str, Mapping[str, Scaler]],
+    groups: Sequence[Group],
+    path: str,
+    selects: Callable[[str], bool],
+) -> Mapping[str, Mapping[str, Scaler]]:
+    """Returns scalers with their channels in the order of the levels of the data.
+
+    Args:
+        scalers: {source: {key: scaler}}.
+        groups: the variables, with their levels.
+        path: file of the scalers, for the error.
+        selects: whether a variable is scaled by level, by its key.
+
+    Raises:
+        ValueError: a scaler has other levels; names both.
+    """
+    found = scalers
+    for group in groups:
+        key = group.var_key
+        source = key.split("/")[0]
+        scaler = found.get(source, {}).get(key)
+        if scaler is None or not selects(key) or getattr(scaler, "channels_last", True):
+            continue
+        where = f"{path}: {key}", "the data"
+        order = places_of(group.levels, levels_of(scaler), "level", *where, some=True)
+        if order is not None:
+            ordered = take_channels(scaler, order)
+            found = {**found, source: {**found[source], key: ordered}}
+    return found
+
+
 def find_scalers(
     scalers: Mapping[str, Mapping[str, Scaler]], keys: Sequence[str], where: str
 ) -> dict[str, Scaler]:
@@ -220,6 +276,12 @@ def _spatial(args: ScalerSelection) -> Callable[[str], bool]:
     if not args.spatial_variables:
         return lambda key: False
     return Selection(args.spatial_variables)
+
+
+def by_level(args: ScalerSelection) -> Callable[[str], bool]:
+    """Returns whether a variable is scaled by level, by its key."""
+    selected, spatial = Selection(args.variables), _spatial(args)
+    return lambda key: selected(key) and not spatial(key)
 
 
 def _not_selected(key: str) -> str:

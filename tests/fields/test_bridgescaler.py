@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,12 @@ from credit_jax.fields.bridgescaler import (
     MinMaxScaler,
     QuantileScaler,
     StandardScaler,
+    levels_of,
     read_scalers,
+    take_channels,
     target_variances,
 )
+from credit_jax.transforms.scaling import scale
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +129,18 @@ def test_a_file_that_is_no_scaler_is_refused(
         read_scalers(path)
     with pytest.raises(ValueError, match="cannot be read"):
         read_scalers(tmp_path / "nothing.json")
+
+
+def test_columns_that_are_levels(path: Path) -> None:
+    """A scaler of named channels gives those of other levels, in their order."""
+    whole = read_scalers(path)["target"]["A"]
+    assert levels_of(whole["A/standard"]) is None, "fitted to arrays, which count"
+    for name in ("standard", "minmax", "quantile"):
+        scaler = replace(whole[f"A/{name}"], columns=(850.0, 500.0, 200.0))
+        assert levels_of(scaler) == (850.0, 500.0, 200.0)
+        part = take_channels(scaler, np.array([2, 1]))
+        assert levels_of(part) == (200.0, 500.0)
+        field = np.random.default_rng(1).normal(250, 7, (2, 3, 1, 5, 6))
+        expected = scale(scaler, field, "transform")[:, [2, 1]]
+        found = scale(part, field[:, [2, 1]], "transform")
+        np.testing.assert_array_equal(found, expected)

@@ -8,6 +8,7 @@ import pytest
 from credit_jax.fields.coordinates import (
     Axes,
     Coordinates,
+    are_numbered_alike,
     as_values,
     common_places,
     is_numbered,
@@ -104,6 +105,14 @@ def test_numbers_in_place_of_levels():
     assert not is_numbered([500.0, 850.0], [0, 1, 2])
     assert not is_numbered([0, 1], [1, 2])
     assert not is_numbered([1.0], [500.0]), "a single level may be meant by value"
+    assert not is_numbered([3, 2, 1], [1, 2, 3]), "numbers on both sides are values"
+    np.testing.assert_array_equal(places([3, 2, 1], [1, 2, 3], "level"), [2, 1, 0])
+
+
+def test_numbers_of_hybrid_levels():
+    assert are_numbered_alike((137.0, 1.0, 5.0), (1.0, 5.0, 137.0))
+    for values, numbers in ((None, (1, 2)), ((1, 2), None), ((1, 2), (1, 2, 3))):
+        assert not are_numbered_alike(values, numbers)
 
 
 def test_common_values_of_two_coordinates():

@@ -13,12 +13,14 @@ from rich.console import Console
 from credit_jax.commands import INTERRUPTED, OK, USER_ERROR
 from credit_jax.config.base import ConfigError
 from credit_jax.data import open_dataset
+from credit_jax.data.channels import ChannelGroup
 from credit_jax.data.dataset import collate
 from credit_jax.fields.bridgescaler import read_scalers
 from credit_jax.preprocess import fitting
 from credit_jax.preprocess.__main__ import main, preprocess
 from credit_jax.preprocess.fits import ScalerFit
 from credit_jax.transforms import build_pipeline
+from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
 from tests.data.damaged import rewrite
 from tests.preprocess.configs import DEEP, FIRST, config, raw, scaler
 
@@ -318,3 +320,16 @@ def test_units_are_kept(folder, tmp_path):
     with xr.open_dataset(args["mean_path"], engine="h5netcdf") as mean:
         assert mean["T"].attrs == {"units": "K"}
         assert not mean["SP"].attrs
+
+
+def test_levels_are_kept(world, tmp_path):
+    """Means of these files are matched with levels by value, in any order."""
+    args = {"mean_path": str(tmp_path / "m.nc"), "std_path": str(tmp_path / "s.nc")}
+    fit(world, {"norm": {"type": "era5_normalizer", "args": args}})
+    with xr.open_dataset(args["mean_path"], engine="h5netcdf") as mean:
+        assert mean["T"].level_2.values.tolist() == [1.0, 5.0]
+        assert mean["SP"].dims == ()
+        first, last = mean["T"].values
+    block = build_normalizer(NormalizerArgs(**args))
+    turned = block.at({"input": [ChannelGroup(T, 2, 1, (5.0, 1.0))]})
+    assert turned.statistics(T, 2)[0].tolist() == [np.float32(last), np.float32(first)]

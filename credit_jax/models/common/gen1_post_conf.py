@@ -13,10 +13,17 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from credit_jax.config.base import StrictModel
+from credit_jax.fields.coordinates import (
+    Axes,
+    Kind,
+    Values,
+    are_numbered_alike,
+    places_of,
+)
 from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
 from credit_jax.physics.channels import ChannelFixers, ChannelUnits
 from credit_jax.physics.conservation import PhysicsGrid
-from credit_jax.physics.files import read_arrays
+from credit_jax.physics.files import level_values, read_arrays
 
 # Blocks that read the file with the grid.
 _ON_GRID = (
@@ -150,6 +157,42 @@ class Gen1PostConf(PostConf):
                     f"model.gen1_post_conf.data.save_loc_physics: "
                     f"{self.data.save_loc_physics} has a grid of {shapes[0]} points, "
                     f"the model has {shapes[1]}; give the file of the model's grid"
+                )
+
+    def check_coordinates(self, data: Axes) -> None:
+        """Checks that the files of the active blocks have the data's coordinates.
+
+        Args:
+            data: latitudes, longitudes and levels of the output.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: rows, columns or levels differ, or are in another order.
+        """
+        conf, where = self.data, "model.gen1_post_conf.data"
+        pairs: list[tuple[str, Kind, Values | None, Values | None]] = []
+        for fixer, _ in self.fixers.fixers:
+            own = getattr(fixer, "grid", None)
+            if isinstance(own, PhysicsGrid):
+                file = f"{where}.save_loc_physics: {conf.save_loc_physics}"
+                for kind in ("latitude", "longitude"):
+                    ours, theirs = (getattr(axes, kind) for axes in (data, own.axes))
+                    pairs.append((file, kind, ours, theirs))
+                pairs.append((file, "level", data.levels, own.axes.levels))
+                numbers = own.levels.numbers
+                if are_numbered_alike(data.levels, numbers):
+                    pairs.append((file, "level", data.levels, numbers))
+        for key, path in (("mean_path", conf.mean_path), ("std_path", conf.std_path)):
+            for name in conf.variables if path else ():
+                values = level_values(str(path), name)
+                values = None if values is None else values[: conf.levels]
+                pairs.append((f"{where}.{key}: {path}", "level", data.levels, values))
+        for file, kind, ours, theirs in pairs:
+            if places_of(ours, theirs, kind, file, data.where) is not None:
+                raise ValueError(
+                    f"{file}: its {kind}s {list(theirs or ())[:4]} ... are in another "
+                    f"order than {list(ours or ())[:4]} ... of {data.where}; bring the "
+                    "file to that order"
                 )
 
     def problems(self, num_channels: int, frames: int) -> list[str]:

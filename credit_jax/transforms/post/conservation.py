@@ -21,7 +21,7 @@ from credit_jax.physics.arrays import clip
 from credit_jax.physics.constants import SECONDS_PER_HOUR
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile
 from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
@@ -175,6 +175,23 @@ class NetEnergyFixerArgs(AirArgs):
     flux_units: Literal["J m-2", "W m-2"] = "J m-2"
 
 
+class _OnLevels:
+    """What the fixers with integrals over levels share."""
+
+    args: PhysicsArgs
+    grid: physics.PhysicsGrid
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`; none for levels that are matched by their pressure."""
+        if self.grid.axes.levels is not None:
+            return ()
+        named = self.args.model_dump(include={"T_var", "q_var", "U_var", "V_var"})
+        levels = self.grid.levels
+        keys = frozenset(named.values())
+        return (LevelFile(levels.origin, keys.__contains__, levels.numbers),)
+
+
 @dataclasses.dataclass(frozen=True)
 class TracerFixer:
     """Clips variables of the output.
@@ -197,7 +214,7 @@ class TracerFixer:
 
 
 @dataclasses.dataclass(frozen=True)
-class MassFixer:
+class MassFixer(_OnLevels):
     """Corrects surface pressure to conserve the global mass of dry air.
 
     Attributes:
@@ -232,7 +249,7 @@ class MassFixer:
 
 
 @dataclasses.dataclass(frozen=True)
-class WaterFixer:
+class WaterFixer(_OnLevels):
     """Corrects precipitation to close the global water budget.
 
     Attributes:
@@ -271,7 +288,7 @@ class WaterFixer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EnergyFixer:
+class EnergyFixer(_OnLevels):
     """Corrects temperature to close the global energy budget.
 
     Attributes:

@@ -14,15 +14,26 @@ from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.fields.coordinates import Values
 from credit_jax.io.errors import errors_of
 from credit_jax.physics.arrays import namespace
-from credit_jax.physics.files import Coefficients, read_coefficients, read_surface
+from credit_jax.physics.files import (
+    Coefficients,
+    level_numbers,
+    read_coefficients,
+    read_surface,
+)
 from credit_jax.physics.geopotential import geopotential
 from credit_jax.physics.interpolation import rises
 from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
 from credit_jax.physics.rows import fill_padding, own_rows
 from credit_jax.physics.sea_level import mean_sea_level_pressure
-from credit_jax.transforms.base import Descriptions, FieldTree, variable_of
+from credit_jax.transforms.base import (
+    Descriptions,
+    FieldTree,
+    LevelFile,
+    variable_of,
+)
 from credit_jax.transforms.named import get_field, with_fields
 
 Ground: TypeAlias = Float[np.ndarray, "lat lon"]
@@ -199,11 +210,22 @@ class Geopotential:
         args: see `GeopotentialArgs`.
         half_levels: coefficients (a in Pa, b) of the interfaces.
         ground: surface geopotential of a file, m^2 / s^2.
+        numbers: numbers of the levels in their file; None if it has none.
     """
 
     args: GeopotentialArgs
     half_levels: Coefficients
     ground: Ground | None = None
+    numbers: Values | None = None
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        args = self.args
+        keys = (args.temperature_var, args.specific_humidity_var)
+        names = f"{args.model_a_half_var}, {args.model_b_half_var}"
+        where = f"{args.level_info_file}: {names}"
+        return (LevelFile(where, keys.__contains__, self.numbers),)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -237,11 +259,21 @@ class PressureInterp:
         args: see `PressureInterpArgs`.
         levels: coefficients (a in Pa, b) at the centers of the levels of the data.
         ground: surface geopotential of a file, m^2 / s^2.
+        numbers: numbers of these levels in their file; None if it has none.
     """
 
     args: PressureInterpArgs
     levels: Coefficients
     ground: Ground | None = None
+    numbers: Values | None = None
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        args = self.args
+        keys = (args.temperature_var, *args.interp_variables)
+        where = f"{args.level_info_file}: {args.model_a_var}, {args.model_b_var}"
+        return (LevelFile(where, keys.__contains__, self.numbers),)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -317,14 +349,18 @@ def build_geopotential(args: GeopotentialArgs) -> Geopotential:
         args.levels,
         interfaces=True,
     )
-    return Geopotential(args, half_levels, _of_file(args))
+    numbers = level_numbers(
+        args.level_info_file, args.model_a_half_var, args.levels, between=True
+    )
+    return Geopotential(args, half_levels, _of_file(args), numbers)
 
 
 def build_pressure_interp(args: PressureInterpArgs) -> PressureInterp:
     """Builds the block; reads the coefficients."""
     names = (args.model_a_var, args.model_b_var)
     levels = read_coefficients(args.level_info_file, *names, args.levels)
-    return PressureInterp(args, levels, _of_file(args))
+    numbers = level_numbers(args.level_info_file, args.model_a_var, args.levels)
+    return PressureInterp(args, levels, _of_file(args), numbers)
 
 
 def _read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,11 +12,18 @@ import numpy as np
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler
+from credit_jax.fields.coordinates import Axes
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import FieldTree, change_entry
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile, change_entry
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.post.scaler import target_scalers
-from credit_jax.transforms.scaling import Method, find_scalers, scale
+from credit_jax.transforms.scaling import (
+    Method,
+    find_scalers,
+    level_file,
+    scale,
+    scalers_at,
+)
 
 
 class FlattenArgs(StrictModel):
@@ -79,6 +86,18 @@ class FlattenToTensor:
         fields = [scaled[key.split("/")[0]][key] for key in order]
         module = np if all(map(is_numpy, fields)) else jnp
         return {**tree, args.out_key: module.concatenate(fields, axis=1)}
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        path = str(self.args.scaler_path)
+        return (level_file(self.scalers or {}, path, self._selects),)
+
+    def at(self, layout: Layout, grid: Axes) -> FlattenToTensor:
+        """Returns the block with its channels in the order of the data's levels."""
+        groups, path = layout.get("target", ()), str(self.args.scaler_path)
+        found = scalers_at(self.scalers or {}, groups, path, self._selects)
+        return self if found == (self.scalers or {}) else replace(self, scalers=found)
 
     def _selects(self, key: str) -> bool:
         return self.args.variables is None or key in self.args.variables

@@ -13,7 +13,7 @@ from typing import Any
 
 from credit_jax.fields import FieldContext
 from credit_jax.fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, Layout, change_entry
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile, change_entry
 from credit_jax.transforms.pre.normalize import (
     Normalizer,
     NormalizerArgs,
@@ -51,6 +51,11 @@ class Denormalizer:
     ) -> dict[str, Any]:
         """Converts the fields of the entry `key` to physical units."""
         return change_entry(tree, self._undo, self.key, "era5_normalizer")
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        return self.normalizer.level_files
 
     def at(self, layout: Layout, grid: Axes) -> Denormalizer:
         """Returns the block with the statistics of the levels of the data."""

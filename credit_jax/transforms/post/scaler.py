@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.fields.coordinates import Axes
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile
 from credit_jax.transforms.scaling import (
     Method,
+    by_level,
     check_groups,
+    level_file,
     open_scalers,
     scale_fields,
+    scalers_at,
 )
 from credit_jax.transforms.selection import Selection, Variables
 
@@ -54,6 +58,18 @@ class ScalerTransform:
     def selection(self) -> Selection:
         """See `Selects`."""
         return Selection(self.args.variables)
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        path = self.args.scaler_path
+        return (level_file(self.scalers, path, by_level(self.args)),)
+
+    def at(self, layout: Layout, grid: Axes) -> ScalerTransform:
+        """Returns the block with its channels in the order of the data's levels."""
+        groups, path = layout.get("target", ()), self.args.scaler_path
+        found = scalers_at(self.scalers, groups, path, by_level(self.args))
+        return self if found is self.scalers else replace(self, scalers=found)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

@@ -13,11 +13,18 @@ from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes, places_of, take_places
+from credit_jax.fields.coordinates import (
+    Axes,
+    as_values,
+    counts,
+    places_of,
+    take_places,
+)
 from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import (
     FieldTree,
     Layout,
+    LevelFile,
     map_fields,
     place_of,
     variable_of,
@@ -69,6 +76,23 @@ class Normalizer:
     places: Mapping[str, Sequence[np.ndarray | None]] = dataclasses.field(
         default_factory=dict
     )
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`; those without values of levels."""
+        bare = {name for name in self.mean if name not in self.levels}
+        files = [LevelFile(self.paths, lambda key: variable_of(key) in bare)]
+        for name, both in self.levels.items():
+            for path, values in both:
+                if counts(values):
+                    files.append(
+                        LevelFile(
+                            path,
+                            lambda key, name=name: variable_of(key) == name,
+                            as_values(values),
+                        )
+                    )
+        return tuple(files)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

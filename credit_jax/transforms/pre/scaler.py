@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler, ScalerDict
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.fields.coordinates import Axes
+from credit_jax.transforms.base import FieldTree, Layout, LevelFile
 from credit_jax.transforms.scaling import (
     INVERSE,
     Method,
+    by_level,
     check_groups,
+    level_file,
     open_scalers,
     scale_fields,
+    scalers_at,
 )
 from credit_jax.transforms.selection import DataType, Selection, Variables
 
@@ -66,6 +70,22 @@ class ScalerTransform:
     def needs_grid(self) -> bool:
         """Whether scalers are by grid point, so that they need all rows."""
         return bool(self.args.spatial_variables)
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `HasLevelFiles`."""
+        path, selects = self.args.scaler_path, by_level(self.args)
+        return tuple(level_file(self._own(part), path, selects) for part in self._parts)
+
+    def at(self, layout: Layout, grid: Axes) -> ScalerTransform:
+        """Returns the block with its channels in the order of the data's levels."""
+        path, selects = self.args.scaler_path, by_level(self.args)
+        found = {
+            part: scalers_at(own, layout.get(part, ()), path, selects)
+            for part, own in self.scalers.items()
+        }
+        same = all(found[part] is own for part, own in self.scalers.items())
+        return self if same else replace(self, scalers=found)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

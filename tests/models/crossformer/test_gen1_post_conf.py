@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -165,3 +166,21 @@ def test_files_that_do_not_fit(folder: Any) -> None:
     section["gen1_post_conf"]["data"]["variables"] = ["U", "V", "T", "Z"]
     with pytest.raises(ValueError, match="no variable Z; there are: "):
         parse_model(section).check_files()
+
+
+def test_coordinates_of_the_files(folder: Any) -> None:
+    """Rows and columns of the grid file are those of the data, in their order."""
+    conf = parse_model(converted(folder, "wxformer")).gen1_post_conf
+    grids = [fixer.grid for fixer, _ in conf.fixers.fixers if hasattr(fixer, "grid")]
+    grid = grids[0]
+    axes = replace(grid.axes, levels=None, where="the data")
+    conf.check_coordinates(axes)
+    for name in ("latitude", "longitude"):
+        turned = replace(axes, **{name: getattr(axes, name)[::-1]})
+        with pytest.raises(
+            ValueError, match=rf"save_loc_physics: .*its {name}s .* in an"
+        ):
+            conf.check_coordinates(turned)
+    moved = replace(axes, latitude=tuple(x + 1 for x in axes.latitude))
+    with pytest.raises(ValueError, match=r"save_loc_physics: .* not the same places"):
+        conf.check_coordinates(moved)
