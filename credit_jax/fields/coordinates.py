@@ -288,7 +288,8 @@ def are_numbered_alike(values: Any, numbers: Any) -> bool:
     """
     if values is None or numbers is None:
         return False
-    return np.array_equal(*(np.sort(np.asarray(x, float)) for x in (values, numbers)))
+    ours, theirs = (np.sort(np.asarray(x, float)) for x in (values, numbers))
+    return np.array_equal(ours, theirs)
 
 
 def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import h5py
@@ -70,7 +70,15 @@ def check_store(folder: Path) -> None:
 
 def check_zarr_metadata(path: Path) -> None:
     """Checks a metadata file of Zarr v2 or v3; see `check_file`."""
-    content = read_metadata(path)
+    _check_arrays(path, read_metadata(path))
+
+
+def check_zarr_bytes(key: str, content: bytes) -> None:
+    """Checks the metadata of Zarr that a store has under a key; see `check_file`."""
+    _check_arrays(PurePosixPath(key), _parsed(key, content))
+
+
+def _check_arrays(path: PurePath, content: Mapping[str, Any]) -> None:
     for name, node in _arrays(path, content):
         _check_array(f"{path}: {name}", node)
 
@@ -81,13 +89,22 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
     Raises:
         ValueError: it is too large, nested too deeply, or no JSON object.
     """
-    if (size := path.stat().st_size) > MAX_METADATA_BYTES:
+    _check_length(path, path.stat().st_size)
+    return _parsed(path, path.read_bytes())
+
+
+def _check_length(path: Any, size: int) -> None:
+    if size > MAX_METADATA_BYTES:
         raise ValueError(
             f"{path}: has {size} bytes, expected at most {MAX_METADATA_BYTES} of the "
             "metadata of a store"
         )
+
+
+def _parsed(path: Any, text: bytes) -> Mapping[str, Any]:
+    _check_length(path, len(text))
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: is no JSON ({error}); make the store again"
@@ -97,7 +114,7 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _arrays(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _arrays(path: PurePath, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Names and metadata of the arrays that a metadata file describes."""
     if path.name == ".zarray" or content.get("node_type") == "array":
         yield path.parent.name, content
@@ -209,17 +226,27 @@ def _listed(where: str, codecs: Any) -> list[Any]:
     raise ValueError(f"{where} has codecs {str(codecs)[:80]}, expected a list of them")
 
 
-def check_coordinates(path: str, variables: Mapping[Any, Any]) -> None:
-    """Checks the coordinates of an opened file, whose values become an index.
+def check_variables(path: str, variables: Mapping[Any, Any]) -> None:
+    """Checks the chunks of an opened file, and its coordinates, which are read whole.
 
     Args:
         path: of the file, for the error.
         variables: xarray's variables, not read.
 
     Raises:
-        ValueError: one is longer than any time axis or grid.
+        ValueError: a coordinate is longer than any time axis or grid, or a chunk larger
+            than those of any data.
     """
     for name, variable in variables.items():
+        encoding = variable.encoding
+        chunks = encoding.get("chunksizes") or encoding.get("chunks") or ()
+        size = math.prod(map(int, chunks)) * variable.dtype.itemsize
+        if size > MAX_CHUNK_BYTES:
+            raise ValueError(
+                f"{path}: variable {name!r} has chunks of "
+                f"{'x'.join(map(str, chunks))} values, {size} bytes, expected at most "
+                f"{MAX_CHUNK_BYTES}; write it with smaller chunks"
+            )
         if variable.dims == (name,) and variable.nbytes > MAX_COORDINATE_BYTES:
             raise ValueError(
                 f"{path}: coordinate {name!r} has {variable.shape[0]} values, "

@@ -15,6 +15,8 @@ from typing import Any
 
 from zarr.storage import WrapperStore
 
+from credit_jax.io.metadata import METADATA_FILES, check_zarr_bytes
+
 # Key of a chunk in its array, as "1.0.0" or "1/0/0", both within one folder or below.
 _CHUNK = re.compile(r"(?P<array>.*?)/?(?P<chunk>\d+(?:[./]\d+)*)")
 _METADATA = ".zarray"
@@ -27,9 +29,12 @@ class CompleteStore(WrapperStore):
         """See `zarr.abc.store.Store.get`.
 
         Raises:
-            ValueError: it is a chunk that is not there and has no fill value.
+            ValueError: it is a chunk that is not there and has no fill value, or
+                metadata that ask for too much, see `metadata.check_file`.
         """
         value = await super().get(key, *args, **options)
+        if value is not None and posixpath.basename(key) in METADATA_FILES:
+            check_zarr_bytes(key, value.to_bytes())
         if value is None and (found := _CHUNK.fullmatch(key)):
             prototype = args[0] if args else options.get("prototype")
             array = found["array"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import xarray as xr
 
-from credit_jax.io.metadata import check_coordinates, check_file
+from credit_jax.io.metadata import check_file, check_variables
 from credit_jax.io.remote import is_url, open_binary, store_at
 from credit_jax.io.retry import is_transient, retried
 
@@ -126,7 +126,7 @@ def open_dataset(
 
     Raises:
         ValueError: it is no complete file or store, or its metadata ask for too much:
-            see `metadata.check_file` and `metadata.check_coordinates`.
+            see `metadata.check_file` and `metadata.check_variables`.
     """
     path = os.fspath(place) if path is None else path
     with _named(path), warnings.catch_warnings():
@@ -138,13 +138,13 @@ def open_dataset(
             check_file(path)
         engine = engine or reading_engine(path)
         dataset = xr.open_dataset(
-            _complete(place) if engine == "zarr" else place,
-            engine=engine,
+            _complete(place, engine),
+            engine=None if engine == "h5netcdf" else engine,
             cache=False,
             create_default_indexes=False,
             **options,
         )
-        check_coordinates(path, dataset.variables)
+        check_variables(path, dataset.variables)
         for name, coordinate in dataset.coords.items():
             if coordinate.dims == (name,):
                 dataset = dataset.set_xindex([name])
@@ -162,8 +162,14 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
     return retried(read, path)
 
 
-def _complete(place: Any) -> Any:
-    """A Zarr store, of a folder or opened, whose lost chunks are errors."""
+def _complete(place: Any, engine: str | None) -> Any:
+    """A store or a file, in which values that are not there are errors."""
+    if engine == "h5netcdf":
+        from credit_jax.io.unwritten import WrittenStore
+
+        return WrittenStore.open(place, phony_dims="access")
+    if engine != "zarr":
+        return place
     from zarr.storage import LocalStore
 
     from credit_jax.io.missing_chunks import CompleteStore

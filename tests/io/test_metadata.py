@@ -12,7 +12,7 @@ import xarray as xr
 import zarr
 
 from credit_jax.io.metadata import check_zarr_metadata, refuse_links
-from credit_jax.io.open_files import OpenFiles, opened
+from credit_jax.io.open_files import OpenFiles, open_dataset, opened
 
 SPARE = 2**32  # bytes of address space beyond what is in use
 
@@ -179,6 +179,37 @@ def test_long_coordinates(tmp_path):
         file["T"].dims[0].attach_scale(file["level"])
     with pytest.raises(ValueError, match="'level' has 1000000000 values"):
         OpenFiles().dataset(path)
+
+
+def test_large_chunks_of_hdf5(tmp_path):
+    """A chunk of zeros takes a few bytes on disk, and all of its values in memory."""
+    path = tmp_path / "bomb.nc"
+    with h5py.File(path, "w") as file:
+        shape = (10**5, 10**5)
+        file.create_dataset("T", shape, "f8", chunks=(2**15, 2**14), compression=9)
+    text = "'T' has chunks of 32768x16384 values, 4294967296 bytes"
+    with pytest.raises(ValueError, match=text):
+        OpenFiles().dataset(path)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_metadata_of_stores_elsewhere(version):
+    """Those that are read by URL are judged as they arrive, not as files."""
+    place = zarr.storage.MemoryStore()
+    dataset().to_zarr(place, zarr_format=version, consolidated=False)
+    url = "https://example.org/store.zarr"
+    with open_dataset(place, "zarr", url) as found:
+        np.testing.assert_array_equal(found["T"], dataset()["T"])
+    key = "T/.zarray" if version == 2 else "T/zarr.json"
+    content = json.loads(place._store_dict[key].to_bytes())
+    if version == 2:
+        content |= {"filters": [{"id": "pickle"}]}
+    else:
+        content["codecs"] = [{"name": "pickle"}]
+    text = json.dumps(content).encode()
+    place._store_dict[key] = zarr.core.buffer.cpu.Buffer.from_bytes(text)
+    with pytest.raises(ValueError, match=r"example\.org/store\.zarr: .*codec 'pickle'"):
+        open_dataset(place, "zarr", url)
 
 
 def soft_loop(file):

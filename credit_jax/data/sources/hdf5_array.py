@@ -16,6 +16,7 @@ from xarray.backends.locks import HDF5_LOCK
 
 from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
+from credit_jax.io.unwritten import Written
 
 
 class Hdf5Array:
@@ -30,16 +31,21 @@ class Hdf5Array:
     def __init__(self, file: CachingFileManager, name: str) -> None:
         self._file = file
         self._name = name
+        self._written: Written | None = None
 
     def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
         """Reads values by outer indexing: a slice or a list of indices for each dim.
 
         Raises:
             OSError: a chunk is damaged.
+            ValueError: a chunk was never written, and has no value.
         """
         # Any read through xarray may close a file; xarray takes this lock, too.
         with HDF5_LOCK:
             dataset = self._file.acquire(needs_lock=False)[self._name]
+            if self._written is None:
+                self._written = Written(dataset)
+            self._written.check(index)
             return _read(dataset, index)
 
 

@@ -178,7 +178,7 @@ class NetEnergyFixerArgs(AirArgs):
 class _OnLevels:
     """What the fixers with integrals over levels share."""
 
-    args: PhysicsArgs
+    args: Any
     grid: physics.PhysicsGrid
 
     @property
