@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from credit_jax.check.memory import estimate_memory, local_points
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig, num_samples
-from credit_jax.config.messages import counted
+from credit_jax.config.messages import counted, printable
 from credit_jax.data import ChannelSchema
 from credit_jax.models.common.geometry import Geometry
 from credit_jax.models.model_def import ModelDef, parameter_count
@@ -60,11 +61,16 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
+def _plain(name: str) -> Text:
+    """A name of a file or a config, without markup and terminal escapes."""
+    return Text(printable(name))
+
+
 def time_table(data: DataConfig) -> Table:
     """The times that the vector inputs of a model encode."""
     table = _table("Encoded times", "input", "of", "numbers")
     for name, which in data.time_encoding.items():
-        table.add_row(name, ", ".join(which), str(num_encoded(data, name)))
+        table.add_row(_plain(name), ", ".join(which), str(num_encoded(data, name)))
     return table
 
 
@@ -75,7 +81,7 @@ def channel_table(schema: ChannelSchema, title: str = "Channels") -> Table:
     groups = {group.var_key: group for group in (*schema.input, *schema.target)}
     for key, group in groups.items():
         table.add_row(
-            f"{group.source}/{group.variable}",
+            _plain(f"{group.source}/{group.variable}"),
             group.field_type,
             str(group.n_levels),
             _span(inputs.get(key)),

@@ -8,9 +8,10 @@ import numpy as np
 import xarray as xr
 from rich.box import HORIZONTALS
 from rich.table import Table
+from rich.text import Text
 
 from credit_jax.config.dates import duration
-from credit_jax.config.messages import counted
+from credit_jax.config.messages import counted, printable
 from credit_jax.evaluation.scores import (
     CLIMATOLOGY,
     FORECAST,
@@ -55,7 +56,8 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
             cells = [_cell(column, row) for column in values.T]
             last = system == systems[-1]
             heads = _heads(scores, name, len(systems))
-            table.add_row(heads[row], system, *cells, end_section=last)
+            head = Text(printable(heads[row]))  # names of files, no markup
+            table.add_row(head, system, *cells, end_section=last)
     return table
 
 

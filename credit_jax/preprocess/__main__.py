@@ -96,6 +96,11 @@ def preprocess(
     with Display(console) as display:
         for path in plan.kept:
             display.message(f"note: {path} is there and kept")
+        for path in plan.unpaired:
+            display.message(
+                f"note: {path} is there without the other file of the pair: both are "
+                "fitted anew, and it is moved to a name with the time"
+            )
         for line in (*plan.notes(layout), *_notes_of_channels(plan.fits)):
             display.message(f"note: {line}")
         collected = fit_samples(plan, samples, display, num_threads=num_threads)

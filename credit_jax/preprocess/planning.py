@@ -29,10 +29,13 @@ class FitPlan:
         chain: the preblocks up to the last one to fit, in execution order, without
             scalers and normalizers whose files exist.
         kept: existing files that are not fitted again.
+        unpaired: existing files without the other one of their pair, as where the
+            command was killed between them; both are fitted again.
     """
 
     chain: tuple[Fit | Placed, ...]
     kept: tuple[Path, ...] = ()
+    unpaired: tuple[Path, ...] = ()
 
     @property
     def fits(self) -> tuple[Fit, ...]:
@@ -129,13 +132,14 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
 
     Raises:
         ConfigError: a type or an argument is unknown or invalid.
-        ValueError: no block has files to fit, all files exist, one of two files of a
-            block exists, or two blocks have the same file.
+        ValueError: no block has files to fit, all files exist, or two blocks have the
+            same file.
         OSError: a file that another block needs cannot be read.
     """
     chain: list[Fit | Callable[[], Placed]] = []
     every: list[Fit] = []
     kept: list[Path] = []
+    unpaired: list[Path] = []
     for path, _, args, build in parse_preblocks(preblocks):
         fit = _fit_of(path, args)
         if fit is None:
@@ -143,11 +147,9 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
             continue
         every.append(fit)
         there = [] if overwrite else [own for own in fit.files if own.exists()]
-        if there and len(there) < len(fit.files):
-            raise ValueError(
-                f"{path}: {there[0]} is there, but not the other file of the pair; "
-                "remove it, or fit both anew with --overwrite"
-            )
+        if len(there) < len(fit.files):
+            unpaired += there
+            there = []
         kept += there
         chain += [] if there else [fit]
     _check_files(every)
@@ -160,7 +162,7 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
     while not isinstance(chain[-1], ScalerFit | NormalizerFit):
         chain.pop()
     made = [own() if callable(own) else own for own in chain]
-    return FitPlan(tuple(made), tuple(kept))
+    return FitPlan(tuple(made), tuple(kept), tuple(unpaired))
 
 
 def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:

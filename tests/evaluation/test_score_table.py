@@ -36,3 +36,13 @@ def test_numbers_have_units_and_say_over_how_many_levels_they_are():
 def test_without_levels_nothing_is_said_of_them():
     scores = make_scores(levels=(500.0,), num_days=1)
     assert score_table(scores).title == "RMSE, global, 12 start dates"
+
+
+def test_names_of_files_are_neither_markup_nor_escapes():
+    hostile = "[/]\x1b[2J[bold]T"
+    scores = make_scores(levels=(500.0,), num_days=1)
+    names = [hostile if name == "T" else name for name in scores["variable"].values]
+    scores = scores.assign_coords(variable=("channel", names))
+    (line,) = [line for line in printed(scores) if "[bold]T" in line]
+    assert "[/]\\x1b[2J[bold]T" in line
+    assert "\x1b" not in line

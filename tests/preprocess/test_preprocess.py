@@ -3,6 +3,7 @@
 import io
 import re
 import signal
+import socket
 
 import numpy as np
 import pytest
@@ -160,11 +161,22 @@ def credit_normalizer(args):
     return run
 
 
-def test_one_file_of_a_pair(world, tmp_path):
+def test_killed_between_the_files_of_a_pair(world, tmp_path):
+    """The next start, as it was, makes both, and loses nothing."""
     args = {"mean_path": str(tmp_path / "m.nc"), "std_path": str(tmp_path / "s.nc")}
+    block = {"norm": {"type": "era5_normalizer", "args": args}}
+    fit(world, block)
+    expected = [(tmp_path / name).read_bytes() for name in ("m.nc", "s.nc")]
     (tmp_path / "m.nc").write_text("mine")
-    with pytest.raises(ValueError, match=r"m\.nc is there, but not the other file"):
-        fit(world, {"norm": {"type": "era5_normalizer", "args": args}})
+    (tmp_path / "s.nc").rename(
+        tmp_path / f".s.partial-{socket.gethostname()}-999999.nc"
+    )
+    shown = fit(world, block)
+    assert "m.nc is there without the other file of the pair" in shown
+    assert [(tmp_path / name).read_bytes() for name in ("m.nc", "s.nc")] == expected
+    (old,) = tmp_path.glob("m_*.nc")
+    assert old.read_text() == "mine"
+    assert len([*tmp_path.iterdir()]) == 3, "what the dead process left is removed"
 
 
 def test_interrupted(world, tmp_path, monkeypatch, capsys):

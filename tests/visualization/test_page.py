@@ -93,6 +93,34 @@ def test_the_page_needs_no_other_file(text, page):
     assert all("src" not in given for tag, given in page.tags if tag == "script")
 
 
+HOSTILE = """'><script>alert(1)</script><img src=x onerror="alert(2)">"""
+
+
+def test_texts_of_files_are_no_html():
+    """Names, units, descriptions and attributes come from the files of others."""
+    scores = make_scores(levels=(500.0,), num_days=1, members=3)
+    known = Page(page_of(scores, title="a", maps=[("b", PNG)]))
+    texts = {
+        name: (scores[name].dims, [f"{own}{HOSTILE}" for own in scores[name].values])
+        for name in ("variable", "units", "long_name", "level_units")
+    }
+    channels = [f"{own}{HOSTILE}" for own in scores["channel"].values]
+    hostile = scores.assign_coords(texts).assign_coords(channel=channels)
+    hostile.attrs |= dict.fromkeys(
+        (*(key for key in hostile.attrs if not key.startswith("num_")), HOSTILE),
+        HOSTILE,
+    )
+    found = Page(page_of(hostile, title=HOSTILE, maps=[(HOSTILE, PNG)]))
+    assert found.open == []
+    for page in (known, found):
+        assert not any(
+            name.startswith("on") for _, given in page.tags for name in given
+        )
+    for tag in ("script", "img"):
+        counts = [[own for own, _ in page.tags].count(tag) for page in (known, found)]
+        assert counts[0] == counts[1], tag
+
+
 def test_ids_are_unique(page):
     assert len(page.ids) == len(set(page.ids))
 
