@@ -8,7 +8,7 @@ nearest known one, missing keys, and invalid values.
 import os
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.messages import describe, got, hint, nearest
 
 Section = TypeVar("Section", bound="StrictModel")
@@ -85,8 +86,7 @@ class StrictModel(BaseModel):
     - `unavailable`: keys that CREDIT reads and that are an error in credit_jax.
 
     Unknown keys are errors. If `passes_over` is true, because CREDIT ignores unknown
-    keys in that section, those that resemble no known key, or are in `unread`, are
-    ignored with a warning.
+    keys in that section, those that resemble no known key are ignored with a warning.
     """
 
     model_config = ConfigDict(
@@ -96,8 +96,6 @@ class StrictModel(BaseModel):
     ignored: ClassVar[Mapping[str, str]] = {}
     unavailable: ClassVar[Mapping[str, Unavailable]] = {}
     passes_over: ClassVar[bool] = False
-    # Keys of CREDIT's own configs that it does not read, near known ones or not.
-    unread: ClassVar[Set[str]] = frozenset()
 
     @model_validator(mode="wrap")
     @classmethod
@@ -130,7 +128,7 @@ class StrictModel(BaseModel):
             text = ""
             known = [*fields, *cls.ignored, *cls.unavailable]
             if key not in known and not cls.is_passed_over(key):
-                text = cls.unknown_key(key, known)
+                text = cls.unknown_key(key, cls._meant(known))
             elif key in cls.unavailable and not cls.unavailable[key].accepts(own):
                 text = f"{got(own)} is not available; {cls.unavailable[key].instead}"
             if text:
@@ -149,7 +147,12 @@ class StrictModel(BaseModel):
         known = [*fields, *cls.ignored, *cls.unavailable]
         if not cls.passes_over or not isinstance(key, str) or key in known:
             return False
-        return key in cls.unread or nearest(key, known) is None
+        return nearest(key, cls._meant(known)) is None
+
+    @classmethod
+    def _meant(cls, known: Iterable[str]) -> list[str]:
+        """The known keys that somebody reads, of which others may be misspelt."""
+        return [key for key in known if cls.ignored.get(key) != NEVER_READ]
 
     def without_effect(self) -> dict[str, str]:
         """Keys of this section whose values have no effect, each with the reason."""

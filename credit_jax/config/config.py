@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.base import StrictModel, parse
-from credit_jax.config.credit_keys import UNREAD_TOP
+from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.dates import date_label
@@ -19,8 +19,6 @@ from credit_jax.config.metrics import MetricsConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-
-_BATCH_SYSTEM = "read by credit-jax submit only"
 
 
 class Config(StrictModel):
@@ -62,14 +60,7 @@ class Config(StrictModel):
     inference_section: dict[str, Any] | None = Field(None, alias="inference")
 
     passes_over: ClassVar = True
-    unread: ClassVar = UNREAD_TOP
-
-    ignored: ClassVar = {
-        "pbs": _BATCH_SYSTEM,
-        "slurm": _BATCH_SYSTEM,
-        "predict": "training only",
-        "custom_models": "PyTorch classes; compare alone reads them",
-    }
+    ignored: ClassVar = IGNORED_TOP
 
     _written: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pandas as pd
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from credit_jax.config.credit_keys import UNREAD_DATA
+from credit_jax.config.credit_keys import IGNORED_DATA
 from credit_jax.config.dates import Calendar, Dates, Timestep, date_label
-from credit_jax.config.fields import NEVER_READ
 from credit_jax.config.sources.registry import parse_source
 from credit_jax.config.sources.source import MAIN_INPUT, SourceConfig
 
@@ -34,20 +33,7 @@ class _Window(Dates):
     calendar: Calendar | None = None
 
     passes_over: ClassVar = True
-    unread: ClassVar = UNREAD_DATA
-
-    ignored: ClassVar = {
-        "one_shot": NEVER_READ,
-        "lead_time_periods": NEVER_READ,
-        "skip_periods": NEVER_READ,
-        "static_first": NEVER_READ,
-        "scaler_type": NEVER_READ,
-        "valid_forecast_len": "validation_data.forecast_len is gen2's",
-        "valid_history_len": "validation_data.history_len is gen2's",
-        "mean_path": "the era5_normalizer preblock has its own",
-        "std_path": "the era5_normalizer preblock has its own",
-        "retain_graph": "trainer.backprop says how far gradients go",
-    }
+    ignored: ClassVar = IGNORED_DATA
 
     @field_validator("forecast_len", check_fields=False)
     @classmethod

@@ -5,12 +5,11 @@ from typing import ClassVar
 from pydantic import model_validator
 
 from credit_jax.config.base import StrictModel
+from credit_jax.config.credit_keys import NEVER_READ
 
 FIELD_TYPES = ("prognostic", "static", "dynamic_forcing", "diagnostic")
 INPUT_TYPES = ("prognostic", "static", "dynamic_forcing")
 OUTPUT_TYPES = ("prognostic", "diagnostic")
-
-NEVER_READ = "CREDIT's gen2 does not read it"
 
 
 class FieldConfig(StrictModel):

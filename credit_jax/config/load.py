@@ -11,6 +11,7 @@ import yaml
 
 from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, parse
 from credit_jax.config.config import Config, section_conflicts
+from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
@@ -159,7 +160,8 @@ def _unread(override: str) -> Iterator[str]:
         if section is None:
             return
         done.append(part)
-        if section.is_passed_over(part):
+        never = section.ignored.get(part) == NEVER_READ
+        if never or section.is_passed_over(part):
             yield f"--set {override}: {'.'.join(done)}: unknown key"
         kinds = _sections_of(section, part)
         section = kinds[0] if len(kinds) == 1 else None

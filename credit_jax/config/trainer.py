@@ -6,15 +6,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
-from credit_jax.config.credit_keys import UNREAD_TRAINER
+from credit_jax.config.credit_keys import IGNORED_TRAINER
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import Schedule
 
 MatmulPrecision = Literal["highest", "high", "default"]
-
-_GEN1 = "gen1 only; see trainer.parallelism"
 
 
 class PrecisionPolicy(StrictModel):
@@ -207,19 +205,7 @@ class TrainerConfig(StrictModel):
     prefetch_factor: int = Field(2, ge=1)
 
     passes_over: ClassVar = True
-    unread: ClassVar = UNREAD_TRAINER
-
-    ignored: ClassVar = {
-        "mode": _GEN1,
-        "domain_parallel_size": _GEN1,
-        "use_mixed_precision": "gen1 only; see trainer.amp",
-        "mixed_precision": "gen1 only; see trainer.amp",
-        "cpu_offload": "CREDIT's gen2 does not read it",
-        "checkpoint_all_layers": "CREDIT's gen2 does not read it",
-        "compile": "the whole step is always compiled",
-        "dataloader_timeout_s": "samples are read by threads of this process",
-        "skip_nan_prune": "optuna only; a NaN loss always stops the run",
-    }
+    ignored: ClassVar = IGNORED_TRAINER
 
     @field_validator("activation_checkpoint", mode="before")
     @classmethod
