@@ -98,7 +98,9 @@ def _downloaded(mapping: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
             if own is None or not issubclass(own, DownloadedConfig):
                 continue
             if source.get("mode", "remote") == "remote":
-                source |= {"mode": "local", "base_path": "/downloaded"}
+                source["mode"] = "local"
+                if "base_path" in own.model_fields:
+                    source["base_path"] = "/downloaded"
                 fetched.append(own.downloader)
     names = ", ".join(f"`{name}`" for name in dict.fromkeys(fetched))
     condition = names and f"with the files of {names} and mode: local"

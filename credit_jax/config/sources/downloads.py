@@ -26,9 +26,11 @@ class DownloadedConfig(SourceConfig):
     def _can_be_reached(self) -> "DownloadedConfig":
         if self.mode != "local":
             fetch = f" with credit.datasets.gen_2.{self.downloader}"
+            folder = "base_path" if "base_path" in type(self).model_fields else "path"
             raise ValueError(
                 f"mode: {got(self.mode)} is not available for {self.dataset_type}; "
-                f"fetch the files{fetch if self.downloader else ''} and set mode: local"
+                f"fetch the files{fetch if self.downloader else ''}, set mode: local, "
+                f"and name their folder in {folder}"
             )
         return self
 
