@@ -64,21 +64,34 @@ class Device:
     steps: tuple[CompiledStep, ...]
 
 
-# benchmarks/reports/accelerator_025deg.json
+# benchmarks/reports/accelerator_025deg.json and accelerator_025deg-a100.json
 DEVICES = {
     "h100": Device(
         "NVIDIA H100",
         2e-6,
         "configs/wxformer_025deg.yaml",
-        18.5114e12,
+        18.3497e12,
         (
-            CompiledStep("none", 1, 1, 1808, 0.03514, 0),
-            CompiledStep("full", 1, 1, 2240, 0.04389, 0),
-            CompiledStep("selective", 1, 1, 1926, 0.03758, 0),
-            CompiledStep("none", 1, 8, 1917, 0.006009, 0.00215184),
-            CompiledStep("none", 2, 4, 2230, 0.009679, 0.00458383),
+            CompiledStep("none", 1, 1, 2055, 0.041254, 0),
+            CompiledStep("full", 1, 1, 2528, 0.051912, 0),
+            CompiledStep("selective", 1, 1, 2173, 0.043690, 0),
+            CompiledStep("none", 1, 8, 2217, 0.0073311, 0.00194649),
+            CompiledStep("none", 2, 4, 2544, 0.010835, 0.00418758),
         ),
-    )
+    ),
+    "a100": Device(
+        "NVIDIA A100",
+        2e-6,
+        "configs/wxformer_025deg.yaml",
+        18.3497e12,
+        (
+            CompiledStep("none", 1, 1, 2058, 0.106103, 0),
+            CompiledStep("full", 1, 1, 2533, 0.133132, 0),
+            CompiledStep("selective", 1, 1, 2171, 0.111664, 0),
+            CompiledStep("none", 1, 8, 2196, 0.0177021, 0.00454431),
+            CompiledStep("none", 2, 4, 2539, 0.0270059, 0.00810914),
+        ),
+    ),
 }
 
 

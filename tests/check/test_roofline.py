@@ -24,28 +24,37 @@ def _bound(*overrides, config=DEMO, devices=None):
     return report.bound
 
 
-def test_the_table_is_that_of_the_report():
-    path = ROOT / "benchmarks" / "reports" / "accelerator_025deg.json"
-    programs = json.loads(path.read_text())["programs"]
+REPORTS = {"h100": "accelerator_025deg.json", "a100": "accelerator_025deg-a100.json"}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_table_is_that_of_the_report(name):
+    device = DEVICES[name]
+    path = ROOT / "benchmarks" / "reports" / REPORTS[name]
+    report = json.loads(path.read_text())
+    assert report["target"] == name
     meshes = {"1": (1, 1), "domain8": (1, 8), "tp2xdomain4": (2, 4)}
-    found = {
-        (p["remat"], *meshes[p["mesh"]]): p for p in programs if p["mesh"] in meshes
+    programs = {
+        (p["remat"], *meshes[p["mesh"]]): p
+        for p in report["programs"]
+        if p["mesh"] in meshes
     }
-    assert len(found) == len(H100.steps)
-    for step in H100.steps:
-        program = found[step.remat, step.tensor, step.domain]
+    assert len(programs) == len(device.steps)
+    for step in device.steps:
+        program = programs[step.remat, step.tensor, step.domain]
         assert step.kernels == program["kernels"]
         assert step.work == pytest.approx(program["seconds"], rel=1e-3)
         assert step.waits == pytest.approx(program["exposed_seconds"], rel=1e-3)
         useful = program["useful_flops"] * step.tensor * step.domain
-        assert H100.flops == pytest.approx(useful, rel=1e-3)
+        assert device.flops == pytest.approx(useful, rel=1e-3)
 
 
-def test_operations_of_the_compiled_model():
+@pytest.mark.parametrize("name", DEVICES)
+def test_operations_of_the_compiled_model(name):
     from credit_jax.config.yaml_file import read_yaml
 
-    model = read_yaml(ROOT / H100.model)["model"]
-    assert gradient_flops(build(model)) == pytest.approx(H100.flops, rel=0.01)
+    model = read_yaml(ROOT / DEVICES[name].model)["model"]
+    assert gradient_flops(build(model)) == pytest.approx(DEVICES[name].flops, rel=0.01)
 
 
 def test_work_follows_operations_and_launches_stay():

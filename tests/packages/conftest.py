@@ -27,7 +27,7 @@ DATA = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def tiny_model():
     """Registers `model.type: tiny`."""
     from credit_jax.models import registry
@@ -38,13 +38,13 @@ def tiny_model():
     patch.undo()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run(world, tmp_path_factory, tiny_model):
     """The YAML of a run, whose checkpoints are in the sibling folder `run`."""
     return Path(make_run(world, tmp_path_factory.mktemp("trained") / "tiny"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def made(run, tmp_path_factory):
     """A package of the run; tests must not change it."""
     out = tmp_path_factory.mktemp("packages") / "tiny"
@@ -59,7 +59,7 @@ def copy(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def data(world, tmp_path_factory):
     """The YAML of the user's data."""
     path = tmp_path_factory.mktemp("user") / "data.yml"

@@ -53,7 +53,7 @@ class PrognosticModel(Protocol):
     def load_model(cls, package: Any) -> Any: ...
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def example():
     """The module of the example."""
     spec = importlib.util.spec_from_file_location("earth2studio_model", EXAMPLE)
@@ -62,7 +62,7 @@ def example():
     return module
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def forcing(data, tmp_path_factory):
     """The YAML of the dynamic forcing; the state is given by arrays."""
     content = yaml.safe_load(data.read_text())
@@ -72,12 +72,12 @@ def forcing(data, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model(example, made, forcing):
     return example.CreditJax.load_model(made, forcing)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def state(world):
     """A function of times that returns (variable, lat, lon) as Earth2Studio does."""
 
@@ -101,7 +101,7 @@ def coords_of(model, *times, members=None):
     return OrderedDict([("ensemble", np.arange(members)), *own.items()])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def expected(made, data, tmp_path_factory):
     """The forecast of three steps by the command."""
     out = tmp_path_factory.mktemp("forecast")
