@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(report: CheckReport, *, with_data: bool) -> None:
     console = Console()
-    if report.plan is not None:
+    if report.plan is not None and report.trains:
         for table in plan_tables(report.plan):
             console.print(table)
     elif report.schema is not None:
@@ -82,17 +82,24 @@ def _print(report: CheckReport, *, with_data: bool) -> None:
     if report.bound is not None:
         print_line(report.bound.explanation)
     if not report.problems:
-        print_line(
-            "OK: this run can start."
-            if with_data
-            else "OK so far: data and other files have not been looked at (--no-data).",
-            "bold green",
-        )
+        print_line(_verdict(report, with_data=with_data), "bold green")
         return
     count = len(report.problems)
     print_line(f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")
     for problem in report.problems:
         print_line(f"  {problem}", "red")
+
+
+def _verdict(report: CheckReport, *, with_data: bool) -> str:
+    """The last line of a report without problems."""
+    if not report.trains:
+        return (
+            "OK so far: for forecasts, which need neither loss nor trainer; their data "
+            "are looked for by `forecast`, from its start dates."
+        )
+    if with_data:
+        return "OK: this run can start."
+    return "OK so far: data and other files have not been looked at (--no-data)."
 
 
 if __name__ == "__main__":

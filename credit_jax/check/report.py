@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -14,7 +15,13 @@ from credit_jax.check.roofline import StepBound, step_bound
 from credit_jax.config import Config
 from credit_jax.config.base import ConfigError, ConfigWarning, parse
 from credit_jax.config.data import DataConfig
-from credit_jax.config.load import apply_overrides, build_config, is_gen1
+from credit_jax.config.load import (
+    apply_overrides,
+    build_config,
+    for_forecasts,
+    forecasts_alone,
+    is_gen1,
+)
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
 from credit_jax.demo.dataset import expected_files
@@ -39,6 +46,8 @@ class CheckReport:
         plan: plan of the run; None if the config does not parse.
         bound: lower bound of the time of a step; None if no accelerator was named, or
             there are problems.
+        trains: whether the config has a section to train with; without one it is
+            checked for forecasts, which need none.
     """
 
     path: str
@@ -50,6 +59,7 @@ class CheckReport:
     schema: ChannelSchema | None = None
     plan: RunPlan | None = None
     bound: StepBound | None = None
+    trains: bool = True
 
 
 def check_config(
@@ -79,24 +89,31 @@ def check_config(
     if is_gen1(mapping):
         return CheckReport(str(path), "gen1", (_convert(path),), (), {})
     kind = "gen2" if isinstance(_section(mapping, "data").get("source"), dict) else None
+    trains = not forecasts_alone(mapping)
+    if not trains:
+        mapping, with_data = for_forecasts(mapping), False
+    build = partial(build_config, mapping, source=str(path), training=trains)
     try:
-        config = _heard(lambda: build_config(mapping, source=str(path)), ignored, notes)
+        config = _heard(build, ignored, notes)
     except ValueError as error:
         found, channels = _lines(error), _channels_alone(mapping)
         return CheckReport(str(path), kind, found, tuple(notes), ignored, *channels)
     plan = _heard(lambda: _plan(config, num_devices, with_data), ignored, notes)
     problems = plan.problems
-    if not problems:
+    if not problems and trains:
         problems = _heard(lambda: tuple(rehearse(plan)), ignored, notes)
     try:
         _heard(lambda: config.inference, ignored, notes)
     except ValueError as error:
-        notes += [f"{line} (training does not read it)" for line in _lines(error)]
+        if trains:
+            notes += [f"{line} (training does not read it)" for line in _lines(error)]
+        else:
+            problems = (*problems, *_lines(error))
     every = tuple(dict.fromkeys((*plan.notes, *notes)))
     data, schema = config.data, plan.schema
     bound = _bound(plan, device)
     return CheckReport(
-        str(path), kind, problems, every, ignored, data, schema, plan, bound
+        str(path), kind, problems, every, ignored, data, schema, plan, bound, trains
     )
 
 

@@ -116,6 +116,11 @@ def config_of(
     return build_config(written, source=source, training=not forecasts)
 
 
+def forecasts_alone(mapping: Mapping[str, Any]) -> bool:
+    """Whether a config has no section to train with."""
+    return all(mapping.get(name) is None for name in _NO_TRAINING)
+
+
 def for_forecasts(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in what forecasts do not read, and what they read by default.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xarray as xr
 import yaml
 
 from benchmarks.configs.fields import write_files
@@ -18,13 +19,19 @@ from credit_jax.checkpoint import Progress
 from credit_jax.commands import OK
 from credit_jax.config import build_config
 from credit_jax.config.load import write_config
+from credit_jax.forecast.__main__ import main as forecast
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
+from tests.reference.training import run_credit
+from tests.support import assert_close
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NUM_STEPS = 4
 LEADS = 2
+# Families of which a forecast is compared, too, and the tolerance of every field.
+FORECASTS = ("demo",)
+FIELD = 1e-5
 # Files of configs/, and changes of their models: two programs draw other random
 # numbers.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -84,6 +91,25 @@ def small_run(name: str, folder: Path) -> dict[str, Any]:
     return config
 
 
+def forecasts_agree(folder: Path) -> None:
+    """Asserts that CREDIT forecasts from a converted run as credit_jax from the run."""
+    out = folder / "forecast"
+    given = "--config", folder / "run" / "model.yml", "--checkpoint", folder / "run"
+    # CREDIT's rollout takes the last weights, not their average.
+    options = "--out", out, "--cache", "none", "--weights", "last"
+    assert forecast([str(each) for each in (*given, *options)]) == OK
+    config = str(folder / "torch" / "model.yml")
+    run_credit("tests.reference.rollout_driver", [config, "1"], folder)
+    theirs = folder / "torch" / "forecast"
+    files = sorted(path.relative_to(theirs) for path in theirs.rglob("*.nc"))
+    assert len(files) == LEADS
+    for file in files:
+        with xr.open_dataset(out / file) as a, xr.open_dataset(theirs / file) as b:
+            assert set(a.data_vars) == set(b.data_vars)
+            for name, expected in b.data_vars.items():
+                assert_close(a[name].values, expected.values, FIELD, f"{file} {name}")
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_credit_goes_on_from_a_run(credit, bridge, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
@@ -97,6 +123,8 @@ def test_credit_goes_on_from_a_run(credit, bridge, tmp_path, monkeypatch, name):
     code, text = bridge("convert", "--to", "torch", *given)
     assert code == OK, text
     print(text)
+    if name in FORECASTS:
+        forecasts_agree(tmp_path)
     # Before CREDIT writes its own checkpoint there.
     given = "--checkpoint", tmp_path / "torch", "--out", tmp_path / "jax"
     code, text = bridge("convert", "--to", "jax", *given)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
+import yaml
 
 from credit_jax.check.__main__ import main
 from credit_jax.check.memory import estimate_memory, local_size
@@ -269,3 +270,27 @@ def test_a_pattern_that_matches_no_file(tmp_path, capsys, monkeypatch):
     assert f"{key}: no file matches '{pattern}' (searched " in printed
     assert "the folder 'demo_data/T21' does not exist" in printed
     assert "1 problem:" in printed
+
+
+@pytest.mark.parametrize("dates", [{}, {"start_datetime": "2000-01-05"}])
+def test_configs_of_forecasts_alone(tmp_path, capsys, dates):
+    """They are checked without loss, trainer and dates, as `forecast` takes them."""
+    whole = example(
+        model=dict(MODEL), preblocks={"per_step": {"concat": {"type": "concat"}}}
+    )
+    alone = {k: v for k, v in whole.items() if k not in ("loss", "trainer")}
+    alone.pop("validation_data", None)
+    gone = ("start_datetime", "end_datetime", "date_ranges", "forecast_len")
+    alone["data"] = {k: v for k, v in whole["data"].items() if k not in gone} | dates
+    alone["inference"] = {"output": {"format": "zarr"}}
+    path = tmp_path / "alone.yml"
+    path.write_text(yaml.safe_dump(alone))
+    assert main(["--config", str(path)]) == 0
+    assert "neither loss nor trainer" in capsys.readouterr().out
+    alone["inference"] = {"output": {"format": "grib"}}
+    alone["model"]["levels"] = 3
+    path.write_text(yaml.safe_dump(alone))
+    assert main(["--config", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "inference.output.format" in shown
+    assert "model: has 9 input channels" in shown
