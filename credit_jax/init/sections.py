@@ -336,7 +336,9 @@ def model_section(
     if lost:
         raise ValueError(
             f"--like: a {model['type']} has no {lost[0]}: its fields are not those of "
-            "one grid and one kind of levels. Take another example"
+            "one grid and one kind of levels. Leave --data out, which writes the "
+            "example with its comments, and write your paths into it; or take another "
+            "example, such as wxformer_1deg"
         )
     for key in ("post_conf", "gen1_post_conf"):
         model.pop(key, None)

@@ -158,14 +158,26 @@ def test_like_other_examples(like, shape, files):
     assert build(model)
 
 
-def test_without_files_it_is_the_example(files):
-    assert init("--like", "camulator") == OK
-    assert Path("my.yaml").read_text() == (CONFIGS / "camulator.yaml").read_text()
+@pytest.mark.parametrize("like", ["camulator", "wrf_1h", "graph_1deg", "dscale_1h"])
+def test_without_files_it_is_the_example(files, like):
+    assert init("--like", like) == OK
+    assert Path("my.yaml").read_text() == (CONFIGS / f"{like}.yaml").read_text()
 
 
 REFUSED = {
     "an example": (["--like", "camulatr"], "camulatr.*there are: .*nearest: 'camul"),
-    "a model of several grids": (["--like", "wrf_1h"], "a wrf has no channels"),
+    **{
+        f"a model of {what}": (
+            ["--like", like],
+            f"a {kind} has no {key}.*: .* Leave --data out.* such as wxformer_1deg",
+        )
+        for what, like, kind, key in (
+            ("two grids", "wrf_1h", "wrf", "channels"),
+            ("times", "dscale_1h", "dscale", "channels"),
+            ("nodes", "graph_1deg", "graph", "channels"),
+            ("finer grids", "downscaling_conus404", "crossformer_downscaling", "surf"),
+        )
+    },
     "a file": (["--data", "none.nc"], "there is no none.nc"),
     "a template": (["--data", "none_%Y.nc"], "no file matches .none_%Y.nc"),
     "static fields alone": (["--data", "static.nc"], "no file has times"),
