@@ -1,7 +1,9 @@
-"""docs/coming_from.md lists all names of five interfaces, and ours in it exist."""
+"""docs/coming_from.md lists all names and parameters of five interfaces; ours exist."""
 
 import dataclasses
 import importlib
+import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,94 +13,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming_from.md").read_text()
 WORDS = ("automatic", "not needed")
-OURS = r"`((?:credit_jax|credit_torch_bridge)\.[\w.]+)`"
+OURS = r"`((?:credit_jax|credit_torch_bridge)\.[\w.]+(?:\(\w+\))?)`"
 DOTTED = sorted(set(re.findall(OURS, PAGE)))
 
 
-def members(owner: str, *names: str) -> list[str]:
-    return [owner, *(f"{owner}.{name}" for name in names)]
+# Interface -> name -> parameters, as their documentation has them.
+INTERFACES = json.loads(Path(__file__).with_name("interfaces.json").read_text())
 
 
-# The documented names of each interface.
-THEIRS = {
-    "credit.parallel.mesh": [
-        "logger",
-        "dp_world_size",
-        "build_device_mesh",
-        "data_parallel_coords",
-        "parse_parallelism_conf",
-    ],
-    "credit.parallel.tensor_parallel": [
-        "logger",
-        *members("TpColConv2d", "tp_group", "conv", "forward"),
-        *members("TpRowConv2d", "tp_group", "conv", "forward"),
-        *members("TpColLinear", "tp_group", "linear", "forward"),
-        *members("TpRowLinear", "tp_group", "linear", "forward"),
-        *("_tp_col", "_tp_row", "_assert_plain_1x1", "_tp_group_from_mesh"),
-        *("_rgetattr", "_rsetattr", "_to_col_parallel", "_to_row_parallel"),
-        "apply_tensor_parallel",
-        "sync_replicated_gradients",
-        "allreduce_grads_avg",
-    ],
-    "hyper_parallel.trainer.parallel_dims": [
-        *("logger", "init_device_mesh", "ParallelDims"),
-        *("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp"),
-        *("ulysses_degree", "world_size"),
-        *("from_config", "validate_against_model", "build_mesh"),
-        *('"fsdp"', '"dp"', '"loss"', '"efsdp"', '"etp"', '"batch"'),
-        *("dp_size", "non_dp_size", "tp_enabled", "cp_enabled", "ep_enabled"),
-        *("pp_enabled", "fsdp_enabled", "summary"),
-    ],
-    "credit.domain_parallel": [
-        *members(
-            "DomainParallelManager",
-            *("world_size", "domain_parallel_size", "data_parallel_size", "shard_dim"),
-            *("domain_group", "data_parallel_group", "domain_rank", "dp_rank"),
-            *("domain_world_size", "dp_world_size", "neighbor_ranks"),
-            *("is_first_domain_rank", "is_last_domain_rank"),
-        ),
-        "initialize_domain_parallel",
-        "get_domain_parallel_manager",
-        *members("HaloExchange", "halo_width", "dim", "forward", "trim"),
-        *members(
-            "DomainParallelConv2d",
-            *("conv", "shard_dim", "halo_exchange", "forward", "weight", "bias"),
-        ),
-        *members(
-            "DomainParallelConv3d", "conv", "shard_dim", "halo_exchange", "forward"
-        ),
-        *members(
-            "DomainParallelConvTranspose2d",
-            *("conv", "shard_dim", "halo_width", "halo_exchange", "forward"),
-        ),
-        *members(
-            "DomainParallelConvTranspose3d",
-            *("conv", "shard_dim", "halo_width", "halo_exchange", "forward"),
-        ),
-        *members(
-            "DomainParallelGroupNorm",
-            *("num_groups", "num_channels", "eps", "affine", "forward"),
-        ),
-        *members(
-            "DomainParallelInterpolate",
-            *("size", "mode", "shard_dim", "halo_exchange", "forward"),
-        ),
-        *members(
-            "DomainParallelPeriodicConv2d",
-            *("conv", "padding", "shard_dim", "halo_exchange", "forward"),
-            *("weight", "bias"),
-        ),
-        "convert_to_domain_parallel",
-        "validate_sharding_constraints",
-        *("shard_tensor", "gather_tensor", "shard_batch", "sync_domain_gradients"),
-    ],
-    "kempnerforge.distributed.parallel": [
-        *("has_dp_mesh", "get_dp_mesh", "default_mp_policy", "apply_ac"),
-        *("apply_float8", "apply_fsdp2", "build_parallel_model"),
-        *("reshard_after_forward", "apply_expert_parallel", "apply_tensor_parallel"),
-        "build_stage_module",
-    ],
-}
+def names_of(section: str) -> list[str]:
+    """Returns the names of an interface, and "name(parameter)" for each parameter."""
+    named = INTERFACES[section].items()
+    return [*INTERFACES[section], *(f"{n}({p})" for n, own in named for p in own)]
 
 
 def rows(section: str) -> list[list[str]]:
@@ -109,7 +35,10 @@ def rows(section: str) -> list[list[str]]:
 
 
 def resolve(dotted: str) -> Any:
-    """Returns the module, class, function or field of a dotted name."""
+    """Returns what a dotted name, perhaps with "(parameter)" behind it, means."""
+    dotted, _, parameter = dotted.rstrip(")").partition("(")
+    if parameter:
+        return inspect.signature(resolve(dotted)).parameters[parameter]
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         try:
@@ -135,15 +64,17 @@ def test_a_wrong_name_is_noticed():
         resolve("credit_jax.parallel.rows.reshard.fetsh")
     with pytest.raises(AttributeError):
         resolve("credit_jax.parallel.mesh.dims.ParallelDims.dq")
+    with pytest.raises(KeyError):
+        resolve("credit_jax.parallel.placement.shard_tensor(manager)")
 
 
-@pytest.mark.parametrize("section", THEIRS)
-def test_every_name_has_one_row(section):
+@pytest.mark.parametrize("section", INTERFACES)
+def test_every_name_and_parameter_has_one_row(section):
     found = [name for row in rows(section) for name in re.findall(r"`([^`]+)`", row[0])]
-    assert sorted(found) == sorted(THEIRS[section])
+    assert sorted(found) == sorted(names_of(section))
 
 
-@pytest.mark.parametrize("section", THEIRS)
+@pytest.mark.parametrize("section", INTERFACES)
 def test_every_row_says_where_or_why(section):
     for theirs, here, why in rows(section):
         named = re.fullmatch(OURS, here)
