@@ -156,11 +156,12 @@ def _blocks(
     """The phases of a section with blocks of some types; others would open files."""
     return {
         phase: {
-            name: block for name, block in (blocks or {}).items()
-            if block["type"] in types
+            name: block
+            for name, block in (blocks if isinstance(blocks, dict) else {}).items()
+            if isinstance(block, dict) and block.get("type") in types
         }
         for phase, blocks in (config.get(f"{section}s") or {}).items()
-    }  # fmt: skip
+    }
 
 
 def _begin_training(config: dict[str, Any], trainer: type) -> None:

@@ -183,7 +183,8 @@ class RunConversion:
         )
 
     def _to_torch(self, folder: Path, allocate: Allocate) -> Iterator[str]:
-        credit, changes = config_for_credit(self.run_config, drop=self.drop)
+        there = self.run_config.with_settings({"save_loc": str(self.out)})
+        credit, changes = config_for_credit(there, drop=self.drop)
         newest = self._read_ours(self.step, allocate)
         checkpoints = {"": newest}
         best = newest.progress.best_step
@@ -197,7 +198,7 @@ class RunConversion:
         for prefix, checkpoint in checkpoints.items():
             self._write_torch(folder, prefix, checkpoint, allocate)
         settings = resume_settings(self.run_config, newest)
-        credit = credit.with_settings({"save_loc": str(self.out), **settings})
+        credit = credit.with_settings(settings)
         config, notes = dict(credit.raw), cautions(self.run_config, newest)
         if "source" in (config.get("data") or {}):
             notes += complete_inference(config, folder, self.out)

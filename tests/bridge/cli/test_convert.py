@@ -104,11 +104,15 @@ def test_what_credit_cannot_express_is_refused_at_once(bridge, checkpoint, tmp_p
     code, text = bridge("convert", "--to", "torch", *given, "--drop", "metrics.none")
     assert (code, "the config has no such key" in text) == (2, True)
     window = "--set", "model.local_window_size=2"
-    code, text = bridge("convert", "--to", "torch", *given, *window)
+    dates = "--set", "inference.single_forecast.start_datetime=2000-01-05"
+    code, text = bridge("convert", "--to", "torch", *given, *window, *dates)
     assert code == 0, text
     assert "credit rollout -c" in text
     written = yaml.safe_load((tmp_path / "torch" / "model.yml").read_text())
     assert written["inference"]["mode"] == "none"
+    # Not in the folder of the run.
+    folder = str(tmp_path / "torch" / "forecast")
+    assert written["inference"]["save_forecast"] == folder
 
 
 def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
