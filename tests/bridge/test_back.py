@@ -36,7 +36,6 @@ FIELD = 1e-5
 # numbers.
 FAMILIES: dict[str, dict[str, Any]] = {
     "demo": {},
-    "camulator": {},
     "crossformer_ensemble_1deg": {},
     "crossformer_wxformer_6h": {},
     "downscaling_conus404": {},

