@@ -169,12 +169,23 @@ def places_of(
 def common_places(ours: Any, theirs: Any, kind: Kind) -> list[tuple[int, int]]:
     """Positions of the values that two coordinates have in common, in both.
 
+    Levels in Pa and hPa are equal: the units are those in which most values are common.
+
     >>> common_places([500.0, 850.0], [850.0, 700.0], "level")
     [(1, 0)]
     """
+    theirs = np.asarray(theirs, np.float64)
+    found: list[tuple[int, int]] = []
+    for factor in _UNITS if kind == "level" else _UNITS[:1]:
+        own = _common(ours, theirs * factor, kind)
+        found = own if len(own) > len(found) else found
+    return found
+
+
+def _common(ours: Any, theirs: np.ndarray, kind: Kind) -> list[tuple[int, int]]:
     found = []
     for place, value in enumerate(ours):
-        other = _places(np.array([value]), np.asarray(theirs, np.float64), kind)
+        other = _places(np.array([value]), theirs, kind)
         if other is not None:
             found.append((place, int(other[0])))
     return found

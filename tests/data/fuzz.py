@@ -7,6 +7,7 @@ coordinates in the unchanged data; where they do not, reading is refused by one 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -85,6 +87,10 @@ def in_float32(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
     return dataset.assign_coords({k: dataset[k].astype(np.float32) for k in names})
 
 
+def aliases(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    return dataset.rename(latitude="lat", longitude="lon")
+
+
 def rounded(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
     if "time" not in dataset.dims:
         return dataset
@@ -131,6 +137,8 @@ SAME: dict[str, Change] = {
     "Pa": in_pascal,
     "float32 labels": in_float32,
     "rounded times": rounded,
+    # The last one, as the others know the dims by their first names.
+    "aliases": aliases,
 }
 OTHER: dict[str, Change] = {
     "another row": moved("latitude", 3.0),
@@ -141,7 +149,10 @@ OTHER: dict[str, Change] = {
     "late": late,
 }
 # Damage of stores and folders, by functions of a folder.
-FILES = ("missing chunk", "two files of one period")
+FILES = {
+    "nc": ("two files of one period", "unwritten chunk", "metadata bomb"),
+    "zarr": ("missing chunk", "metadata bomb"),
+}
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,7 @@ class DataSet:
 
     @property
     def is_refused(self) -> bool:
-        return any(kind in OTHER or kind in FILES for kind in self.kinds)
+        return any(kind in OTHER or kind in FILES[self.kind] for kind in self.kinds)
 
 
 def data_set(seed: int) -> DataSet:
@@ -185,7 +196,10 @@ def data_set(seed: int) -> DataSet:
         if kinds[-1] == "another level":  # it must be one that is read
             kinds = [kind for kind in kinds if kind != "more levels"]
     elif rng.random() < 0.2 and place in ("second", "all"):
-        kinds.append("two files of one period" if kind == "nc" else "missing chunk")
+        kinds.append(str(rng.choice(FILES[kind])))
+    if "aliases" in kinds:  # "another row" comes after it
+        kinds.remove("aliases")
+        kinds += ["aliases"] if not kinds or kinds[-1] in SAME else []
     return DataSet(tuple(map(str, kinds)), place, kind, int(rng.integers(2, 4)))
 
 
@@ -227,6 +241,10 @@ def write(folder: Path, given: DataSet, seed: int) -> None:
     )
     if "two files of one period" in given.kinds:
         shutil.copyfile(folder / "w_2000.nc", folder / "w_1_2000.nc")
+    if "unwritten chunk" in given.kinds:
+        leave_out(folder / "w_2000.nc", rng)
+    if "metadata bomb" in given.kinds:
+        make_bomb(folder / f"w_2000.{given.kind}")
     if "missing chunk" in given.kinds:
         chunks = [
             p
@@ -237,6 +255,49 @@ def write(folder: Path, given: DataSet, seed: int) -> None:
             p for p in chunks if not Path(p).name.startswith((".z", "zarr."))
         )
         os.remove(chunks[int(rng.integers(len(chunks)))])
+
+
+def leave_out(path: Path, rng: np.random.Generator) -> None:
+    """Writes T anew without one of its times, which HDF5 reads as zeros."""
+    with h5py.File(path, "a") as file:
+        old, scales = file["T"][:], [dim[0] for dim in file["T"].dims]
+        del file["T"]
+        made = file.create_dataset(
+            "T", old.shape, old.dtype, chunks=(1, *old.shape[1:])
+        )
+        for dim, scale in zip(made.dims, scales, strict=True):
+            dim.attach_scale(scale)
+        lost = int(rng.integers(len(old)))
+        for time in range(len(old)):
+            if time != lost:
+                made[time] = old[time]
+
+
+def make_bomb(path: Path) -> None:
+    """Gives T chunks of terabytes, which take no place on disk."""
+    if path.suffix == ".nc":
+        with h5py.File(path, "a") as file:
+            scales = [dim[0] for dim in file["T"].dims]
+            shape = file["T"].shape
+            del file["T"]
+            made = file.create_dataset(
+                "T", shape, "f8", maxshape=(None,) * 4, chunks=(256, 256, 256, 31)
+            )
+            for dim, scale in zip(made.dims, scales, strict=True):
+                dim.attach_scale(scale)
+        return
+    (metadata,) = [
+        path / "T" / name
+        for name in (".zarray", "zarr.json")
+        if (path / "T" / name).exists()
+    ]
+    content = json.loads(metadata.read_text())
+    huge = [10**4] * 4
+    if metadata.name == ".zarray":
+        content["chunks"] = huge
+    else:
+        content["chunk_grid"]["configuration"]["chunk_shape"] = huge
+    metadata.write_text(json.dumps(content))
 
 
 def save(dataset: xr.Dataset, path: Path, given: DataSet) -> None:

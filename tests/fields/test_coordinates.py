@@ -118,6 +118,10 @@ def test_numbers_of_hybrid_levels():
 def test_common_values_of_two_coordinates():
     pairs = common_places([850.0, 500.0, 10.0], [100.0, 500.0, 850.0], "level")
     assert pairs == [(0, 2), (1, 1)]
+    # Of 100 hPa and 100 Pa, one is meant: most values are common in Pa.
+    in_pascal = [100.0, 10000.0, 50000.0, 85000.0]
+    pairs = common_places([1.0, 100.0, 500.0, 850.0], in_pascal, "level")
+    assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
 def test_coordinates_of_a_checkpoint_are_read_back():

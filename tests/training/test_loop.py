@@ -49,7 +49,7 @@ class Watched(Setup):
     def of(cls, setup, before_step=None, change_info=None):
         fields = {f.name: getattr(setup, f.name) for f in dataclasses.fields(Setup)}
         watched = cls(**fields)
-        notes = {"losses": [], "rates": []}
+        notes = {"losses": [], "rates": [], "starts": []}
         notes |= {"before": before_step, "change": change_info}
         object.__setattr__(watched, "notes", notes)
         return watched
@@ -67,8 +67,14 @@ class Watched(Setup):
                 info = self.notes["change"](len(self.notes["losses"]), info)
             return state, info
 
+        def place_train(group):
+            for batch in group:
+                self.notes["starts"] += batch.input_times.tolist()
+            return steps.place_train(group)
+
         values = {f.name: getattr(steps, f.name) for f in dataclasses.fields(Steps)}
-        return Steps(**values | {"train": train_step})
+        watched = {"train": train_step, "place_train": place_train}
+        return Steps(**values | watched)
 
 
 @pytest.fixture
@@ -289,6 +295,27 @@ def test_a_second_trace_is_an_error(programs):
     program(np.zeros(2, np.float32))
     with pytest.raises(AssertionError, match="'double' is traced > 1 times"):
         program(np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "size"), [("one", 6), ("dp2_tp2_domain2", 1), ("dp2_tp2_domain2", 3)]
+)
+def test_every_sample_once_with_another_batch_size(mesh, size, make, tmp_path):
+    """Stopped within an epoch, and resumed with other batches on another mesh."""
+    whole = {"trainer__epochs": 1, "trainer__batches_per_epoch": 0}
+    whole["trainer__skip_validation"] = True
+    stopped = make("one", terminate_before(2), **whole)
+    outcome, _ = go(stopped, tmp_path)
+    assert outcome.reason == "SIGTERM"
+    count = len(stopped.train_loader.dataset)
+    assert 0 < len(stopped.notes["starts"]) < count
+    resumed = make(mesh, trainer__train_batch_size=size, **whole)
+    outcome, _ = go(resumed, tmp_path, resume=True)
+    assert outcome.reason == FINISHED
+    starts = stopped.notes["starts"] + resumed.notes["starts"]
+    assert len(set(starts)) == len(starts), "none twice"
+    batch = size * (2 if mesh.startswith("dp2") else 1)
+    assert count - len(starts) < batch, "all but what fills no batch"
 
 
 def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
