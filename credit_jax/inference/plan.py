@@ -243,7 +243,7 @@ def plan_forecast(
     for source in opened.sources.values():
         found.notes += source.notes()
     found.notes += notes_on_inverses(located, opened.schema.as_read())
-    found.notes += _notes_on_initial(located)
+    found.notes += notes_on_initial(located)
     found.notes += located.notes_on_order(opened.schema.as_read())
     found.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
     reader = ForecastReader(opened, located, schedule, schema)
@@ -361,7 +361,7 @@ def _data_problems(
     return found.problems
 
 
-def _notes_on_initial(pipeline: Pipeline) -> list[str]:
+def notes_on_initial(pipeline: Pipeline) -> list[str]:
     """Scalers and logs of the initial state alone, which nothing undoes for the output.
 
     A field that is fed back has the units after `ic_only`, in which it is written.
