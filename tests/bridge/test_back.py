@@ -76,11 +76,6 @@ def small_run(name: str, folder: Path) -> dict[str, Any]:
         trainer["ensemble_size"] = 2
     for key in ("num_epoch", "fsdp"):
         trainer.pop(key, None)
-    for block in config["postblocks"]["per_step"].values():
-        if block["type"] == "wind_artifact_filter":
-            # The winds drawn here exceed no 2.8 deviations, and then CREDIT's gradient
-            # is NaN.
-            block["args"]["speed_threshold"] = 1.0
     start = config["validation_data"]["start_datetime"]
     hours = LEADS * int(config["data"]["timestep"].removesuffix("h"))
     config["inference"] = {
