@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import of_matrices
-from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 FLOAT8, WIDE_FLOAT8 = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -140,7 +140,23 @@ def _product_backward(
     return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
+def _product_tangent(
+    summed: str | None,
+    made: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+    kept: Any,
+    *tangents: Array,
+) -> Array:
+    """The exact tangent of the product of rounded values; nothing more is rounded."""
+    del summed, made, gradient_dtype
+    x, matrix, matrix_scale, _ = kept
+    by_x, by_kernel = (tangent.astype(matrix_scale.dtype) for tangent in tangents)
+    kernel = matrix.astype(matrix_scale.dtype) * matrix_scale
+    return (by_x @ kernel + x.astype(kernel.dtype) @ by_kernel).astype(dtype)
+
+
+_product.defvjp(_product_forward, _product_backward, _product_tangent)
 
 
 def _multiply(a: Array, b: Array, dtype: Any) -> Array:

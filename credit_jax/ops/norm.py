@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
+from credit_jax.ops.custom_vjp import custom_vjp
 
 # (..., channel) -> (..., 1)
 Mean = Callable[[Array], Array]
@@ -40,7 +40,7 @@ def layer_norm(
     return scale_and_shift(_normalize(wide, epsilon), scale, bias).astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(custom_vjp, nondiff_argnums=(1,))
 def _normalize(x: Array, epsilon: float) -> Array:
     return standardize(x, epsilon, _mean)[0]
 

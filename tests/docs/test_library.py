@@ -68,4 +68,4 @@ def test_the_page_runs(credit, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for line, code in blocks():
         exec(compile("\n" * line + code, str(PAGE), "exec"), names)
-    assert {"forecast", "sensitivity", "info", "small"} <= set(names)
+    assert {"forecast", "sensitivity", "curvature", "info", "small"} <= set(names)

@@ -39,6 +39,7 @@ from credit_jax.ops.conv import (
     conv_out_size,
     explicit_padding,
 )
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.padding import Pair, pad, pad_spatial
 from credit_jax.ops.space_to_depth import phases
 from credit_jax.ops.vma import match_vma
@@ -111,7 +112,7 @@ def _direct(
 # ------------------------------------------------- stride 1, with padding
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(custom_vjp, nondiff_argnums=(2,))
 def _padded(x: Array, kernel: Array, padding: Padding) -> Array:
     return _direct(x, kernel, padding=padding)
 
@@ -174,7 +175,7 @@ def _tap_by_tap(x: Array, kernel: Array) -> Array:
 # ------------------------------------------------- strides that divide the kernel
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(custom_vjp, nondiff_argnums=(2,))
 def _strided(x: Array, kernel: Array, stride: Pair) -> Array:
     forward = fourier_conv if _by_fourier(x, kernel, stride) else _columns_together
     return forward(x, kernel, stride)

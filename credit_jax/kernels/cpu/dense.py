@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import jax
 from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops import dense as plain
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import of_matrices
 from credit_jax.ops.vma import match_vma
 
@@ -42,7 +42,7 @@ def dense_transposed(
     return lax.optimization_barrier(kernel @ y.T).T
 
 
-@jax.custom_vjp
+@custom_vjp
 def _product(x: Array, kernel: Array) -> Array:
     return x @ kernel
 

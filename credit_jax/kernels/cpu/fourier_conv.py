@@ -11,13 +11,13 @@ Source: A. V. Oppenheim, R. W. Schafer, Discrete-Time Signal Processing, 8.7.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.padding import pad, pad_spatial
 from credit_jax.ops.space_to_depth import split_taps
 
@@ -96,7 +96,8 @@ def fourier_conv(
         fields = (forward @ rows).reshape(tiles.frequencies, -1, depth)
         shape = (-1, 2, *x.shape[:1], height + high - 1, high, channel_out)
         cos, sin = (
-            _sum_rows((fields @ part).reshape(shape)) for part in (real, imaginary)
+            _sum_rows((fields @ part).reshape(shape), high)
+            for part in (real, imaginary)
         )
         both = jnp.stack([cos[:, 0] - sin[:, 1], cos[:, 1] + sin[:, 0]])
         y = inverse @ both.reshape(2 * tiles.frequencies, -1)
@@ -130,24 +131,23 @@ def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
     return tuple(jnp.asarray(matrix, dtype) for matrix in matrices)
 
 
-@jax.custom_vjp
-def _sum_rows(made: Array) -> Array:
-    """Returns out[h] = sum over taps i of made[row h + i, tap i].
+@partial(custom_vjp, nondiff_argnums=(1,))
+def _sum_rows(made: Array, high: int) -> Array:
+    """Returns out[h] = sum over `high` taps i of made[row h + i, tap i].
 
     Maps (frequency, part, batch, row, tap, channel) to
     (frequency, part, batch, row, channel).
     """
-    high = made.shape[4]
     height = made.shape[3] - high + 1
     rows = (made[:, :, :, i : i + height, i] for i in range(high))
     return reduce(jnp.add, rows)
 
 
-def _sum_rows_forward(made: Array) -> tuple[Array, int]:
-    return _sum_rows(made), made.shape[4]
+def _sum_rows_forward(made: Array, high: int) -> tuple[Array, tuple[()]]:
+    return _sum_rows(made, high), ()
 
 
-def _sum_rows_backward(high: int, cotangent: Array) -> tuple[Array]:
+def _sum_rows_backward(high: int, _: tuple[()], cotangent: Array) -> tuple[Array]:
     # Stacks the paddings; JAX's transpose of the slices would sum them.
     ends = [(i, high - 1 - i) for i in range(high)]
     lead = ((0, 0),) * 3

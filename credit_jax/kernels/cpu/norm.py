@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.norm import standardize, standardize_gradient
 
 
@@ -24,7 +24,7 @@ def layer_norm(
     return scale_and_shift(_normalize(wide, epsilon), scale, bias).astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(custom_vjp, nondiff_argnums=(1,))
 def _normalize(x: Array, epsilon: float) -> Array:
     return standardize(x, epsilon, lambda x: x.mean(-1, keepdims=True))[0]
 

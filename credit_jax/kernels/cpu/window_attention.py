@@ -12,11 +12,11 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax import ops
+from credit_jax.ops.custom_vjp import custom_vjp
 
 _FEW_TOKENS = 16
 
@@ -82,7 +82,7 @@ def _attend_backward(
     return _pairs(cotangent, values), _unrolled(weights.mT, cotangent)
 
 
-_logits = jax.custom_vjp(_pairs)
+_logits = custom_vjp(_pairs)
 _logits.defvjp(_keeping_factors(_pairs), _logits_backward)
-_attend = jax.custom_vjp(_unrolled)
+_attend = custom_vjp(_unrolled)
 _attend.defvjp(_keeping_factors(_unrolled), _attend_backward)

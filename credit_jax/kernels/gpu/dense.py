@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.kernels.gpu.groups import num_groups
 from credit_jax.ops import dense as ops
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import of_matrices
-from credit_jax.ops.matmul_precision import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 # With fewer rows the sum is not split.

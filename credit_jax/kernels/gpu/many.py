@@ -29,6 +29,7 @@ from credit_jax.kernels.gpu.call import (
     store,
 )
 from credit_jax.ops import packed as ops
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.packed import Rows, Side, rows_of
 from credit_jax.ops.vma import match_vma, varying_axes
 
@@ -106,7 +107,7 @@ def unstack(
     return [list(own) for own in zip(*each, strict=True)]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@partial(custom_vjp, nondiff_argnums=(1, 2))
 def _unpack(packed: Array, sizes: tuple[int, ...], interpret: bool) -> list[Array]:
     """Returns flat arrays of these sizes, one after the other in the packed one."""
     starts = _starts(sizes)
@@ -142,7 +143,7 @@ def _unpack_backward(
 _unpack.defvjp(_unpack_forward, _unpack_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(custom_vjp, nondiff_argnums=(2, 3))
 def _products(
     matrices: tuple[Array, ...], vectors: Array, side: Side, interpret: bool
 ) -> Array:
@@ -181,7 +182,7 @@ def _products_backward(
 _products.defvjp(_products_forward, _products_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(custom_vjp, nondiff_argnums=(2, 3))
 def _dots(left: Array, right: Array, rows: Rows, interpret: bool) -> Array:
     starts = _starts([prod(shape) for shape in rows])
     sums = [
@@ -213,7 +214,7 @@ def _dots_backward(
 _dots.defvjp(_dots_forward, _dots_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(custom_vjp, nondiff_argnums=(2,))
 def _scale(arrays: tuple[Array, ...], factors: Array, interpret: bool) -> list[Array]:
     del interpret
     return ops.scale(arrays, factors)
@@ -246,7 +247,16 @@ def _scale_backward(
     return by_arrays, by_factors.astype(factors.dtype)
 
 
-_scale.defvjp(_scale_forward, _scale_backward)
+def _scale_tangent(
+    interpret: bool,
+    saved: tuple[tuple[Array, ...], Array],
+    *tangents: Any,
+) -> list[Array]:
+    del interpret
+    return jax.jvp(ops.scale, saved, tangents)[1]
+
+
+_scale.defvjp(_scale_forward, _scale_backward, _scale_tangent)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from credit_jax.kernels.gpu.call import (
     program_id,
     store,
 )
+from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.norm import layer_norm as plain
 from credit_jax.ops.vma import match_vma
 
 # Number of values that a program processes at once; number of programs of the backward
@@ -68,7 +70,7 @@ def layer_norm_and_skip(
     return normal.reshape(x.shape), skip.reshape(x.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@partial(custom_vjp, nondiff_argnums=(3, 4))
 def _norm(
     x: Array, scale: Array, bias: Array, epsilon: float, interpret: bool
 ) -> tuple[Array, Array]:
@@ -118,7 +120,20 @@ def _backward(
     return by_x, by_scale, by_bias
 
 
-_norm.defvjp(_forward, _backward)
+def _tangent(
+    epsilon: float, interpret: bool, saved: tuple[Array, Array], *tangents: Array
+) -> tuple[Array, Array]:
+    del interpret
+
+    def definition(x: Array, scale: Array, bias: Array) -> tuple[Array, Array]:
+        return plain(x, scale, bias, epsilon=epsilon), x
+
+    # The tangent does not depend on the bias.
+    primals = (*saved, jnp.zeros_like(tangents[2]))
+    return jax.jvp(definition, primals, tangents)[1]
+
+
+_norm.defvjp(_forward, _backward, _tangent)
 
 
 def _rows(x: Array) -> int:

@@ -24,7 +24,7 @@ from credit_jax.kernels.gpu.call import (
 )
 from credit_jax.kernels.gpu.dots import dot
 from credit_jax.kernels.gpu.groups import TILE, num_groups
-from credit_jax.ops.matmul_precision import custom_vjp
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.vma import match_vma
 
 # Sides of a tile of the result, and the step along the contracted dim.
@@ -115,7 +115,19 @@ def _project_backward(
     )
 
 
-_project.defvjp(_project_forward, _project_backward)
+def _project_tangent(
+    interpret: bool, saved: tuple[Array, ...], *tangents: Array
+) -> Array:
+    del interpret
+    x, kernel, _ = saved
+    by_x, by_skip, by_kernel, by_bias = tangents
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    product = partial(jnp.matmul, preferred_element_type=wide)
+    total = product(by_x, kernel) + product(x, by_kernel)
+    return (total + by_bias.astype(wide)[None, :] + by_skip).astype(x.dtype)
+
+
+_project.defvjp(_project_forward, _project_backward, _project_tangent)
 
 
 def linear(

@@ -28,6 +28,8 @@ from credit_jax.kernels.gpu.call import (
     store,
 )
 from credit_jax.kernels.gpu.dots import dot
+from credit_jax.ops import attend, attention_logits
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.vma import match_vma
 from credit_jax.ops.window_grid import WindowGrid
 
@@ -151,7 +153,7 @@ def _bias_of_tile(bias: Array, tiling: Tiling) -> Array:
     return jnp.pad(every, (0, padding), constant_values=_APART)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@partial(custom_vjp, nondiff_argnums=(2, 3, 4))
 def _attention(
     qkv: Array, bias: Array, tiling: Tiling, heads: Heads, interpret: bool
 ) -> Array:
@@ -161,7 +163,7 @@ def _attention(
 def _forward(
     qkv: Array, bias: Array, tiling: Tiling, heads: Heads, interpret: bool
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _forward_call(qkv, bias, tiling, heads, interpret), (qkv, bias)
+    return _attention(qkv, bias, tiling, heads, interpret), (qkv, bias)
 
 
 def _backward(
@@ -211,7 +213,34 @@ def _backward(
     return gradient, sums.sum((0, 1)).astype(bias.dtype)
 
 
-_attention.defvjp(_forward, _backward)
+def _tangent(
+    tiling: Tiling,
+    heads: Heads,
+    interpret: bool,
+    saved: tuple[Array, Array],
+    *tangents: Array,
+) -> Array:
+    del interpret
+    definition = partial(_definition, tiling=tiling, heads=heads)
+    return jax.jvp(definition, saved, tangents)[1]
+
+
+def _definition(qkv: Array, bias: Array, *, tiling: Tiling, heads: Heads) -> Array:
+    """The attention by gathers of windows, for derivatives that have no kernel."""
+    grid, wide = tiling.grid, jnp.promote_types(qkv.dtype, jnp.float32)
+    window, token = jnp.divmod(jnp.arange(grid.points), grid.tokens)
+    points = grid.locate(window, token).reshape(grid.windows, grid.tokens)
+    parts = qkv[points].reshape(*points.shape, 3, heads.num, heads.channels)
+    q, k, v = jnp.transpose(parts, (2, 0, 3, 1, 4))
+    logits = attention_logits(q * heads.channels**-0.5, k, dtype=wide)
+    logits += bias[None, None, : grid.tokens, : grid.tokens].astype(wide)
+    mixed = attend(jax.nn.softmax(logits).astype(v.dtype), v)
+    rows = jnp.swapaxes(mixed, 1, 2).reshape(*points.shape, -1)
+    place = jnp.argsort(points.reshape(-1))  # every point is one token
+    return rows.reshape(grid.points, -1)[place]
+
+
+_attention.defvjp(_forward, _backward, _tangent)
 
 
 def _forward_call(

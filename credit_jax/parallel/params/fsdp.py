@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.packed import slices
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum
@@ -126,7 +126,7 @@ def _all_gathered(weight: Array, steps: Steps) -> Array:
     return weight
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@partial(custom_vjp, nondiff_argnums=(1, 2))
 def _gather_as(weight: Array, steps: Steps, precision: Precision) -> Array:
     """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
 
@@ -173,7 +173,7 @@ def _pvary_param(param: Array, axes: tuple[str, ...], precision: Precision) -> A
     return _pvary_as(param, missing, precision)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@partial(custom_vjp, nondiff_argnums=(1, 2))
 def _pvary_as(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
     return pvary(param, axes)
 

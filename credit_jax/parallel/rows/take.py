@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.padding import pad_dim
 from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index
@@ -150,7 +150,7 @@ def _gather(
     if inverse is None:
         return _rows_at(x, index, axis, dim)
 
-    @jax.custom_vjp
+    @custom_vjp
     def take(x: Array) -> Array:
         return _rows_at(x, index, axis, dim)
 
