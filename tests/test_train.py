@@ -164,7 +164,12 @@ def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monke
         metrics={"type": "combined", "args": {"metrics": {"acc": {}}, **rows}},
     )
     assert code == 0, text
-    paths = [getattr(path, "store", path) for path in files]
+    # Of a Zarr store, and of a NetCDF-4 file.
+    stores = [getattr(path, "store", path) for path in files]
+    paths = [
+        getattr(path, "_filename", store)
+        for path, store in zip(files, stores, strict=True)
+    ]
     names = sorted(os.path.basename(str(path)) for path in paths)
     # The forecasts at the end have separate transforms, which read their files again.
     others = ["forecast.zarr", "mean.nc", "std.nc"]
