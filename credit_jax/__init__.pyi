@@ -19,6 +19,7 @@ from .parallel.placement import place_batch as place_batch
 from .parallel.reductions import FieldReducer as FieldReducer
 from .plan import RunPlan as RunPlan
 from .plan import plan_run as plan_run
+from .state_dict.convert import credit_key as credit_key
 from .state_dict.convert import from_state_dict as from_state_dict
 from .state_dict.convert import to_state_dict as to_state_dict
 from .train import train as train

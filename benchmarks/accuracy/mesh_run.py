@@ -31,7 +31,6 @@ from credit_jax.nn import noise
 from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import BETAS, CLIP_EPSILON, build_optimizer
@@ -155,16 +154,11 @@ def _run(
 def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState:
     """The state before the first step, with the weights of the case."""
     # Copies, because the step donates its state and the next mesh needs the case.
-    params = jax.tree.map(jnp.array, _packed(model, case.params))
+    params = jax.tree.map(jnp.array, dict(case.params))
     model_state = jax.tree.map(jnp.array, dict(case.model_state))
     state = state_of(model, params, model_state, optimizer, jax.random.key(0))
     specs = state_specs(model, optimizer)
     return place_state(state, specs, model.parallel_config.mesh)
-
-
-def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Packs the parameters as in a training state."""
-    return jax.jit(lambda p: pack(p, model.model_def.param_specs))(dict(params))
 
 
 def _is_as_in_evaluation(model: ParallelModel) -> bool:
@@ -217,8 +211,7 @@ def _first_gradients(
     it from there needs no program besides the training step.
     """
     clipped = min(1.0, max_norm / (norm + CLIP_EPSILON)) if max_norm else 1.0
-    moment = jax.device_get(optax.tree.get(state.opt_state, "mu"))
-    whole = jax.jit(lambda m: unpack(m, model.model_def.param_specs))(moment)
+    whole = jax.device_get(optax.tree.get(state.opt_state, "mu"))
     factor = (1 - BETAS[0]) * clipped
     return {
         path: (np.asarray(value, np.float64) / factor).astype(value.dtype)

@@ -23,7 +23,6 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import Field, block_layout
@@ -60,8 +59,6 @@ class JaxSide:
         self.model = build_parallel_model(case.model_def, mesh, mp_policy=policy)
         self.params = jax.tree.map(jnp.asarray, dict(params))
         self.model_state = jax.tree.map(jnp.asarray, dict(model_state))
-        param_specs = case.model_def.param_specs
-        self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
         draws = case.model_def.draws_noise
         self.noise = Noise(jax.random.key(0)) if draws else None
         batch = {**case.inputs, "y": case.y}
@@ -70,8 +67,8 @@ class JaxSide:
         self.x = self.inputs["x"]
         self._predict = self._prediction()
         optimizer = adamw(max_norm=1.0)
-        packed, vectors = jax.tree.map(jnp.copy, (self.packed, self.model_state))
-        state = state_of(self.model, packed, vectors, optimizer, jax.random.key(0))
+        params, vectors = jax.tree.map(jnp.copy, (self.params, self.model_state))
+        state = state_of(self.model, params, vectors, optimizer, jax.random.key(0))
         self.state = place_state(state, state_specs(self.model, optimizer), mesh)
         train = make_train_step(
             self.model,
@@ -97,7 +94,7 @@ class JaxSide:
     def _prediction(self) -> Callable[[Any], jax.Array]:
         """Returns a function that predicts like `Forecaster`."""
         fuse = compile_program(self.model.fuse_spectral_norm, self.model.mesh)
-        fused = fuse(self.packed, self.model_state)
+        fused = fuse(self.params, self.model_state)
         apply = compile_program(self.model.apply, self.model.mesh)
         return lambda inputs: apply(*fused, inputs, self.noise)
 

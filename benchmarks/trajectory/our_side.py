@@ -18,7 +18,6 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
 from credit_jax.data import Batch
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
-from credit_jax.parallel.params.packing import unpack
 from credit_jax.plan import plan_run
 from credit_jax.state_dict.convert import from_state_dict
 from credit_jax.training.display import Display
@@ -83,8 +82,7 @@ def train_on(
     outcome = loop.run(start)
     store.checkpoints.close()
     record.rows = read_log(folder / LOG_NAME)
-    params = unpack(outcome.state.params, setup.model_def.param_specs)
-    record.params = jax.device_get(params)
+    record.params = jax.device_get(outcome.state.params)
     return record
 
 

@@ -33,7 +33,6 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.parallel_config import UNROLL_BLOCKS, ParallelConfig
 from credit_jax.parallel.params.fsdp import gather_over_domain
-from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
@@ -57,8 +56,7 @@ class ParallelModel:
     compose with `jax.jit`, `jax.grad`, `jax.vmap`, `lax.scan` and `jax.checkpoint`.
     Methods named `local_*` take local shards, inside of `shard_map`.
 
-    Weights are a dict from path to array, sharded by `packed_specs`; small parameters
-    are packed into one vector (`parallel.params.packing`).
+    Weights are a flat dict from path to array, sharded by `specs`.
 
     Attributes:
         model_def: the model.
@@ -78,14 +76,8 @@ class ParallelModel:
 
     @cached_property
     def specs(self) -> dict[str, PartitionSpec]:
-        """PartitionSpec of every parameter by path, before packing."""
+        """PartitionSpec of every parameter, by path."""
         return self.parallel_config.rules.specs(self.model_def.param_specs, self.axes)
-
-    @cached_property
-    def packed_specs(self) -> dict[str, PartitionSpec]:
-        """PartitionSpec of the weights by path, packed."""
-        param_specs = packed_param_specs(self.model_def.param_specs)
-        return self.parallel_config.rules.specs(param_specs, self.axes)
 
     @cached_property
     def model_state_specs(self) -> dict[str, dict[str, dict[str, PartitionSpec]]]:
@@ -132,7 +124,7 @@ class ParallelModel:
             key: typed PRNG key; the same key gives the same weights on every mesh.
 
         Returns:
-            The weights, sharded by `packed_specs`; and the model state
+            The weights by path, sharded by `specs`; and the model state
             (`nn.model_state`), sharded by `model_state_specs`. `apply` of both is of
             the size of a trained model's output.
         """
@@ -207,7 +199,7 @@ class ParallelModel:
             }
             sharded = self.parallel_config.shard_map(
                 body,
-                in_specs=(self.packed_specs, specs, batch_specs),
+                in_specs=(self.specs, specs, batch_specs),
                 out_specs=out_specs,
             )
             return sharded(params, model_state, batch)
@@ -223,7 +215,7 @@ class ParallelModel:
         body = self.parallel_config.shard_map(
             lambda key: self.local_init(key, alone=alone)[:2],
             in_specs=PartitionSpec(),
-            out_specs=(self.packed_specs, self.model_state_specs),
+            out_specs=(self.specs, self.model_state_specs),
         )
         return jax.jit(body)
 
@@ -244,10 +236,9 @@ class ParallelModel:
 
     def _fuse_of(self, compensated: bool) -> Callable[[Weights, ModelState], Weights]:
         def body(params: Weights, model_state: ModelState, _: None) -> Weights:
-            weights = self._normalized(params, model_state, compensated=compensated)
-            return pack(weights, self.model_def.param_specs)
+            return self._normalized(params, model_state, compensated=compensated)
 
-        fuse = self.shard_map(body, batch_specs=None, out_specs=self.packed_specs)
+        fuse = self.shard_map(body, batch_specs=None, out_specs=self.specs)
         return lambda params, model_state: fuse(params, model_state, None)
 
     def local_init(
@@ -265,7 +256,7 @@ class ParallelModel:
         model_state = self.model_def.init_model_state(
             state_key, params, self.specs, degrees, alone=alone
         )
-        return pack(params, self.model_def.param_specs), model_state, dropout_key
+        return params, model_state, dropout_key
 
     def local_forward(
         self,
@@ -356,7 +347,7 @@ class ParallelModel:
             params, model_state: as for `local_forward`.
         """
         vectors = spectral_norm.iterate(
-            unpack(params, self.model_def.param_specs),
+            params,
             model_state[SPECTRAL_NORM],
             self.model_def.matrices,
             self.specs,
@@ -437,7 +428,7 @@ class ParallelModel:
     ) -> Weights:
         """Returns local shards of all parameters, after spectral norm."""
         return spectral_norm.normalize(
-            unpack(params, self.model_def.param_specs),
+            params,
             model_state[SPECTRAL_NORM],
             self.model_def.matrices,
             self.specs,

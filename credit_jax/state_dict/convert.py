@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from credit_jax.config.base import nearest_key
 from credit_jax.models.model_def import ModelDef
+from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.state_dict.arrangement import Arrangement
 from credit_jax.state_dict.batch_stats import with_statistics
 from credit_jax.state_dict.key_plan import (
@@ -37,6 +39,35 @@ def key_plan_for(model_def: ModelDef) -> KeyPlan:
         constants=model.constants(model_def.config),
     )
     return with_statistics(plan, model_def.batch_stats)
+
+
+def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
+    """Returns CREDIT's key of a parameter: one for each layer if several are stacked.
+
+    Args:
+        path: of the parameter, a key of the weights.
+        model: the model, whose config says which of CREDIT's modules there are.
+
+    Raises:
+        ValueError: the model has no such parameter, or CREDIT has no such model.
+
+    >>> from credit_jax import ParallelDims, build_parallel_model
+    >>> section = {"type": "wxformer", "image_height": 320, "image_width": 640}
+    >>> model = build_parallel_model(section, ParallelDims())
+    >>> credit_key("stages/0/embed/convs/1/bias", model)
+    ('layers.0.0.convs.1.1.bias',)
+    >>> credit_key("stages/0/blocks/short_attention/norm/scale", model)
+    ('layers.0.1.layers.0.0.norm.g', 'layers.0.1.layers.1.0.norm.g')
+    """
+    model_def = model.model_def if isinstance(model, ParallelModel) else model
+    table = torch_model(model_def.config.type).key_table
+    if path not in model_def.param_specs:
+        raise ValueError(
+            f"the model has no parameter {path!r}; "
+            f"{nearest_key(path, model_def.param_specs)}"
+        )
+    one = {path: model_def.param_specs[path]}
+    return tuple(make_key_plan(table, one, model_def.matrices).parameters.keys)
 
 
 def idle_keys(model_def: ModelDef) -> list[str]:

@@ -19,6 +19,7 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.ops.packed import pack
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.collectives import psum_varying
+from credit_jax.training.optimizer_state import UniformTransformation
 from credit_jax.training.schedules import RESTARTS, kind_of
 
 BETAS = (0.9, 0.95)
@@ -85,12 +86,13 @@ def adamw(
         rate = optax.scale(-learning_rate)
     clips = max_norm is None or max_norm > 0
     clipping = clip_by_global_norm(max_norm) if clips else optax.identity()
-    return optax.named_chain(
+    chain = optax.named_chain(
         ("clip", clipping),
         (ADAM, optax.scale_by_adam(*BETAS, eps=EPSILON)),
         ("decay", optax.add_decayed_weights(weight_decay)),
         ("rate", rate),
     )
+    return UniformTransformation(*chain)
 
 
 def clip_by_global_norm(

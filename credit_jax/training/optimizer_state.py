@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,52 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from credit_jax.ops.vma import varying_axes
+from credit_jax.parallel.params.packing import Packing
+
+
+class UniformTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation that treats all parameters and elements alike.
+
+    A training step gives it the small parameters as one vector
+    (`parallel.params.packing`), which takes a launch for each operation in place of
+    hundreds. Any other transformation is given every parameter under its own path.
+    """
+
+    __slots__ = ()
+
+
+def update_by_path(
+    optimizer: optax.GradientTransformation, packing: Packing
+) -> Callable[..., tuple[dict[str, Array], Any]]:
+    """Returns the checked `update` of an optimizer, for packed parameters.
+
+    Args:
+        optimizer: a `UniformTransformation`, or one that is given every parameter under
+            its own path.
+        packing: of the parameters.
+
+    Returns:
+        Function (packed gradient, state, packed parameters, **extra arguments) ->
+        (packed updates, state). It raises ValueError as `check_updates`.
+    """
+    update = optax.with_extra_args_support(optimizer).update
+    uniform = isinstance(optimizer, UniformTransformation)
+
+    def by_path(packed: Mapping[str, Array]) -> dict[str, Array]:
+        return dict(packed) if uniform else packing.unpack(packed)
+
+    def updates(
+        grads: Mapping[str, Array],
+        state: Any,
+        params: Mapping[str, Array],
+        **extra: Any,
+    ) -> tuple[dict[str, Array], Any]:
+        named = by_path(params)
+        changes, state = update(by_path(grads), state, named, **extra)
+        check_updates(changes, named)
+        return changes if uniform else packing.pack(changes), state  # pyright: ignore
+
+    return updates
 
 
 def optimizer_state_specs(

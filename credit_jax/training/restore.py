@@ -31,16 +31,27 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.packing import Packing
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState
-from credit_jax.training.state import TrainState, shardings
-from credit_jax.training.unpacking import pack_tree, unpack_tree, unpacked_targets
+from credit_jax.training.state import (
+    TrainState,
+    packed_specs,
+    packing_of,
+    shardings,
+)
+from credit_jax.training.unpacking import (
+    pack_tree,
+    unpack_on_host,
+    unpacked_targets,
+)
 
 # Items that a checkpoint of another run may lack.
 _OPTIONAL = frozenset({EMA, EMA_STATS, LOSS_SCALE, LOSS})
-_OPTIMIZER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
+# Fields of a state in the item of the optimizer, beside its own state.
+_COUNTS = ("micro_step", "update_step", "key")
 
 
 @dataclass(frozen=True)
@@ -72,18 +83,23 @@ class RunStore:
     def items_of(self, state: TrainState) -> dict[str, PyTree]:
         """The items of a checkpoint (`credit_jax.checkpoint`), nothing packed."""
         items: dict[str, PyTree] = {
-            WEIGHTS: {"params": state.params, **state.model_state},
-            OPTIMIZER: {name: getattr(state, name) for name in _OPTIMIZER_FIELDS},
+            WEIGHTS: {"params": state.stored_params, **state.model_state},
+            OPTIMIZER: {"opt_state": state.stored_opt_state}
+            | {name: getattr(state, name) for name in _COUNTS},
         }
-        if state.ema is not None:
-            items[EMA] = state.ema
+        if state.stored_ema is not None:
+            items[EMA] = state.stored_ema
         if state.ema_stats:
             items[EMA_STATS] = state.ema_stats
         if state.loss_scale is not None:
             items[LOSS_SCALE] = dict(vars(state.loss_scale))
         if state.loss_state is not None:
             items[LOSS] = dict(vars(state.loss_state))
-        return unpack_tree(items, self.param_specs)
+        return unpack_on_host(items, self._packing)
+
+    @property
+    def _packing(self) -> Packing:
+        return Packing.of(self.param_specs)
 
     def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
         """Checks that a checkpoint can be restored, without reading arrays.
@@ -189,29 +205,30 @@ class RunStore:
         if average and EMA_STATS in self.checkpoints.item_names(step):
             stats = model_state[BATCH_STATS]
             like[EMA_STATS] = jax.tree.map(lambda x: x.update(dtype="float32"), stats)
-        targets = unpacked_targets(like, self.param_specs)
+        targets = unpacked_targets(like, self._packing)
         found = self.checkpoints.restore(step, targets)
-        packed = pack_tree(found, like, self.param_specs)
+        packed = pack_tree(found, like, self._packing)
         weights = packed[WEIGHTS]
-        params = packed[EMA] if average else weights["params"]
+        params = self._packing.unpack(packed[EMA] if average else weights["params"])
         model_state = {name: weights[name] for name in COLLECTIONS}
         return params, with_averaged_statistics(model_state, packed.get(EMA_STATS))
 
     def _fields(self, state: TrainState, found: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a state from the items of a checkpoint, packed."""
-        weights = found[WEIGHTS]
+        weights, optimizer = found[WEIGHTS], dict(found.get(OPTIMIZER, {}))
         fields: dict[str, Any] = {
-            "params": weights["params"],
+            "stored_params": weights["params"],
             "model_state": {name: weights[name] for name in COLLECTIONS},
-            **found.get(OPTIMIZER, {}),
+            **({"stored_opt_state": optimizer.pop("opt_state")} if optimizer else {}),
+            **optimizer,
         }
-        if state.ema is not None:
+        if state.stored_ema is not None:
             # An average that begins in this run begins with the restored weights.
             copied = jax.tree.map(jnp.copy, weights["params"])
-            fields["ema"] = found.get(EMA, copied)
+            fields["stored_ema"] = found.get(EMA, copied)
             fields["ema_stats"] = found.get(EMA_STATS, wide_statistics(weights))
         like = {name: getattr(state, name) for name in fields}
-        fields = pack_tree(fields, like, self.param_specs)
+        fields = pack_tree(fields, like, self._packing)
         if LOSS_SCALE in found:
             fields["loss_scale"] = LossScale(**found[LOSS_SCALE])
         if LOSS in found:
@@ -226,8 +243,12 @@ class RunStore:
 
 def weight_targets(model: ParallelModel) -> tuple[Any, Any]:
     """Shapes, dtypes and shardings of the weights of a model, small ones packed."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    specs = (model.packed_specs, model.model_state_specs)
+    param_specs = packing_of(model).param_specs(model.model_def.param_specs)
+    params = {
+        path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in param_specs.items()
+    }
+    shapes = params, model.model_def.model_state_shapes
+    specs = (packed_specs(model), model.model_state_specs)
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=place
@@ -244,12 +265,14 @@ def place_weights(
 
     Args:
         model: on its mesh.
-        params: by path, nothing packed; the same in every process.
+        params: by path; the same in every process.
         model_state: collections of `nn.model_state`.
     """
-    like = weight_targets(model)
-    packed = pack_tree((params, model_state), like, model.model_def.param_specs)
-    return jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)
+    # As one vector, the small parameters are one transfer.
+    like, packing = weight_targets(model), packing_of(model)
+    packed = pack_tree((params, model_state), like, packing)
+    placed = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)
+    return packing.unpack(placed[0]), placed[1]
 
 
 def restore(

@@ -28,7 +28,8 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.ops.vma import pvary, varying_axes
-from credit_jax.parallel.scopes import LOSS
+from credit_jax.parallel.params.packing import Packing
+from credit_jax.parallel.scopes import LOSS, PARAMETERS
 from credit_jax.transforms import FieldTree, Rollout
 
 Batch = Mapping[str, Any]
@@ -46,7 +47,9 @@ class ForecastLoss:
         model: on its mesh.
         rollout: the forecast.
         loss: of the fields after a step.
-        params: weights of the training state, whose matrices spectral norm iterates on.
+        packing: of the weights.
+        params: packed weights of the training state, whose matrices spectral norm
+            iterates on.
         frozen: weights that are not trained, ready for the forward pass.
         scale: scales every loss before differentiation, value -> value.
         measure: returns further numbers of a step for the log; None for none.
@@ -57,6 +60,7 @@ class ForecastLoss:
     model: ParallelModel
     rollout: Rollout
     loss: Loss
+    packing: Packing
     params: Weights
     frozen: Weights
     scale: Callable[[Scalar], Scalar]
@@ -72,7 +76,7 @@ class ForecastLoss:
         steps that count, and the metrics of the last step.
 
         Args:
-            trained: weights that are trained, ready for the forward pass, and
+            trained: packed weights that are trained, ready for the forward pass, and
                 parameters of the loss.
             model_state: before the forecast.
             batch: local shards of one micro-batch.
@@ -155,7 +159,9 @@ class ForecastLoss:
         context = self._context(loss_parameters)
         if rollout.num_steps > 1:
             key = jax.random.fold_in(key, index)
-        model_state = model.local_iterate(self.params, model_state)
+        with jax.named_scope(PARAMETERS):
+            params, weights = map(self.packing.unpack, (self.params, weights))
+        model_state = model.local_iterate(params, model_state)
         given = rollout.inputs(model.model_def.input_shapes, batch, fields, index)
         noised = None
         if model.model_def.process is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,11 +17,14 @@ from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.frozen import trainable
-from credit_jax.parallel.params.packing import packed_param_specs
+from credit_jax.parallel.params.packing import Packing
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState
-from credit_jax.training.optimizer_state import optimizer_state_specs
+from credit_jax.training.optimizer_state import (
+    UniformTransformation,
+    optimizer_state_specs,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -29,42 +32,72 @@ from credit_jax.training.optimizer_state import optimizer_state_specs
 class TrainState:
     """Everything that a training step updates.
 
-    The leaves are arrays, or PartitionSpecs, shardings or shapes of them.
+    The leaves are arrays, or PartitionSpecs, shardings or shapes of them. `params`,
+    `opt_state` and `ema` have every parameter under its own path. The fields whose
+    names begin with "stored" are these as a step updates them, the small parameters
+    packed into one vector (`parallel.params.packing`).
 
     Attributes:
+        packing: layout of that vector.
         micro_step: micro-batches seen, int32; the index of per-batch schedules.
         update_step: optimizer updates, int32, including those skipped in float16.
-        params: parameters before spectral norm, by path; the small ones are packed into
-            one vector (`parallel.params.packing`).
+        stored_params: see `params`.
         model_state: of spectral norm and batch norms (`nn.model_state`).
-        opt_state: of the optimizer, like the params that are not frozen.
-        ema: averaged parameters, like params, or None.
+        stored_opt_state: see `opt_state`.
+        stored_ema: see `ema`.
         ema_stats: averaged running statistics of batch norms, float32, or None.
         loss_scale: of float16, see `training.loss_scale`, or None.
         loss_state: trained parameters of the loss, see `training.loss_state`, or None.
         key: of dropout; each micro-batch folds its number into it.
     """
 
+    packing: Packing = field(metadata={"static": True})
     micro_step: Any
     update_step: Any
-    params: Any
+    stored_params: Any
     model_state: Any
-    opt_state: Any
-    ema: Any
+    stored_opt_state: Any
+    stored_ema: Any
     ema_stats: Any
     loss_scale: Any
     loss_state: Any
     key: Any
 
     @property
+    def params(self) -> Any:
+        """The parameters before spectral norm, by path."""
+        return self.packing.unpack(self.stored_params)
+
+    @property
+    def opt_state(self) -> Any:
+        """The state of the optimizer, for the parameters that are not frozen."""
+        return self.packing.unpack_tree(self.stored_opt_state)
+
+    @property
+    def ema(self) -> Any:
+        """The averaged parameters, by path, or None."""
+        return self.stored_ema and self.packing.unpack(self.stored_ema)
+
+    @property
     def evaluation_params(self) -> Any:
         """The parameters for validation and forecasts: the average if there is one."""
-        return self.params if self.ema is None else self.ema
+        return self.params if self.stored_ema is None else self.ema
 
     @property
     def evaluation_model_state(self) -> Any:
         """The model state for validation and forecasts, statistics averaged if any."""
         return with_averaged_statistics(self.model_state, self.ema_stats)
+
+
+def packing_of(model: ParallelModel) -> Packing:
+    """The layout of the packed parameters of a model."""
+    return Packing.of(model.model_def.param_specs)
+
+
+def packed_specs(model: ParallelModel) -> dict[str, PartitionSpec]:
+    """PartitionSpec of the parameters of a model in a training state, by path."""
+    param_specs = packing_of(model).param_specs(model.model_def.param_specs)
+    return model.parallel_config.rules.specs(param_specs, model.axes)
 
 
 def state_specs(
@@ -82,23 +115,25 @@ def state_specs(
     Raises:
         ValueError: the optimizer's state is not elementwise; `optimizer_state_specs`.
     """
-    param_specs = packed_param_specs(model.model_def.param_specs)
-    params, whole = model.packed_specs, PartitionSpec()
+    param_specs, packing = model.model_def.param_specs, packing_of(model)
+    params, whole = packed_specs(model), PartitionSpec()
+    optimized, specs = param_specs, model.specs
+    if isinstance(optimizer, UniformTransformation):
+        optimized, specs = packing.param_specs(param_specs), params
     shapes = {
         path: jax.ShapeDtypeStruct(d.shape, d.dtype)
-        for path, d in trainable(param_specs, param_specs).items()
+        for path, d in trainable(optimized, param_specs).items()
     }
-    opt_state = optimizer_state_specs(
-        optimizer, shapes, params, model.parallel_config.mesh
-    )
+    opt_state = optimizer_state_specs(optimizer, shapes, specs, model.mesh)
     scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
+        packing=packing,
         micro_step=whole,
         update_step=whole,
-        params=params,
+        stored_params=params,
         model_state=model.model_state_specs,
-        opt_state=opt_state,
-        ema=params if ema else None,
+        stored_opt_state=opt_state,
+        stored_ema=params if ema else None,
         ema_stats=model.model_state_specs[BATCH_STATS] if ema else None,
         loss_scale=LossScale(whole, whole) if scaled else None,
         loss_state=jax.tree.map(lambda leaf: whole, loss_state),
@@ -120,6 +155,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     key: Array,
     *,
+    weights: tuple[Weights, ModelState] | None = None,
     ema: bool = False,
     loss_state: LossState | None = None,
 ) -> TrainState:
@@ -127,15 +163,22 @@ def init_state(
 
     Args:
         model: the model on its mesh.
-        optimizer: makes its state from local parameters.
+        optimizer: makes its state from local parameters, a flat dict by path.
         key: typed PRNG key; the same key gives the same state on every mesh.
+        weights: parameters by path and model state to begin with, as returned by
+            `restore`, where the key is that of dropout and noise; None for those of
+            `model.init(key)`.
         ema: whether to keep averaged parameters.
         loss_state: of `init_loss_state`, if the loss has parameters.
     """
     alone = is_outermost(key)
 
-    def init(key: Array) -> TrainState:
-        params, model_state, noise_key = model.local_init(key, alone=alone)
+    def init(key: Array, weights: Any) -> TrainState:
+        noise_key = key
+        if weights is None:
+            params, model_state, noise_key = model.local_init(key, alone=alone)
+        else:
+            params, model_state = weights
         return state_of(
             model,
             params,
@@ -146,12 +189,15 @@ def init_state(
             loss_state=loss_state,
         )
 
+    given: Any = PartitionSpec()
+    if weights is not None:
+        given = model.specs, model.model_state_specs
     body = model.parallel_config.shard_map(
         init,
-        in_specs=PartitionSpec(),
+        in_specs=(PartitionSpec(), given),
         out_specs=state_specs(model, optimizer, ema=ema, loss_state=loss_state),
     )
-    return joint(jax.jit(body), model.mesh)(key)
+    return joint(jax.jit(body), model.mesh)(key, weights)
 
 
 def state_of(
@@ -168,19 +214,23 @@ def state_of(
 
     Args:
         model: of these weights.
-        params: packed, whole arrays or local shards.
+        params: by path, whole arrays or local shards.
         model_state: see `nn.model_state`.
         optimizer, key, ema, loss_state: as for `init_state`.
     """
-    trained = trainable(params, model.model_def.param_specs)
+    param_specs, packing = model.model_def.param_specs, packing_of(model)
+    packed = packing.pack(params)
+    uniform = isinstance(optimizer, UniformTransformation)
+    trained = trainable(packed if uniform else params, param_specs)
     scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
+        packing=packing,
         micro_step=jnp.zeros((), jnp.int32),
         update_step=jnp.zeros((), jnp.int32),
-        params=params,
+        stored_params=packed,
         model_state=model_state,
-        opt_state=optimizer.init(trained),
-        ema=jax.tree.map(jnp.copy, params) if ema else None,
+        stored_opt_state=optimizer.init(trained),
+        stored_ema=jax.tree.map(jnp.copy, packed) if ema else None,
         ema_stats=wide_statistics(model_state) if ema else None,
         loss_scale=LossScale.fresh() if scaled else None,
         loss_state=loss_state,

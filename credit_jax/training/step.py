@@ -29,7 +29,7 @@ from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
 from credit_jax.training.loss_state import LossState, init_loss_state
 from credit_jax.training.optimizer import global_norm
-from credit_jax.training.optimizer_state import check_updates
+from credit_jax.training.optimizer_state import update_by_path
 from credit_jax.training.rollout import (
     ForecastLoss,
     Measure,
@@ -37,7 +37,7 @@ from credit_jax.training.rollout import (
     evaluate_forecast,
     zeros_like,
 )
-from credit_jax.training.state import TrainState, state_specs
+from credit_jax.training.state import TrainState, packing_of, state_specs
 from credit_jax.transforms import ONE_STEP, Rollout
 
 Batch = Mapping[str, Any]
@@ -67,8 +67,10 @@ def make_train_step(
     Args:
         model: on its mesh.
         optimizer: any transformation with elementwise state, which is split like the
-            parameters. Its `update` gets the extra arguments `grad_norm` (the global
-            norm of the gradient) and `learning_rate`, if it takes extra arguments.
+            parameters. It is given flat dicts by path, so that masks, labels and
+            factors may go by name. Its `update` gets the extra arguments `grad_norm`
+            (the global norm of the gradient) and `learning_rate`, if it takes extra
+            arguments.
         loss: of the fields after a step of `rollout`, and a `FieldContext` for global
             means.
         schedule: micro-batches seen -> learning rate; None for an optimizer that has
@@ -94,7 +96,7 @@ def make_train_step(
         ValueError: the state of the optimizer is not elementwise, or the loss has
             parameters and no `loss_optimizer`.
     """
-    update = optax.with_extra_args_support(optimizer).update
+    update = update_by_path(optimizer, packing_of(model))
     specs = state_specs(
         model,
         optimizer,
@@ -129,21 +131,20 @@ def make_train_step(
         if rate is not None:
             extra["learning_rate"] = rate
         info = {"loss": measured.pop("loss"), **extra, "measured": measured}
-        trained, frozen = split_frozen(state.params, param_specs)
-        updates, opt_state = update(grads, state.opt_state, trained, **extra)
-        check_updates(updates, trained)
+        trained, frozen = split_frozen(state.stored_params, param_specs)
+        updates, opt_state = update(grads, state.stored_opt_state, trained, **extra)
         moved: Any = optax.apply_updates(trained, updates)
         loss_state = _updated(state.loss_state, loss_grads, loss_optimizer, extra)
         loss_scale = state.loss_scale
         if loss_scale is not None:
             finite = jnp.isfinite(norm) & all_finite(loss_grads)
             moved = keep_if(finite, moved, trained)
-            opt_state = keep_if(finite, opt_state, state.opt_state)
+            opt_state = keep_if(finite, opt_state, state.stored_opt_state)
             loss_state = keep_if(finite, loss_state, state.loss_state)
             info |= {"loss_scale": loss_scale.scale, "skipped": ~finite}
             loss_scale = loss_scale.after(finite)
         update_step = state.update_step + 1
-        ema, ema_stats = state.ema, state.ema_stats
+        ema, ema_stats = state.stored_ema, state.ema_stats
         if ema is not None and ema_decay is not None:
             averaged = {path: ema[path] for path in trained}
             new_ema = update_ema(averaged, moved, update_step, ema_decay)
@@ -151,12 +152,13 @@ def make_train_step(
             stats = model_state[BATCH_STATS]
             ema_stats = update_ema(ema_stats, stats, update_step, ema_decay)
         new = TrainState(
+            packing=state.packing,
             micro_step=micro_step,
             update_step=update_step,
-            params={**moved, **frozen},
+            stored_params={**moved, **frozen},
             model_state=model_state,
-            opt_state=opt_state,
-            ema=ema,
+            stored_opt_state=opt_state,
+            stored_ema=ema,
             ema_stats=ema_stats,
             loss_scale=loss_scale,
             loss_state=loss_state,
@@ -254,7 +256,7 @@ def _accumulate(
 ) -> tuple[Trained, ModelState, dict[str, Array]]:
     """Summed gradient, new model state, and numbers of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
-    trained, frozen = split_frozen(state.params, model.model_def.param_specs)
+    trained, frozen = split_frozen(state.stored_params, model.model_def.param_specs)
     vary = partial(pvary_params, axes=axes, precision=precision)
     weights, pullback = jax.vjp(jax.named_scope(UPDATE)(vary), trained)
     frozen = vary(frozen)
@@ -266,7 +268,15 @@ def _accumulate(
         return value * factor / accumulate
 
     forecast = ForecastLoss(
-        model, rollout, loss, state.params, frozen, scale, measure, metrics
+        model,
+        rollout,
+        loss,
+        state.packing,
+        state.stored_params,
+        frozen,
+        scale,
+        measure,
+        metrics,
     )
 
     @jax.named_scope(UPDATE)

@@ -23,7 +23,7 @@ from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import pvary_params
-from credit_jax.parallel.params.packing import unpack
+from credit_jax.parallel.params.packing import Packing
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
@@ -53,9 +53,12 @@ def compile_pass(
     model_def, mesh, axes = model.model_def, model.mesh, model.axes
     specs, layouts = model_def.network_inputs, list[int]()
 
-    def loss(params: Any, model_state: Any, inputs: Any, noise: Noise | None) -> Any:
+    packing = Packing.of(model_def.param_specs)
+
+    def loss(packed: Any, model_state: Any, inputs: Any, noise: Noise | None) -> Any:
         captured: list[Field] = []
-        weights = pvary_params(params, axes.batch, model.parallel_config.precision)
+        varying = pvary_params(packed, axes.batch, model.parallel_config.precision)
+        weights = packing.unpack(varying)
         y = model.local_forward(
             weights, model_state, inputs, noise, capture_intermediates=captured
         )
@@ -64,10 +67,11 @@ def compile_pass(
         return model.reducer.mean(jnp.square(y)), (y, outputs)
 
     def body(params: Any, model_state: Any, given: Any) -> Any:
+        # Packed, the gradients of small parameters are summed at once.
         (_, seen), grads = jax.value_and_grad(loss, has_aux=True)(
-            params, model_state, *given
+            packing.pack(params), model_state, *given
         )
-        return seen, grads
+        return seen, packing.unpack(grads)
 
     fields = PartitionSpec(batch_spec(axes)[0], axes.domain)
     sharded = model.shard_map(
@@ -76,7 +80,7 @@ def compile_pass(
             {k: s.partition_spec(axes) for k, s in specs.items()},
             PartitionSpec(),
         ),
-        out_specs=((model_def.output.partition_spec(axes), fields), model.packed_specs),
+        out_specs=((model_def.output.partition_spec(axes), fields), model.specs),
     )
     step = compile_program(sharded, mesh)
     weights = place_weights(model, params, model_state)
@@ -85,9 +89,7 @@ def compile_pass(
     def run(inputs: Arrays, noise: Noise | None = None) -> ModelOutputs:
         placed = place_batch(inputs, mesh), noise
         (y, seen), grads = jax.device_get(step(*weights, placed))
-        arrays = jax.tree.map(jnp.asarray, grads)
-        whole = jax.device_get(unpack(arrays, model_def.param_specs))
-        named = to_state_dict(model_def, whole, model_state)
+        named = to_state_dict(model_def, grads, model_state)
         if model_def.process is None:
             y = jax.device_get(forecaster.step(*placed))
         return ModelOutputs(

@@ -9,7 +9,8 @@ import yaml
 
 from credit_jax.console import main
 
-PAGE = Path(__file__).parents[2] / "docs/library.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "library.md"
 MODEL = {
     "type": "wxformer",
     "image_height": 32,
@@ -31,9 +32,9 @@ MODEL = {
 }
 
 
-def blocks() -> list[tuple[int, str]]:
+def blocks(page: Path = PAGE) -> list[tuple[int, str]]:
     """Returns (first line number, code) of every block of Python."""
-    text = PAGE.read_text()
+    text = page.read_text()
     found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
     return [(text[: m.start(1)].count("\n"), m[1]) for m in found]
 

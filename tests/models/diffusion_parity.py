@@ -25,7 +25,6 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
-from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
@@ -176,7 +175,7 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
         batch_specs=jax.tree.map(lambda _: jax.P(), theirs.inputs),
         out_specs=(jax.P(), model.model_state_specs),
     )
-    y, after = run(pack(params, model_def.param_specs), before, theirs.inputs)
+    y, after = run(params, before, theirs.inputs)
     assert_close(np.asarray(y), theirs.y, FORWARD, "training forward")
     # Without spectral norm there is no state to compare.
     assert after[SPECTRAL_NORM].keys() == wanted[SPECTRAL_NORM].keys()
@@ -237,7 +236,6 @@ def assert_samples_equal_credit(
         wanted = theirs.model.eval().sample(x, batch_size=batch).numpy()
     model = build_parallel_model(model_def, make_mesh(), mp_policy=Precision.of(dtype))
     params, state = jax.device_put(from_state_dict(model_def, theirs.state_after))
-    params = pack(params, model_def.param_specs)
     ours = model.apply(params, state, {"x": jnp.asarray(theirs.inputs["x"])}, noise)
     assert np.asarray(ours).shape == wanted.shape
     assert_close(np.asarray(ours), wanted, tolerance, f"{name}: sample")

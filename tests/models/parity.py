@@ -17,7 +17,6 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
-from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.support import assert_close, assert_trees_close, make_mesh
@@ -172,10 +171,9 @@ def assert_training_state_equals_credit(
         jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
     )
     def forward(params: Any, model_state: Any, x: Any) -> Any:
-        packed = pack(params, model_def.param_specs)
-        model_state = model.local_iterate(packed, model_state)
+        model_state = model.local_iterate(params, model_state)
         return model.local_training_forward(
-            packed, model_state, {"x": x}, jax.random.key(0)
+            params, model_state, {"x": x}, jax.random.key(0)
         )
 
     y, new = forward(params, before, jnp.asarray(case.x))

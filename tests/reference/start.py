@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from credit_jax.parallel.params.packing import pack
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
@@ -21,12 +20,11 @@ def start_of(setup: Setup, weights: Any) -> TrainState:
         weights: parameters by path, and model state, as `from_state_dict` makes them.
     """
     params, model_state = jax.device_put(weights)
-    packed = pack(params, setup.model_def.param_specs)
     further = {
         "ema": setup.config.trainer.use_ema,
         "loss_state": init_loss_state(setup.objective.loss, setup.loss_optimizer),
     }
     key = jax.random.key(SEED)
-    state = state_of(setup.model, packed, model_state, setup.optimizer, key, **further)
+    state = state_of(setup.model, params, model_state, setup.optimizer, key, **further)
     specs = state_specs(setup.model, setup.optimizer, **further)
     return place_state(state, specs, setup.mesh)

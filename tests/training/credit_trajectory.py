@@ -13,7 +13,6 @@ from credit_jax.config import load_config
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn.model_state import SPECTRAL_NORM
-from credit_jax.parallel.params.packing import unpack
 from credit_jax.plan import plan_run
 from credit_jax.state_dict.convert import from_state_dict
 from credit_jax.training.setup import Setup, prepare
@@ -76,14 +75,13 @@ def train_as_credit(config_path: Path, mesh: str, run: Any) -> Trajectory:
     assert steps.evaluate is not None
     batch = next(iter(setup.valid_loader.epoch(0)))
     scores = steps.evaluate(state.ema, state.model_state, steps.place_valid(batch))
-    param_specs = setup.model_def.param_specs
     norms = jax.device_get(state.model_state[SPECTRAL_NORM])
     return Trajectory(
         loss=np.array([float(info["loss"][0]) for info in infos]),
         learning_rate=np.array([float(info["learning_rate"]) for info in infos]),
         gradient_norm=np.array([float(info["grad_norm"]) for info in infos]),
-        params=jax.device_get(unpack(state.params, param_specs)),
-        average=jax.device_get(unpack(state.ema, param_specs)),
+        params=jax.device_get(state.params),
+        average=jax.device_get(state.ema),
         vectors={path: pair["u"] for path, pair in norms.items()},
         valid_loss=float(scores["loss"]),
     )

@@ -21,7 +21,6 @@ from credit_jax.config import load_config
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program, compile_sooner
 from credit_jax.parallel.mesh.devices import training_devices
-from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import place_batch
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.support import make_mesh
@@ -86,10 +85,9 @@ def _forward_and_backward(block: Any, case: Any) -> tuple[np.ndarray, float, Any
     model = build_parallel_model(block, make_mesh(**DEGREES))
     model_def, height = model.model_def, model.model_def.image_height
     params, model_state = from_state_dict(model_def, case.state)
-    specs = model.packed_specs, model.model_state_specs
+    specs = model.specs, model.model_state_specs
     shardings = jax.tree.map(lambda spec: NamedSharding(model.mesh, spec), specs)
-    packed = pack(jax.device_put(params), model_def.param_specs)
-    packed, model_state = jax.device_put((packed, model_state), shardings)
+    weights = jax.device_put((params, model_state), shardings)
     placed = place_batch({"x": case.x}, model.mesh)
 
     def loss(params: Any, model_state: Any, inputs: Any) -> Any:
@@ -97,10 +95,9 @@ def _forward_and_backward(block: Any, case: Any) -> tuple[np.ndarray, float, Any
         return jnp.mean(y**2), y
 
     both = compile_program(jax.value_and_grad(loss, has_aux=True), model.mesh)
-    (value, y), grads = jax.device_get(both(packed, model_state, placed))
-    by_path = jax.device_get(unpack(grads, model_def.param_specs))
+    (value, y), grads = jax.device_get(both(*weights, placed))
     return (
         y,
         float(value),
-        to_state_dict(model_def, by_path, jax.device_get(model_state)),
+        to_state_dict(model_def, grads, jax.device_get(model_state)),
     )

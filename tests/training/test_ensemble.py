@@ -16,7 +16,6 @@ from credit_jax.losses import build_loss, error_spread
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import NOISE, ParallelModel
 from credit_jax.nn.noise import Noise
-from credit_jax.parallel.params.packing import unpack
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.training.state import init_state
@@ -97,7 +96,7 @@ def ours(
         order = order.reshape(-1, ranks).T.ravel()
     batch = jax.tree.map(lambda leaf: leaf[:, order], batch_of(num_steps))
     new, info = step(state, place_batch(batch, model.mesh, shared=shared))
-    grads = unpack(new.opt_state.trace, NOISY.param_specs)
+    grads = new.opt_state.trace
     numbers = float(info["loss"][0]), float(info["measured"]["std"][0])
     return *numbers, jax.device_get(grads), state
 
@@ -121,7 +120,7 @@ def in_torch(
     """Returns mean loss, spread, gradient of CREDIT's step on ranks sharing a batch."""
     import torch
 
-    params = unpack(state.params, NOISY.param_specs)
+    params = state.params
     own = {
         k: torch.tensor(np.asarray(v), requires_grad=True) for k, v in params.items()
     }

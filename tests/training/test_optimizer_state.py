@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from credit_jax.training.optimizer import adamw, clip_by_global_norm
 from credit_jax.training.state import state_specs
 from tests.support import assert_close, assert_trees_close
-from tests.training.toy_runs import toy_model, train_toy
+from tests.training.toy_runs import MODEL_DEF, toy_model, train_toy
 
 MESH = {"dp": 2, "tp": 2, "domain": 2}
 RATE = optax.cosine_decay_schedule(1e-2, 20)
@@ -59,9 +59,10 @@ def test_state_is_split_like_its_parameters() -> None:
         )[0]
     ]
     moments = {name: spec for name, spec in found if ".mu." in name or ".nu." in name}
-    assert len(moments) == 4
+    paths = {name.split("u.")[-1] for name in moments}
+    assert paths == {"dense/up", "dense/down", "dense/bias"}, "those of the group"
     for name, spec in moments.items():
-        assert spec == specs.params[name.split("u.")[-1]], name
+        assert spec == model.specs[name.split("u.")[-1]], name
     others = [spec for name, spec in found if name not in moments]
     assert others
     assert all(spec == P() for spec in others), "counts are whole"
@@ -80,7 +81,7 @@ def test_updates_that_mix_shards_are_refused() -> None:
     """optax's own clipping would use the norm of local shards."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1e-2))
     train_toy(toy_model(domain=2), optimizer, 1)
-    with pytest.raises(ValueError, match="'dense/up' differs over the mesh") as error:
+    with pytest.raises(ValueError, match="'dense/bias' differs over the mesh") as error:
         train_toy(toy_model(**MESH), optimizer, 1)
     assert "credit_jax.training.optimizer.clip_by_global_norm" in str(error.value)
 
@@ -112,3 +113,51 @@ def test_the_learning_rate_counts_micro_batches() -> None:
     jax.effects_barrier()
     assert sorted(seen) == [0, 1, 2]
     assert int(optax.tree.get(state.opt_state, "count")) == 3
+
+
+def _labels(params: Any) -> dict[str, str]:
+    return {path: "bias" if path.endswith("bias") else "rest" for path in params}
+
+
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}])
+def test_a_parameter_is_frozen_by_its_name(degrees: dict[str, int]) -> None:
+    frozen = optax.multi_transform(
+        {"rest": adamw(weight_decay=0.1), "bias": optax.set_to_zero()}, _labels
+    )
+    schedule = optax.constant_schedule(1e-2)
+    start, state, _ = train_toy(toy_model(**degrees), frozen, 2, schedule=schedule)
+    same = {
+        path: np.array_equal(value, start.params[path])
+        for path, value in state.params.items()
+    }
+    assert same == {path: path == "dense/bias" for path in MODEL_DEF.param_specs}
+
+
+def test_weights_decay_by_name() -> None:
+    """Without a gradient only those that decay move."""
+    decayed = optax.chain(
+        optax.set_to_zero(),
+        optax.add_decayed_weights(
+            -0.5, mask=lambda params: {path: path.endswith("bias") for path in params}
+        ),
+    )
+    start, state, _ = train_toy(toy_model(), decayed, 1)
+    for path, value in state.params.items():
+        factor = 0.5 if path == "dense/bias" else 1.0
+        assert np.array_equal(value, factor * start.params[path]), path
+
+
+def test_a_vector_of_small_parameters_is_updated_as_each_by_itself() -> None:
+    """`adamw` alone is given the vector; in a chain it is given every parameter."""
+    optimizer = adamw(weight_decay=0.1, max_norm=0.1)
+    schedule = optax.constant_schedule(1e-2)
+    runs = [
+        train_toy(toy_model(), one, 3, schedule=schedule)[1]
+        for one in (optimizer, optax.chain(optimizer))
+    ]
+    for state in runs:
+        for name in ("mu", "nu"):
+            moments = optax.tree.get(state.opt_state, name)
+            assert moments.keys() == MODEL_DEF.param_specs.keys()
+            assert all(np.any(moment) for moment in moments.values())
+    assert_trees_close(runs[0].params, runs[1].params, 1e-6, "parameters")

@@ -23,7 +23,7 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.loss_scale import INITIAL_SCALE, LossScale
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
-from credit_jax.training.state import init_state
+from credit_jax.training.state import init_state, packed_specs
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
 from tests.support import assert_close, mark_slow
@@ -137,8 +137,9 @@ def test_parameters_over_domain_learn_what_one_device_learns(
 ) -> None:
     policy: dict[str, Any] = {"over_domain": True, "min_shard_size": 16}
     model, *_ = _build(degrees, shapes_only=True, **policy)
-    split = [path for path, s in model.packed_specs.items() if "domain" in str(s)]
-    assert len(split) >= len(model.packed_specs) / 2, "most parameters are split"
+    specs = packed_specs(model)
+    split = [path for path, s in specs.items() if "domain" in str(s)]
+    assert len(split) >= len(specs) / 2, "most parameters are split"
     losses, norms, _ = _curve(degrees, **policy)
     expected, expected_norms, _ = _one_device()
     assert_close(losses, expected, LOSS, f"losses of {degrees} over domain")
@@ -247,7 +248,7 @@ def test_a_fresh_state_is_made_in_shards() -> None:
         tuple(int(n) for n in shape.split(","))
         for shape in re.findall(r"[a-z]+\d+\[([\d,]+)\]", text)
     }
-    split = {path for path, spec in model.packed_specs.items() if "dp_shard" in spec}
+    split = {path for path, spec in model.specs.items() if "dp_shard" in spec}
     whole = {state.params[path].shape for path in split}
     local = sum(
         leaf.size // (8 if path in split else 1) for path, leaf in state.params.items()

@@ -147,9 +147,8 @@ def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
 
 def train(setup: Setup, start: Any, run: Any) -> Any:
     """Returns losses, gradient norms, the row of the log and the final parameters."""
-    from credit_jax.parallel.params.packing import unpack
 
-    specs, state = setup.model_def.param_specs, start_of(setup, start)
+    state = start_of(setup, start)
     steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
     batches = setup.train_loader.epoch(0)
     num_steps = setup.objective.rollout.num_steps
@@ -169,7 +168,7 @@ def train(setup: Setup, start: Any, run: Any) -> Any:
     scores = steps.evaluate(state.ema, state.model_state, batch)
     row = {name: np.mean(values) for name, values in log.items()}
     row |= {f"valid_{name}": float(value) for name, value in scores.items()}
-    params = jax.device_get(unpack(state.params, specs))
+    params = jax.device_get(state.params)
     return np.array(losses), np.array(norms), row, params
 
 

@@ -14,8 +14,8 @@ def split_frozen(
     """Returns the (trainable, frozen) parts of a dict by path, whose union is the dict.
 
     Args:
-        params: arrays, specs or other values by path, packed or not. The vector of
-            packed parameters is trainable.
+        params: arrays, specs or other values by path. The vector of packed
+            parameters (`packing`) is trainable.
         param_specs: specs of the model's parameters, by path.
     """
     paths = [path for path in params if path in param_specs]

@@ -1,62 +1,145 @@
-"""Packs small parameters into one vector.
+"""Packs small parameters into one vector, within training states.
 
 A WXFormer has hundreds of biases and scales and a few dozen large kernels. As separate
 arrays, each needs a kernel launch for every operation of the optimizer, of the moving
-average and of the gradient sum. In the training state the small parameters are one
-vector, in the order of their paths. The packing does not depend on the mesh.
+average and of the gradient sum. A training step therefore updates the small parameters
+as one vector, in the order of their paths, which does not depend on the mesh. Outside
+of training states every parameter is by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from jaxtyping import Array
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jaxtyping import PyTree
 
 from credit_jax.ops import packed
 from credit_jax.parallel.params.spec import ParamSpec
 
-# Path of the vector in the dict of parameters.
+# Path of the vector in a dict of packed parameters.
 PACKED = "packed"
 
 
-def packed_paths(param_specs: Mapping[str, ParamSpec]) -> list[str]:
-    """Returns the paths of the packed parameters, in the order of the vector."""
-    return sorted(path for path, d in param_specs.items() if d.is_small)
+@dataclass(frozen=True)
+class Packing:
+    """The layout of the vector of small parameters; hashable.
 
-
-def pack(
-    params: Mapping[str, Array], param_specs: Mapping[str, ParamSpec]
-) -> dict[str, Array]:
-    """Replaces small parameters by one vector under `PACKED`."""
-    paths = packed_paths(param_specs)
-    out = {path: value for path, value in params.items() if path not in set(paths)}
-    if paths:
-        out[PACKED] = packed.pack([params[path] for path in paths])
-    return out
-
-
-def unpack(
-    params: Mapping[str, Array], param_specs: Mapping[str, ParamSpec]
-) -> dict[str, Array]:
-    """Restores small parameters: the inverse of `pack`.
-
-    Its transpose is one concatenation.
+    Attributes:
+        shapes: (path, shape) of each small parameter, in the order of the vector.
     """
-    paths = packed_paths(param_specs)
-    out = {path: value for path, value in params.items() if path != PACKED}
-    if paths:
-        shapes = [param_specs[path].shape for path in paths]
-        out |= zip(paths, packed.unpack(params[PACKED], shapes), strict=True)
-    return out
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, param_specs: Mapping[str, ParamSpec]) -> Packing:
+        """Returns the layout for the parameters of a model."""
+        small = ((path, d.shape) for path, d in param_specs.items() if d.is_small)
+        return cls(tuple(sorted(small)))
+
+    @property
+    def size(self) -> int:
+        """Number of values of the vector."""
+        return sum(math.prod(shape) for _, shape in self.shapes)
+
+    def pack(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces small parameters by one vector under `PACKED`."""
+        small = dict(self.shapes)
+        out = {path: value for path, value in params.items() if path not in small}
+        if small:
+            out[PACKED] = packed.pack([params[path] for path in small])
+        return out
+
+    def unpack(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Restores small parameters: the inverse of `pack`.
+
+        Its transpose is one concatenation.
+
+        Args:
+            params: as returned by `pack`: arrays, shapes of them, or their specs.
+        """
+        out = {path: value for path, value in params.items() if path != PACKED}
+        if self.shapes:
+            paths = (path for path, _ in self.shapes)
+            out |= zip(paths, self._parts(params[PACKED]), strict=True)
+        return out
+
+    def param_specs(self, param_specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
+        """Returns the parameter specs of the result of `pack`."""
+        out = {path: d for path, d in param_specs.items() if not d.is_small}
+        return out | ({PACKED: ParamSpec((self.size,), (None,))} if self.shapes else {})
+
+    def unpack_tree(self, tree: PyTree) -> PyTree:
+        """Applies `unpack` to every dict of packed parameters of a tree.
+
+        Args:
+            tree: such as the state of an optimizer, of arrays or their specs.
+        """
+        return self.map_packed(self.unpack, tree)
+
+    def map_packed(
+        self, change: Callable[..., Any], tree: PyTree, *rest: PyTree
+    ) -> PyTree:
+        """Applies a function to the dicts of packed parameters of a tree.
+
+        Args:
+            change: function of such a dict, and of what the further trees have there.
+            tree: with dicts of packed parameters.
+            *rest: trees with the same nodes otherwise. The last tree has the leaves of
+                the result that are in no such dict.
+        """
+
+        def is_packed(node: Any) -> bool:
+            if not isinstance(node, Mapping) or PACKED not in node:
+                return False
+            return getattr(node[PACKED], "shape", (self.size,)) == (self.size,)
+
+        def visit(node: Any, *others: Any) -> Any:
+            return change(node, *others) if is_packed(node) else (node, *others)[-1]
+
+        return jax.tree.map(visit, tree, *rest, is_leaf=is_packed)
+
+    def _parts(self, vector: Any) -> list[Any]:
+        """Returns each small parameter, of the type of the vector."""
+        shapes = [shape for _, shape in self.shapes]
+        if isinstance(vector, Tracer):
+            return packed.unpack(vector, shapes)
+        if isinstance(vector, jax.Array):
+            return _split_on_devices(self, vector.sharding)(vector)
+        if isinstance(vector, jax.ShapeDtypeStruct):
+            place = _whole(vector.sharding)
+            return [
+                jax.ShapeDtypeStruct(shape, vector.dtype, sharding=place)
+                for shape in shapes
+            ]
+        if isinstance(vector, np.ndarray):
+            ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+            pairs = zip(np.split(vector, ends), shapes, strict=True)
+            return [part.reshape(shape) for part, shape in pairs]
+        place = PartitionSpec() if isinstance(vector, PartitionSpec) else _whole(vector)
+        return [place] * len(shapes)
 
 
-def packed_param_specs(
-    param_specs: Mapping[str, ParamSpec],
-) -> dict[str, ParamSpec]:
-    """Returns the parameter specs of the result of `pack`."""
-    paths = packed_paths(param_specs)
-    out = {path: d for path, d in param_specs.items() if not d.is_small}
-    if paths:
-        total = sum(param_specs[path].size for path in paths)
-        out[PACKED] = ParamSpec((total,), (None,))
-    return out
+@cache
+def _split_on_devices(
+    packing: Packing, sharding: Sharding
+) -> Callable[[jax.Array], list[jax.Array]]:
+    """Returns one program that splits the vector, instead of one for each part."""
+    shapes = [shape for _, shape in packing.shapes]
+    return jax.jit(
+        lambda vector: packed.unpack(vector, shapes), out_shardings=_whole(sharding)
+    )
+
+
+def _whole(sharding: Any) -> Any:
+    """Returns the sharding of a part of a vector that all devices hold."""
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec())
+    return sharding

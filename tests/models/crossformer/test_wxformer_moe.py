@@ -23,7 +23,6 @@ from credit_jax.nn.experts import ExpertFeedForward
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.parallel.mesh.credit import data_parallel_coords, local_dp_ranks
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.params.packing import unpack
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state
@@ -68,7 +67,7 @@ def trained(**degrees: int) -> Any:
         batch = {name: array[:, order] for name, array in arrays.items()}
         state, info = step(state, place_batch(batch, model.mesh))
         losses.append(jax.device_get(info))
-    params = unpack(state.params, model.model_def.param_specs)
+    params = state.params
     return jax.device_get((params, state.model_state[BATCH_STATS], losses))
 
 
@@ -116,13 +115,13 @@ def test_a_checkpoint_goes_to_another_ep(tmp_path: Any) -> None:
 
     one_layer = ModelDef(build(EXPERTS).config, _layer_of)
     state = state_on(0, dp_shard=2, ep=2, tp=2)
-    saved = unpack(state.params, one_layer.param_specs)
+    saved = state.params
     checkpoints = CheckpointStore(tmp_path)
     store = RunStore(checkpoints, one_layer.param_specs)
     store.save(1, state, Progress(epoch=1))
     checkpoints.wait()
     found = store.restore_all(1, state_on(1, ep=4)).params
-    for path, ours in unpack(found, one_layer.param_specs).items():
+    for path, ours in found.items():
         assert np.array_equal(ours, saved[path]), path
     assert {shard.data.shape[0] for shard in found["up"].addressable_shards} == {1}
     checkpoints.close()

@@ -19,7 +19,6 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.domain.edges import shard_edges
-from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
@@ -223,12 +222,10 @@ def _train_ours(
         return *aux, grads
 
     output = model.model_def.output.partition_spec(model.axes)
-    specs = output, model.model_state_specs, model.packed_specs
+    specs = output, model.model_state_specs, model.specs
     step = model.shard_map(body, batch_specs=model.input_specs(), out_specs=specs)
     inputs = place_batch({"x": _x(block["edge_path"], "float32")}, mesh)
-    packed = pack(params, model.model_def.param_specs)
-    y, after, grads = step(packed, model_state, inputs)
-    grads = unpack(grads, model.model_def.param_specs)
+    y, after, grads = step(params, model_state, inputs)
     named = to_state_dict(model.model_def, *jax.device_get((grads, model_state)))
     return np.asarray(y)[..., :HEIGHT, :], named, after
 
@@ -280,7 +277,7 @@ def _on_mesh(
         return jnp.mean(y**2), y
 
     (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    return np.asarray(y), unpack(grads, model.model_def.param_specs)
+    return np.asarray(y), grads
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """Parameter specs, sharding rules and packing."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
-from credit_jax.parallel.params.packing import (
-    PACKED,
-    pack,
-    packed_param_specs,
-    packed_paths,
-    unpack,
-)
+from credit_jax.parallel.params.packing import PACKED, Packing
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import make_mesh
@@ -117,21 +113,41 @@ def test_packing_round_trip():
         path: jnp.asarray(draw(d.shape, seed=i))
         for i, (path, d) in enumerate(param_specs.items())
     }
-    assert packed_paths(param_specs) == ["a/small", "b"]
-    packed = pack(params, param_specs)
+    packing = Packing.of(param_specs)
+    assert [path for path, _ in packing.shapes] == ["a/small", "b"]
+    packed = packing.pack(params)
     assert set(packed) == {"conv", "up", PACKED}
-    described = packed_param_specs(param_specs)
+    described = packing.param_specs(param_specs)
     assert {path: d.shape for path, d in described.items()} == {
         path: value.shape for path, value in packed.items()
     }
-    back = unpack(packed, param_specs)
-    assert set(back) == set(params)
-    assert all(np.array_equal(back[path], params[path]) for path in params)
+    forms = packing.unpack(packed), packing.unpack(jax.device_get(packed))
+    for back in (*forms, jax.jit(packing.unpack)(packed)):
+        assert set(back) == set(params)
+        assert all(np.array_equal(back[path], params[path]) for path in params)
 
 
 def test_nothing_to_pack():
     param_specs = {"conv": CONV}
     params = {"conv": jnp.zeros(CONV.shape)}
-    assert set(pack(params, param_specs)) == {"conv"}
-    assert packed_param_specs(param_specs) == param_specs
-    assert set(unpack(params, param_specs)) == {"conv"}
+    packing = Packing.of(param_specs)
+    assert set(packing.pack(params)) == {"conv"}
+    assert packing.param_specs(param_specs) == param_specs
+    assert set(packing.unpack(params)) == {"conv"}
+
+
+def test_parts_have_the_type_of_the_vector():
+    """Trees of shapes, specs and shardings have every parameter by itself, too."""
+    param_specs = {"b": BIAS, "conv": CONV, "a/small": SMALL}
+    packing, mesh = Packing.of(param_specs), make_mesh(dp=2)
+    whole = NamedSharding(mesh, P())
+    shape = jax.ShapeDtypeStruct((packing.size,), jnp.float32, sharding=whole)
+    small = packing.unpack({PACKED: shape})["a/small"]
+    assert (small.shape, small.sharding) == (SMALL.shape, whole)
+    for leaf in (P(), whole):
+        tree = {"mu": {PACKED: leaf, "conv": leaf}, "count": leaf}
+        moments = dict.fromkeys(param_specs, leaf)
+        assert packing.unpack_tree(tree) == {"mu": moments, "count": leaf}
+    vector = jax.device_put(jnp.arange(packing.size, dtype=jnp.float32), whole)
+    parts = packing.unpack({PACKED: vector})
+    assert all(part.sharding == whole for part in parts.values())
