@@ -166,6 +166,14 @@ def train(
             `resume` nor `fresh` is set, or all checkpoints are damaged.
         FileNotFoundError: there is no checkpoint to continue from.
         WriteError: a log or a checkpoint cannot be written.
+
+    >>> options = ["trainer.epochs=1", "trainer.batches_per_epoch=1", "save_loc=NEW"]
+    >>> config = credit_jax.load_config("RUN/model.yml", options)
+    >>> outcome = credit_jax.train(config, num_devices=1)  # doctest: +ELLIPSIS
+    credit_jax  config -> NEW
+    ...
+    >>> outcome.reason
+    'finished'
     """
     if num_devices is None:
         num_devices = config.trainer.num_devices

@@ -55,6 +55,9 @@ class CheckpointStore:
     A checkpoint is written under a temporary name and renamed when it is complete.
     Only then are older ones removed, after they are renamed. A run killed while it
     saves or removes therefore loses nothing and leaves no incomplete checkpoint.
+
+    >>> credit_jax.CheckpointStore("RUN").steps()
+    [3]
     """
 
     def __init__(

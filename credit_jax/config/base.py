@@ -37,6 +37,12 @@ class ConfigError(ValueError):
     Attributes:
         problems: one line each, which starts with the dotted path of the key.
         source: path of the file, or another description of the origin of the config.
+
+    >>> try:
+    ...     credit_jax.ParallelDims(tp=3, world_size=8)
+    ... except credit_jax.ConfigError as error:
+    ...     len(error.problems)
+    1
     """
 
     def __init__(self, problems: Sequence[str], source: str = "config") -> None:

@@ -41,6 +41,10 @@ class Config(StrictModel):
             see `credit_jax.config.custom_objects`.
         inference_section: the `inference` section before validation, for forecasts;
             training does not read it.
+
+    >>> config = credit_jax.load_config("RUN/model.yml")
+    >>> config.data.timestep, config.trainer.use_ema
+    ('6h', True)
     """
 
     save_loc: str

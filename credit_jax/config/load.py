@@ -75,6 +75,9 @@ def load_config(
 
     Warns:
         ConfigWarning: once, if there are keys that are accepted but have no effect.
+
+    >>> credit_jax.load_config("RUN/model.yml", ["seed=7"]).seed
+    7
     """
     return config_of(
         read_yaml(path),

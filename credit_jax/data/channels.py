@@ -92,6 +92,10 @@ class ChannelSchema:
     Attributes:
         input: the variables of x, in channel order.
         target: the variables of y, in channel order.
+
+    >>> plan = credit_jax.plan_run(credit_jax.load_config("RUN/model.yml"))
+    >>> [group.variable for group in plan.schema.target]
+    ['U', 'T', 'SP', 'TP']
     """
 
     input: tuple[ChannelGroup, ...]

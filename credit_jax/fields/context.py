@@ -45,6 +45,11 @@ class FieldContext:
         num_members: ensemble members of each sample. The batch dim of a prediction
             has all members of the first sample, then those of the second, ...
         loss_parameters: trained parameters of the loss, by name; empty in validation.
+
+    >>> def loss(tree, context):
+    ...     return context.mean(abs(tree["y_pred"] - tree["y"]))
+    >>> optimizer = optax.sgd(0.1)
+    >>> step = credit_jax.make_train_step(model, optimizer, loss)  # makes a context
     """
 
     reducer: FieldReducer

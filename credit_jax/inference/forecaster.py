@@ -29,6 +29,10 @@ class Forecaster:
     Args:
         model: on its mesh.
         params, model_state: weights and state on that mesh.
+
+    >>> forecaster = credit_jax.Forecaster(model, params, model_state)
+    >>> forecaster(np.ones((2, 7, 1, 6, 10), np.float32)).shape
+    (2, 6, 1, 6, 10)
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree
+from credit_jax.ops.vma import varying_axes
 
 # Local arrays; `samples` is `batch` times the ensemble members.
 Prediction = Float[Array, "samples channel time rows lon"]
@@ -64,6 +65,31 @@ def value_and_parts(
         return loss(tree, context), {}
     parts = loss.parts(tree, context)
     return loss.total(parts, context), parts
+
+
+def check_global(name: str, value: Array) -> None:
+    """Checks that a number is a scalar, and the same on all devices.
+
+    Args:
+        name: of the number, for the error.
+        value: what a loss or a metric returned, inside of `shard_map`.
+
+    Raises:
+        ValueError: it has dims, or is computed from the shards of a device alone.
+    """
+    if jnp.shape(value):
+        raise ValueError(
+            f"{name} has the shape {jnp.shape(value)}; expected a scalar: reduce the "
+            "fields with context.mean(values)"
+        )
+    axes = sorted(varying_axes(jnp.asarray(value)))
+    if axes:
+        raise ValueError(
+            f"{name} differs between the devices of the mesh axes {', '.join(axes)}, "
+            "as it is a mean over the samples and rows that a device has; expected the "
+            "mean over the whole batch and globe: take context.mean(values) instead of "
+            "jnp.mean(values)"
+        )
 
 
 def initial_parameters(loss: Loss) -> dict[str, Array]:

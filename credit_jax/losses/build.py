@@ -74,6 +74,11 @@ def build_loss(
     model without `levels` it uses `frames` instead.
     `spectral`, `power`, `covmse` and `ring-crps` accept weights, with which CREDIT's
     cannot be called.
+
+    >>> options = ["loss.use_latitude_weights=false"]
+    >>> config = credit_jax.load_config("RUN/model.yml", options)
+    >>> loss = credit_jax.build_loss(config.loss)
+    >>> step = credit_jax.make_train_step(model, optax.sgd(0.1), loss)
     """
     row_weights = _row_weights(config, latitude)
     if config.is_base:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
+from credit_jax.models.arguments import check_inputs
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
@@ -44,6 +45,9 @@ class ModelDef:
         config: the validated `model:` section.
         make: function (config) -> NNX module.
         keep_whole: patterns (fnmatch) of parameter paths that FSDP does not shard.
+
+    >>> model.model_def.input_channels, model.model_def.num_parameters
+    (7, 42)
     """
 
     config: Any
@@ -370,36 +374,6 @@ class ModelDef:
         }
         stats = _filled(stats, stored) if stored else stats
         return nnx.merge(graph, _filled(params, values), stats)
-
-
-def check_inputs(inputs: Any, specs: Mapping[str, InputSpec]) -> None:
-    """Checks names, dims and channels of inputs; rows and samples may be local.
-
-    Args:
-        inputs: arrays by name.
-        specs: specs of the inputs, by name.
-
-    Raises:
-        ValueError: names or shapes do not match the specs.
-    """
-    if not isinstance(inputs, Mapping) or inputs.keys() != specs.keys():
-        given = (
-            f"those named {', '.join(inputs) or 'nothing'}"
-            if isinstance(inputs, Mapping)
-            else f"a {type(inputs).__name__}"
-        )
-        raise ValueError(
-            f"the model takes the inputs {', '.join(specs)} as a mapping, "
-            f"got {given}; write apply(..., {{name: array}})"
-        )
-    for name, spec in specs.items():
-        shape, expected = inputs[name].shape, spec.shape(1)
-        fixed = [d for d in range(1, len(expected)) if d != 3]
-        if len(shape) != len(expected) or any(shape[d] != expected[d] for d in fixed):
-            raise ValueError(
-                f"input {name} has shape {shape}; expected {expected[1:]} behind "
-                "the batch dim, the rows perhaps padded or split"
-            )
 
 
 def _filled(state: Any, values: Mapping[str, Array]) -> Any:

@@ -15,9 +15,10 @@ from jaxtyping import Array
 
 from credit_jax.config.parallelism import degree_problems
 from credit_jax.kernels import implementation, kernel_notes
+from credit_jax.models.arguments import check_inputs, check_weights, on_mesh
 from credit_jax.models.diffusion.process import NOISED, TIME, Noised
 from credit_jax.models.float8 import float8_notes
-from credit_jax.models.model_def import ModelDef, Weights, check_inputs
+from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
@@ -61,6 +62,10 @@ class ParallelModel:
     Attributes:
         model_def: the model.
         parallel_config: mesh, sharding rules, precision, rematerialization.
+
+    >>> params, model_state = model.init(jax.random.key(0))
+    >>> model.apply(params, model_state, {"x": batch["x"]}).shape
+    (2, 6, 1, 6, 10)
     """
 
     model_def: ModelDef
@@ -156,8 +161,21 @@ class ParallelModel:
             ValueError: the inputs do not match `model_def.inputs`, or the model draws
                 noise and none is given.
         """
-        check_inputs(inputs, self.model_def.inputs)
-        return self._apply(params, model_state, (dict(inputs), noise))
+        self.check_weights(params, model_state)
+        compute = self.parallel_config.precision.compute
+        check_inputs(inputs, self.model_def.inputs, self.axes, compute)
+        trees = {"params": params, "model_state": model_state, "inputs": dict(inputs)}
+        with on_mesh(self.mesh, **trees):
+            return self._apply(params, model_state, (dict(inputs), noise))
+
+    def check_weights(self, params: Any, model_state: Any) -> None:
+        """Checks that weights are those of this model, in names and shapes.
+
+        Raises:
+            ValueError: they are not; see `check_weights` of `models.arguments`.
+        """
+        shapes = {path: d.shape for path, d in self.model_def.param_specs.items()}
+        check_weights(params, model_state, shapes, self.model_state_specs)
 
     def fuse_spectral_norm(
         self, params: Weights, model_state: ModelState, *, compensated: bool = False
@@ -174,6 +192,7 @@ class ParallelModel:
         Returns:
             The divided weights, and the state with an empty collection "spectral_norm".
         """
+        self.check_weights(params, model_state)
         if not model_state[SPECTRAL_NORM]:
             return params, model_state
         fused = self._fuse[compensated](params, model_state)
@@ -503,6 +522,10 @@ def build_parallel_model(
 
     Warns:
         UserWarning: float8 is requested, but no layer or no device benefits from it.
+
+    >>> dims = credit_jax.ParallelDims(world_size=1)
+    >>> credit_jax.build_parallel_model(section, dims).model_def.output_channels
+    6
     """
     model_def = model if isinstance(model, ModelDef) else build(model)
     if keep_whole:

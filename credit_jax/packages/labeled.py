@@ -43,6 +43,12 @@ class DatasetForecaster:
 
     Attributes:
         states: the model as a function of arrays in physical units.
+
+    >>> forecaster = credit_jax.open_forecaster("RUN")
+    >>> era5 = xr.open_dataset("era5.nc")
+    >>> step = next(forecaster(era5.sel(time=["2000-01-01T00"]), steps=4))
+    >>> step["T"].dims
+    ('time', 'level', 'latitude', 'longitude')
     """
 
     states: StateForecaster
@@ -363,6 +369,9 @@ def open_forecaster(
         FileNotFoundError: there is no run and no package.
         ValueError: a file of it is invalid, the mesh does not fit the model, or forcing
             has no path.
+
+    >>> credit_jax.open_forecaster("RUN").variables
+    ('U', 'T', 'SP')
     """
     checkpoint: Any
     if is_package(source):

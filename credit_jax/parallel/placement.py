@@ -106,6 +106,10 @@ def place_batch(
     Raises:
         ValueError: an array has another number of dims, or the number of samples is not
             a multiple of the number of ranks.
+
+    >>> x = np.ones((2, 7, 1, 6, 10), np.float32)
+    >>> credit_jax.place_batch({"x": x}, mesh)["x"].shape
+    (2, 7, 1, 6, 10)
     """
 
     def place(path: Any, x: np.ndarray) -> Array:

@@ -48,6 +48,10 @@ class RunPlan:
         problems: errors that prevent the run from starting, one line each.
         notes: information for the user, one line each.
         open_files: cache of open files; None if planned without data.
+
+    >>> plan = credit_jax.plan_run(credit_jax.load_config("RUN/model.yml"))
+    >>> len(plan.problems)
+    0
     """
 
     config: Config
@@ -119,6 +123,10 @@ def plan_run(
 
     Returns:
         The plan; the run can start if it has no problems.
+
+    >>> config = credit_jax.load_config("RUN/model.yml")
+    >>> credit_jax.plan_run(config, num_devices=1).num_devices
+    1
     """
     trainer = config.trainer
     devices = num_devices or trainer.num_devices

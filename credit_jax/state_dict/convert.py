@@ -95,6 +95,12 @@ def from_state_dict(
 
     Raises:
         ValueError: missing, unexpected or mismatched keys; one report lists all.
+
+    >>> weights = jax.device_get((params, model_state))
+    >>> state = credit_jax.to_state_dict(model.model_def, *weights)
+    >>> back, _ = credit_jax.from_state_dict(model.model_def, state)
+    >>> bool((back["linear/kernel"] == params["linear/kernel"]).all())
+    True
     """
     return key_plan_for(model_def).read(state_dict)
 
@@ -108,6 +114,10 @@ def to_state_dict(
 
     Raises:
         ValueError: missing, unexpected or mismatched paths; one report lists all.
+
+    >>> weights = jax.device_get((params, model_state))
+    >>> list(credit_jax.to_state_dict(model.model_def, *weights))
+    ['linear.weight']
     """
     return key_plan_for(model_def).write(params, model_state)
 

@@ -297,6 +297,10 @@ def restore(
         FileNotFoundError: there is no model.yml or no checkpoint.
         ValueError: the model does not fit the mesh, the checkpoint not the model, or
             there is no moving average.
+
+    >>> model, params, model_state = credit_jax.restore("RUN", mesh)
+    >>> sorted(params)
+    ['dense/bias', 'dense/down', 'dense/up']
     """
     model = build_parallel_model(
         read_model_section(Path(folder) / "model.yml"), mesh, **options

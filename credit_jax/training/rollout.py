@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
 from credit_jax.losses import Loss, value_and_parts
+from credit_jax.losses.base import check_global
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -184,11 +185,13 @@ class ForecastLoss:
             weighted = replace(context, sample_weights=noised.weights)
         with jax.named_scope(LOSS):
             value, values = value_and_parts(self.loss, tree, weighted)
+            check_global("the loss", value)
             own = model.model_def.auxiliary_losses(after[BATCH_STATS])
             value, values = sum(own.values(), value), values | own
         if self.measure is not None:
             values = values | self.measure(tree, context)
         scores = {} if self.metrics is None else self.metrics(tree, context)
+        _check_numbers({**values, **scores})
         fed_back = rollout.next(batch, fields, tree, forcing, context)
         return self.scale(value), (after, fed_back, {"loss": value, **values}, scores)
 
@@ -246,7 +249,14 @@ def evaluate_forecast(
         before = jax.tree.map(lambda leaf: leaf[:-1], inputs)
         fields, _ = _turns(turn, fields, before)
     last = jax.tree.map(lambda leaf: leaf[-1], inputs)
-    return metrics(step(fields, last), context)
+    numbers = metrics(step(fields, last), context)
+    _check_numbers(numbers)
+    return numbers
+
+
+def _check_numbers(numbers: Mapping[str, Array]) -> None:
+    for name, value in numbers.items():
+        check_global(f"the metric {name}", value)
 
 
 def _turns(turn: Callable[..., Any], carry: Any, inputs: Any) -> Any:

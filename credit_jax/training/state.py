@@ -141,6 +141,43 @@ def state_specs(
     )
 
 
+def check_state(state: Any, specs: TrainState) -> None:
+    """Checks that a training state is that of a step, by its arrays' paths and dims.
+
+    Args:
+        state: what a user gives a step.
+        specs: of `state_specs`, for the model and the options of the step.
+
+    Raises:
+        ValueError: it is no training state, or that of another model, optimizer or
+            other options.
+    """
+    if not isinstance(state, TrainState):
+        raise ValueError(
+            f"the state is a {type(state).__name__}; expected the TrainState of "
+            "init_state(model, optimizer, key), or that of the step before"
+        )
+    given, wanted = _paths(state), _paths(specs)
+    problems = [f"{path} is missing" for path in wanted if path not in given]
+    problems += [f"{path} is not known" for path in given if path not in wanted]
+    if state.packing != specs.packing:
+        problems.append("the parameters have other shapes")
+    if problems:
+        listed = "\n  ".join(problems[:5])
+        raise ValueError(
+            f"the state is not that of this step:\n  {listed}\nMake it with init_state "
+            "of the same model, optimizer, ema and loss_state"
+        )
+
+
+def _paths(tree: Any) -> set[str]:
+    """The paths of the arrays of a state, or of their specs."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+    )
+    return {jax.tree_util.keystr(path) for path, _ in leaves}
+
+
 def shardings(specs: Any, mesh: Mesh) -> Any:
     """NamedSharding of every leaf of a tree of specs, for placing it on `mesh`."""
     return jax.tree.map(
@@ -170,6 +207,10 @@ def init_state(
             `model.init(key)`.
         ema: whether to keep averaged parameters.
         loss_state: of `init_loss_state`, if the loss has parameters.
+
+    >>> state = credit_jax.init_state(model, optax.sgd(0.1), jax.random.key(0))
+    >>> int(state.micro_step), sorted(state.params)
+    (0, ['linear/kernel'])
     """
     alone = is_outermost(key)
 

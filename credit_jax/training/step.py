@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.losses import Loss
+from credit_jax.models.arguments import check_batch, on_mesh
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
@@ -37,7 +38,7 @@ from credit_jax.training.rollout import (
     evaluate_forecast,
     zeros_like,
 )
-from credit_jax.training.state import TrainState, packing_of, state_specs
+from credit_jax.training.state import TrainState, check_state, packing_of, state_specs
 from credit_jax.transforms import ONE_STEP, Rollout
 
 Batch = Mapping[str, Any]
@@ -95,6 +96,15 @@ def make_train_step(
     Raises:
         ValueError: the state of the optimizer is not elementwise, or the loss has
             parameters and no `loss_optimizer`.
+
+    >>> def mse(tree, context):
+    ...     return context.mean((tree["y_pred"] - tree["y"]) ** 2)
+    >>> optimizer = optax.sgd(0.1)
+    >>> step = credit_jax.make_train_step(model, optimizer, mse)
+    >>> state = credit_jax.init_state(model, optimizer, jax.random.key(0))
+    >>> state, info = step(state, {name: x[None] for name, x in batch.items()})
+    >>> int(state.micro_step), info["loss"].shape
+    (1, (1,))
     """
     update = update_by_path(optimizer, packing_of(model))
     specs = state_specs(
@@ -178,7 +188,18 @@ def make_train_step(
         )
         return sharded(state, dict(batch), learning_rate)
 
-    return step
+    def checked(
+        state: TrainState, batch: Batch, learning_rate: Scalar | None = None
+    ) -> tuple[TrainState, dict[str, Array]]:
+        check_state(state, specs)
+        _check_batch(model, batch, stacked=True)
+        with on_mesh(model.mesh, state=state, batch=batch):
+            return step(state, dict(batch), learning_rate)
+
+    checked.__name__ = "step"  # the name of the program of a user's own jit
+    # What jitted functions have besides, for users who compile ahead of time.
+    vars(checked).update({name: getattr(step, name) for name in ("lower", "trace")})
+    return checked
 
 
 def make_eval_step(
@@ -195,6 +216,12 @@ def make_eval_step(
     Returns:
         `evaluate(params, model_state, {"x": (b, c, t, lat, lon), "y": (b, c, step, lat,
         lon), ...}, noise=None) -> scalars`; `noise` is for models that draw noise.
+
+    >>> def metrics(tree, context):
+    ...     return {"mse": context.mean((tree["y_pred"] - tree["y"]) ** 2)}
+    >>> evaluate = credit_jax.make_eval_step(model, metrics)
+    >>> sorted(evaluate(params, model_state, batch))
+    ['mse']
     """
 
     def eval_step(
@@ -215,10 +242,22 @@ def make_eval_step(
         batch: Batch,
         noise: Noise | None = None,
     ) -> dict[str, Scalar]:
+        model.check_weights(params, model_state)
+        _check_batch(model, batch, stacked=False)
         run = run_on(tuple(batch))
-        return run(params, model_state, (dict(batch), noise))
+        trees = {"params": params, "model_state": model_state, "batch": batch}
+        with on_mesh(model.mesh, **trees):
+            return run(params, model_state, (dict(batch), noise))
 
     return evaluate
+
+
+def _check_batch(model: ParallelModel, batch: Any, *, stacked: bool) -> None:
+    """Checks the fields that every step takes; see `check_batch`."""
+    definition, compute = model.model_def, model.parallel_config.precision.compute
+    options = {"stacked": stacked}
+    fields = definition.inputs, definition.output
+    check_batch(batch, *fields, model.axes, compute, **options)
 
 
 def _batch_specs(

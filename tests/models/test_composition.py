@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.models.model_def import check_inputs
+from credit_jax.models.arguments import check_inputs
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
@@ -157,11 +157,11 @@ def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
 def test_inputs_are_a_mapping_of_the_declared_names() -> None:
     model, params, model_state, x, _ = _made({})
     for given, problem in (
-        (x, "takes the inputs x as a mapping, got a ArrayImpl"),
-        ({"z": x}, "takes the inputs x as a mapping, got those named z"),
-        ({"x": x[:, :3]}, r"x has shape \(2, 3, 1, 30, 32\); expected \(5, 1, 30, 32"),
+        (x, "the inputs are a ArrayImpl; expected a mapping"),
+        ({"z": x}, "the inputs lack x and have z, which is not known"),
+        ({"x": x[:, :3]}, "input x has 3 channels, the model 5"),
     ):
         with pytest.raises(ValueError, match=problem):
             check_inputs(given, model.model_def.inputs)
-    with pytest.raises(ValueError, match="got those named z"):
+    with pytest.raises(ValueError, match="have z, which is not known"):
         model.apply(params, model_state, {"z": x})

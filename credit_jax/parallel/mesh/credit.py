@@ -138,6 +138,10 @@ def build_device_mesh(
 
     Differs from CREDIT: a mesh is returned without parallelism, too; and `data: none`
     uses the first tensor * domain devices, not replicas that drift apart.
+
+    >>> section = {"data": "none", "tensor": 1, "domain": 1}
+    >>> credit_jax.build_device_mesh(section, jax.devices()[:1])[0].axis_names
+    ('dp_shard',)
     """
     section = normalize_parallelism(parallelism_conf)
     devices = all_devices() if devices is None else devices

@@ -58,6 +58,9 @@ class Precision:
         matmul: precision of products and convolutions of float32 arrays, if `compute`
             is float32: "highest" is float32 itself, "high" and "default" are what the
             device has between float32 and its fastest format (docs/numerics.md).
+
+    >>> credit_jax.Precision.of("bfloat16").compute.name
+    'bfloat16'
     """
 
     compute: Any = FLOAT32
