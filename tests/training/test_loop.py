@@ -134,10 +134,11 @@ def test_a_whole_run(make, tmp_path, monkeypatch):
     losses = setup.notes["losses"]
     assert outcome.reason == FINISHED
     assert len(losses) == 18
-    assert losses[-1] < losses[0], "it learns something"
     rows = read_log(tmp_path / "training_log.csv")
     assert [row["epoch"] for row in rows] == [0, 1, 2]
     assert_close(rows[1]["train_loss"], np.mean(losses[6:12]), 1e-6, "train_loss")
+    # Epochs have the same samples; single batches differ by more than is learned.
+    assert rows[2]["train_loss"] < rows[0]["train_loss"], "it learns something"
     assert {"valid_loss", "valid_rmse", "valid_r2score", "lr"} <= set(rows[0])
     assert "valid_rmse/ERA5/prognostic/3d/T" in rows[0]
     assert (tmp_path / "model.yml").exists()
