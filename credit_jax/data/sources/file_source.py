@@ -173,13 +173,13 @@ class FileSource:
         return found | self._level_attributes()
 
     def _level_attributes(self) -> dict[str, dict[str, str]]:
-        """Attributes of the level coordinate, if the config has values of it."""
-        if self.config.level_values is None or self.layout.levels == "position":
-            return {}
+        """Attributes of the level coordinate, if levels are values of it."""
         for kind in self.config.variables.given:
             for dims, name in variables_of(self.config, kind):
                 if dims == "3d":
                     opened = self._first_file(kind, name)
+                    if self.dims.level_values(opened, name) is None:
+                        return {}
                     dim = self.dims.level_dim(opened, name)
                     given = opened.dataset.coords[dim].attrs
                     return {f"{self.name}/level": descriptive(given)}

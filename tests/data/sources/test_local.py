@@ -9,6 +9,7 @@ from tests.data.damaged import VARIABLES, load, refused, rewrite
 from tests.data.world import (
     TIMES,
     raw_config,
+    set_key,
 )
 
 
@@ -16,6 +17,20 @@ def test_all_levels_without_a_list(world):
     raw = raw_config(world, data__source__ERA5__levels=None, model__levels=3)
     raw["preblocks"]["per_step"]["norm"]["args"].pop("levels")
     assert load(world, raw).schema.num_target_channels == 8
+
+
+@pytest.mark.parametrize("levels", [None, [1.0, 5.0]])
+def test_levels_are_described_as_in_the_files(folder, levels):
+    """Also where the config lists none."""
+    about = {"units": "hPa", "standard_name": "air_pressure"}
+    for path in folder.glob("w_*.nc"):
+        rewrite(path, lambda d: d.assign_coords(level=d["level"].assign_attrs(about)))
+    raw = raw_config(folder, data__source__ERA5__levels=levels)
+    if levels is None:
+        set_key(raw, "model__levels", 3)
+        raw["preblocks"]["per_step"]["norm"]["args"].pop("levels")
+    source = load(folder, raw).dataset.sources["ERA5"]
+    assert source.attributes()["ERA5/level"] == about
 
 
 def test_static_field_with_a_time_dim(folder):
