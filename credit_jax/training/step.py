@@ -188,18 +188,42 @@ def make_train_step(
         )
         return sharded(state, dict(batch), learning_rate)
 
-    def checked(
-        state: TrainState, batch: Batch, learning_rate: Scalar | None = None
-    ) -> tuple[TrainState, dict[str, Array]]:
-        check_state(state, specs)
-        _check_batch(model, batch, stacked=True)
-        with on_mesh(model.mesh, state=state, batch=batch):
-            return step(state, dict(batch), learning_rate)
+    return _CheckedStep(model, specs, step)
 
-    checked.__name__ = "step"  # the name of the program of a user's own jit
-    # What jitted functions have besides, for users who compile ahead of time.
-    vars(checked).update({name: getattr(step, name) for name in ("lower", "trace")})
-    return checked
+
+class _CheckedStep:
+    """A jitted training step whose arguments are checked before anything is compiled.
+
+    It has what jitted functions have for those who compile ahead of time, as methods:
+    `functools.wraps`, by which `jax.jit` names its result, copies other attributes.
+
+    Args:
+        model: on its mesh.
+        specs: of the training state.
+        step: the jitted function.
+    """
+
+    def __init__(self, model: ParallelModel, specs: TrainState, step: Any) -> None:
+        self._model = model
+        self._specs = specs
+        self._step = step
+        self.__name__ = "step"  # the name of the program of a user's own jit
+
+    def __call__(
+        self, state: TrainState, batch: Batch, learning_rate: Scalar | None = None
+    ) -> tuple[TrainState, dict[str, Array]]:
+        check_state(state, self._specs)
+        _check_batch(self._model, batch, stacked=True)
+        with on_mesh(self._model.mesh, state=state, batch=batch):
+            return self._step(state, dict(batch), learning_rate)
+
+    def lower(self, *args: Any, **keywords: Any) -> Any:
+        """See `jax.jit`."""
+        return self._step.lower(*args, **keywords)
+
+    def trace(self, *args: Any, **keywords: Any) -> Any:
+        """See `jax.jit`."""
+        return self._step.trace(*args, **keywords)
 
 
 def make_eval_step(

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_eval_step, make_train_step
@@ -193,3 +194,12 @@ def test_arrays_on_other_devices(made: Any) -> None:
     refused(lambda: model.apply(moved, model_state, given), "params['dense/", words[0])
     both = jax.device_put(batch, jax.devices()[7])
     refused(lambda: step(state, both), "batch['x'] is on")
+
+
+def test_a_checked_step_compiles_with_the_options_of_its_caller(made: Any) -> None:
+    """`jax.jit` of it is a program of its own, also where it is compiled first."""
+    _, _, state, step, batch = made
+    program = compile_program(step, state.key.sharding.mesh, donate_argnums=0)
+    text = program.lower(state, batch).as_text()
+    assert "jax.buffer_donor" in text or "tf.aliasing_output" in text
+    assert "jax.buffer_donor" not in step.lower(state, batch).as_text()
