@@ -25,9 +25,7 @@ BATCH = {
     "last_init_date": "2000-01-01T12",
     "init_interval": "12h",
 }
-# Of bred and lagged members the steps before the start date are rounded, too. The
-# untrained model multiplies a difference by up to 30 in a step (jaxlib 0.12: 1e-6 m/s
-# to 1e-4 m/s in two steps), so that lagged members, with two steps before, have one.
+# Of bred and lagged members the steps before the start date are rounded, too.
 ROUNDING = 1e-6
 # WXFormer as wide as that of the demo, whose products depend on their number of rows.
 WIDE = {
@@ -56,9 +54,8 @@ LAYOUTS = {
 
 
 def ensemble(world, folder, name, members=3):
-    length = "6h" if name == "lagged" else BATCH["forecast_length"]
     inference = {
-        "batch_forecast": {**BATCH, "forecast_length": length},
+        "batch_forecast": BATCH,
         "output": {"format": "zarr"},
         "members": members,
         "perturbation": TYPES[name],
