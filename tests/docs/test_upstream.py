@@ -68,7 +68,7 @@ def test_what_a_newer_version_adds(tmp_path):
     assert lines == {
         "- model: `newest`",
         "- postblock `square_transform`: `newkey`",
-        "- `trainer`: `new_key`, `stop_rollout`",
+        "- `trainer`: `new_key`",
         "- `fly`, `ask`",
     }
 
