@@ -248,15 +248,21 @@ def load_forecaster(
             preblocks regrid the data, so that a state is not on the grid of the model.
     """
     is_package = isinstance(checkpoint, Package)
-    # States are given; files of prognostic variables are opened for their coordinates
-    # where nothing else records them.
     like, unread = checkpoint.coordinates, [DIAGNOSTIC]
-    if is_package or (like is not None and like.latitude is not None):
-        unread.append(_PROGNOSTIC)
+    # States are given; files of prognostic variables are opened for their grid and
+    # levels where nothing else records them.
     if is_package:
+        unread.append(_PROGNOSTIC)
+        num_levels = _num_levels(checkpoint)
         config = checkpoint.config(overrides, data, unread=unread)
     else:
+        sources = {} if like is None else like.sources
+        num_levels = {k: len(own.levels) for k, own in sources.items() if own.levels}
         config = _config_of_run(checkpoint, data, overrides)
+        listed = {k for k, own in config.data.source.items() if own.level_values}
+        is_known = {*listed, *num_levels} >= config.data.source.keys()
+        if like is not None and like.latitude is not None and is_known:
+            unread.append(_PROGNOSTIC)
     inference = config.inference or InferenceConfig()
     section = inference.data or config.data
     wanted = parse_parallelism(parallelism)
@@ -272,7 +278,7 @@ def load_forecaster(
         [config.data.ranges[0][0]],
         1,
         unread=unread,
-        num_levels=_num_levels(checkpoint) if is_package else {},
+        num_levels=num_levels,
         like=like if inference.data is None else None,
         same_grid=pipeline.grid is None,
     )

@@ -162,7 +162,10 @@ def test_files_of_states_are_not_needed(forecaster, folder, tmp_path, initial):
     store.close()
     shutil.copyfile(folder / "model.yml", tmp_path / "run/model.yml")
     gone = "data.source.ERA5.variables.prognostic.path=/nowhere/w_%Y.nc"
-    moved = open_forecaster(tmp_path / "run", overrides=[gone])
+    unlisted = "data.source.ERA5.levels=null"  # all levels, as recorded
+    for overrides in ([gone, unlisted], [gone]):
+        moved = open_forecaster(tmp_path / "run", overrides=overrides)
+        assert moved.states.schema == forecaster.states.schema
     assert_same(next(moved(initial, 1)), next(forecaster(initial, 1)))
     with pytest.raises(FileNotFoundError, match="no file matches '/nowhere"):
         open_forecaster(folder, overrides=[gone])
