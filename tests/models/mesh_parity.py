@@ -170,14 +170,13 @@ def _weights(key: str, dtype: str) -> Any:
 def _initial(key: str) -> Any:
     """Returns initial parameters and state, made by one program for all dtypes."""
     model_def = build(json.loads(key))
+
+    def drawn(key: Any) -> Any:
+        params = model_def.init(key)
+        return params, model_def.init_model_state(key, params)
+
     with jax.enable_x64(False):
-        return jax.device_get(jax.jit(_drawn, static_argnums=0)(model_def))
-
-
-def _drawn(model_def: ModelDef) -> Any:
-    key = jax.random.key(0)
-    params = model_def.init(key)
-    return params, model_def.init_model_state(key, params)
+        return jax.device_get(jax.jit(drawn)(jax.random.key(0)))
 
 
 def one_device(block: Mapping[str, Any], dtype: str, batch: int = BATCH) -> Any:
