@@ -69,6 +69,7 @@ def check_batch(
     compute: Any,
     *,
     stacked: bool,
+    num_steps: int = 1,
 ) -> None:
     """Checks the batch of a training or evaluation step.
 
@@ -78,6 +79,8 @@ def check_batch(
         axes: of its mesh.
         compute: its compute dtype.
         stacked: whether there is a leading dim of micro-batches.
+        num_steps: steps of the forecast. Inputs other than x are those of one step, or
+            of all: fields one after the other along time, vectors along their size.
 
     Raises:
         ValueError: a field is missing, or not that of the model.
@@ -92,7 +95,8 @@ def check_batch(
     _check_names("batch", present, wanted, f"a step takes {_example(wanted)}")
     for name, spec in wanted.items():
         free = ("time",) if name == "y" else ()
-        options = {"stacked": stacked, "free": free}
+        repeats = num_steps if name not in ("x", "y") else 1
+        options = {"stacked": stacked, "free": free, "repeats": repeats}
         check_array(f"batch {name}", batch[name], spec, axes, compute, **options)
     _check_samples(present, "batch", num_dims=2 if stacked else 1)
 
@@ -106,6 +110,7 @@ def check_array(
     *,
     stacked: bool = False,
     free: tuple[str, ...] = (),
+    repeats: int = 1,
 ) -> None:
     """Checks the shape and the dtype of one field or vector.
 
@@ -116,6 +121,8 @@ def check_array(
         axes, compute: as for `check_inputs`.
         stacked: whether there is a leading dim of micro-batches.
         free: names of dims whose length is not checked.
+        repeats: how many times the length of the time of a field, or the size of a
+            vector, may be that of the model; once is right, too.
 
     Raises:
         ValueError: the shape or the dtype differs; it names the dim.
@@ -132,6 +139,8 @@ def check_array(
         raise ValueError(f"{name} has the shape {shape}; {wanted}{hint}")
     for dim, count, length in zip(dims, shape, lengths, strict=True):
         if dim not in _COUNTED or dim in free or (dim == "lat" and axes is None):
+            continue
+        if dim in ("time", "size") and count == repeats * length:
             continue
         padded, hint = length, ""
         if dim == "lat" and axes is not None:

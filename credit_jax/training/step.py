@@ -188,7 +188,7 @@ def make_train_step(
         )
         return sharded(state, dict(batch), learning_rate)
 
-    return _CheckedStep(model, specs, step)
+    return _CheckedStep(model, rollout, specs, step)
 
 
 class _CheckedStep:
@@ -199,12 +199,16 @@ class _CheckedStep:
 
     Args:
         model: on its mesh.
+        rollout: the forecast.
         specs: of the training state.
         step: the jitted function.
     """
 
-    def __init__(self, model: ParallelModel, specs: TrainState, step: Any) -> None:
+    def __init__(
+        self, model: ParallelModel, rollout: Rollout, specs: TrainState, step: Any
+    ) -> None:
         self._model = model
+        self._rollout = rollout
         self._specs = specs
         self._step = step
         self.__name__ = "step"  # the name of the program of a user's own jit
@@ -213,7 +217,7 @@ class _CheckedStep:
         self, state: TrainState, batch: Batch, learning_rate: Scalar | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
         check_state(state, self._specs)
-        _check_batch(self._model, batch, stacked=True)
+        _check_batch(self._model, batch, self._rollout, stacked=True)
         with on_mesh(self._model.mesh, state=state, batch=batch):
             return self._step(state, dict(batch), learning_rate)
 
@@ -267,7 +271,7 @@ def make_eval_step(
         noise: Noise | None = None,
     ) -> dict[str, Scalar]:
         model.check_weights(params, model_state)
-        _check_batch(model, batch, stacked=False)
+        _check_batch(model, batch, rollout, stacked=False)
         run = run_on(tuple(batch))
         trees = {"params": params, "model_state": model_state, "batch": batch}
         with on_mesh(model.mesh, **trees):
@@ -276,10 +280,12 @@ def make_eval_step(
     return evaluate
 
 
-def _check_batch(model: ParallelModel, batch: Any, *, stacked: bool) -> None:
+def _check_batch(
+    model: ParallelModel, batch: Any, rollout: Rollout, *, stacked: bool
+) -> None:
     """Checks the fields that every step takes; see `check_batch`."""
     definition, compute = model.model_def, model.parallel_config.precision.compute
-    options = {"stacked": stacked}
+    options = {"stacked": stacked, "num_steps": rollout.num_steps}
     fields = definition.inputs, definition.output
     check_batch(batch, *fields, model.axes, compute, **options)
 
