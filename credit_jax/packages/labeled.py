@@ -145,7 +145,7 @@ class DatasetForecaster:
             choose_outputs(
                 config,
                 {key: fields[key].shape[1] for key in order},
-                levels_of(states.config, states.schema),
+                self._levels_of_sources,
                 states.reader.pipeline,
             ),
             states.latitude,
@@ -163,6 +163,11 @@ class DatasetForecaster:
         """Key -> variable of a state."""
         groups = {group.var_key: group for group in self.states.schema.input}
         return {key: groups[key] for key in self.states.prognostic}
+
+    @cached_property
+    def _levels_of_sources(self) -> Mapping[str, Sequence[float] | None]:
+        """See `levels_of`, which writes out the whole config."""
+        return levels_of(self.states.config, self.states.schema)
 
     @cached_property
     def _units(self) -> dict[str, str]:
@@ -298,7 +303,7 @@ class DatasetForecaster:
 
     def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:
         """Positions of the levels of the model along a dim."""
-        listed = levels_of(self.states.config, self.states.schema).get(group.source)
+        listed = self._levels_of_sources.get(group.source)
         # A config may list values that are only near those of the files.
         choices = [own for own in (group.levels, listed) if own is not None]
         wanted = choices or [np.arange(group.n_levels)]

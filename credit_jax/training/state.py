@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from credit_jax.models.arguments import name_problems
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
@@ -157,9 +158,10 @@ def check_state(state: Any, specs: TrainState) -> None:
             f"the state is a {type(state).__name__}; expected the TrainState of "
             "init_state(model, optimizer, key), or that of the step before"
         )
-    given, wanted = _paths(state), _paths(specs)
-    problems = [f"{path} is missing" for path in wanted if path not in given]
-    problems += [f"{path} is not known" for path in given if path not in wanted]
+    # As in every step but a wrong one: paths as text take longer than a small update.
+    if jax.tree.structure(state) == jax.tree.structure(specs, is_leaf=_is_spec):
+        return
+    problems = name_problems(_paths(state), _paths(specs))
     if state.packing != specs.packing:
         problems.append("the parameters have other shapes")
     if problems:
@@ -170,12 +172,14 @@ def check_state(state: Any, specs: TrainState) -> None:
         )
 
 
-def _paths(tree: Any) -> set[str]:
-    """The paths of the arrays of a state, or of their specs."""
-    leaves = jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-    )
-    return {jax.tree_util.keystr(path) for path, _ in leaves}
+def _paths(tree: Any) -> dict[str, Any]:
+    """Path -> array of a state, or its spec."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_spec)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
 
 
 def shardings(specs: Any, mesh: Mesh) -> Any:

@@ -95,9 +95,11 @@ class FlattenToTensor:
 
     def at(self, layout: Layout, grid: Axes) -> FlattenToTensor:
         """Returns the block with its channels in the order of the data's levels."""
+        if self.scalers is None:
+            return self
         groups, path = layout.get("target", ()), str(self.args.scaler_path)
-        found = scalers_at(self.scalers or {}, groups, path, self._selects)
-        return self if found == (self.scalers or {}) else replace(self, scalers=found)
+        found = scalers_at(self.scalers, groups, path, self._selects)
+        return self if found is self.scalers else replace(self, scalers=found)
 
     def _selects(self, key: str) -> bool:
         return self.args.variables is None or key in self.args.variables
