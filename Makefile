@@ -2,9 +2,11 @@
 #              what it trained before moves to a dated folder in runs/tp2_domain2
 # make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first,
 #              and all tests but the slow ones; with TESTS= the slow ones, too, of which many share
-#              with the others what CREDIT and one device give
-# make slow    the slow tests: whole runs of benchmarks and beside CREDIT's trainer
-# make quick   style, spelling, layers, and the tests that mirror what changed since the last commit;
+#              with the others what CREDIT and one device give; with TESTS="--slow-since COMMIT", as in
+#              .ci/run, those that the change since then reaches, and a fourth of the others in turn
+# make slow    the slow tests: further meshes, whole runs of benchmarks and beside CREDIT's trainer
+# make quick   style, spelling, layers, and the tests of what changed since the last commit: those that
+#              mirror it, or else the nearest ones by imports;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
 # make lint    the quick checks alone
 # make docs    the pages of docs/ and the reference from docstrings, in build/docs
@@ -54,7 +56,7 @@ lint: .venv/.test
 
 quick: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers
-	@tests=$$($(BIN)/python tools/touched.py $(FILES)) || exit; \
+	@tests=$$($(BIN)/python -m tools.touched $(FILES)) || exit; \
 	echo "tests: $${tests:-none}"; test -z "$$tests" || \
 	$(CACHE) $(BIN)/python -m pytest -q $(ARGS) $$tests
 

@@ -34,7 +34,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser):
-    """Adds the option of `tests.without_torch`."""
+    """Adds the options of `tests.without_torch` and `tests.in_turn`."""
+    parser.addoption(
+        "--slow-since",
+        metavar="COMMIT",
+        help="of the slow tests, run those that the change since then reaches, and "
+        "those whose turn it is",
+    )
     parser.addoption(
         "--without-torch",
         action="store_true",
@@ -48,6 +54,8 @@ def pytest_configure(config):
     plugins = ["longest_first", "bounded_memory"]
     if os.environ.get("CI", "").lower() in ("true", "1"):
         plugins.append("skips_fail")
+    if config.getoption("slow_since"):
+        plugins.append("in_turn")
     if config.getoption("without_torch"):
         plugins.append("without_torch")
     for name in plugins:

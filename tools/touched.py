@@ -1,16 +1,22 @@
-"""Prints the tests that mirror changed files: tools/touched.py [FILE ...]
+"""Prints the tests of changed files: python -m tools.touched [FILE ...]
 
 The tests of `credit_jax/a/b.py` are `tests/a/test_b.py`; those of `credit_torch_bridge`
 are below `tests/bridge`, those of `benchmarks`, `docs` and `tools` below a folder of
-the same name. A module without its own test file has those of its folder. Without
-arguments: the files that differ from the last commit, or else those of that commit.
+the same name. A file without such a mirror has the few tests that are nearest to it in
+the graph of imports. Without arguments: the files that differ from the last commit, or
+else those of that commit.
 """
 
+from __future__ import annotations
+
+import os
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tools.imports import ROOT, distances, is_test
+
 MIRRORS = {
     "credit_jax": Path("tests"),
     "credit_torch_bridge": Path("tests/bridge"),
@@ -19,29 +25,80 @@ MIRRORS = {
     "tools": Path("tests/tools"),
     "tests": Path("tests"),
 }
+# Test files of a file without a mirror.
+FEW = 4
 
 
-def mirrors_of(path: Path) -> list[Path]:
-    """The test files that mirror a file, by their paths in the repository."""
-    mirror = MIRRORS.get(path.parts[0]) if len(path.parts) > 1 else None
-    if mirror is None or path.suffix not in (".py", ".md"):
-        return []
-    folder = mirror.joinpath(*path.parts[1:-1])
-    is_test = path.parts[0] == "tests" and path.name.startswith("test_")
-    own = path if is_test else folder / f"test_{path.stem.strip('_')}.py"
-    for candidate in (own, folder / f"test_{folder.name}.py"):
-        if (ROOT / candidate).exists():
-            return [candidate]
-    beside = (ROOT / folder).glob("test_*.py") if path.suffix == ".py" else ()
-    return sorted(test.relative_to(ROOT) for test in beside)
+def quick_tests(path: Path) -> list[str]:
+    """Returns the mirror of a file, or else the few tests that are nearest to it."""
+    mirror = mirror_of(path)
+    if (ROOT / mirror).exists() and is_test(mirror):
+        return [str(mirror)]
+    return nearest(path)[:FEW]
 
 
-def changed() -> list[Path]:
-    """Files that differ from the last commit, or those of the last commit."""
-    status = _git("status", "--porcelain", "--untracked-files=all", "--no-renames")
-    if status:
-        return [Path(line[3:]) for line in status]
-    return [Path(line) for line in _git("diff", "--name-only", "HEAD~1", "HEAD")]
+def mirror_of(path: Path) -> Path:
+    """Returns where the tests of a file stand, if it has a file of tests of its own."""
+    if is_test(path) or path.parts[0] not in MIRRORS or len(path.parts) < 2:
+        return path
+    folder = MIRRORS[path.parts[0]].joinpath(*path.parts[1:-1])
+    name = path.stem.strip("_")
+    return folder / f"test_{folder.name if name == 'main' else name}.py"
+
+
+def nearest(path: Path, among: Collection[str] | None = None) -> list[str]:
+    """Returns the test files that reach a file, nearest first.
+
+    Of equally many imports, the tests in the folder of the file's mirror are nearer.
+
+    Args:
+        path: a path in the repository.
+        among: test files; by default all.
+    """
+    lengths = distances(path)
+    mirror = mirror_of(path)
+
+    def rank(test: str) -> tuple[int, int, str]:
+        shared = os.path.commonpath((test, mirror))
+        return lengths[test], -len(Path(shared).parts), test
+
+    return sorted((t for t in lengths if among is None or t in among), key=rank)
+
+
+def reached(files: Iterable[Path], among: Collection[str], at_least: int) -> set[str]:
+    """Returns the test files that always run after a change of files.
+
+    Args:
+        files: paths in the repository.
+        among: the test files of which to choose.
+        at_least: how many to choose for each module, if as many reach it.
+
+    Returns:
+        Those that import a file or name it, and of a module the nearest others.
+    """
+    chosen: set[str] = set()
+    for file in files:
+        lengths = distances(file)
+        ranked = nearest(file, among)
+        direct = sum(lengths[test] <= 1 for test in ranked)
+        chosen.update(
+            ranked[: max(direct, at_least) if file.suffix == ".py" else direct]
+        )
+    return chosen
+
+
+def changed(base: str | None = None) -> list[Path]:
+    """Returns the files that differ from a commit, whether committed or not.
+
+    Args:
+        base: the commit; by default the last one, or else, if nothing differs from that
+            one, the one before it.
+    """
+    files = _git("diff", "--name-only", "--no-renames", base or "HEAD")
+    files += _git("ls-files", "--others", "--exclude-standard")
+    if not files and base is None:
+        return changed("HEAD~1")
+    return [Path(file) for file in files]
 
 
 def _git(*command: str) -> list[str]:
@@ -54,8 +111,7 @@ def _git(*command: str) -> list[str]:
 def main(files: list[str]) -> None:
     """Prints one line of test files."""
     paths = [Path(file) for file in files] or changed()
-    found = dict.fromkeys(test for path in paths for test in mirrors_of(path))
-    print(*found)
+    print(*dict.fromkeys(test for path in paths for test in quick_tests(path)))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
-"""Which tests `make quick` runs."""
+"""Which tests `make quick` runs, and which slow tests always run."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tools/touched.py"
-_spec = importlib.util.spec_from_file_location("touched", SCRIPT)
-assert _spec is not None
-touched = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(touched)
+from tests.support.git import new_repository
+from tools import touched
+from tools.imports import ROOT
+from tools.touched import mirror_of, nearest, quick_tests, reached
 
 
 @pytest.mark.parametrize(
@@ -28,27 +25,53 @@ _spec.loader.exec_module(touched)
         ("tests/ops/test_gelu.py", ["tests/ops/test_gelu.py"]),
         ("tools/touched.py", ["tests/tools/test_touched.py"]),
         ("docs/coming_from.md", ["tests/docs/test_coming_from.py"]),
-        ("README.md", []),
         ("benchmarks/reports/accuracy.png", []),
     ],
 )
 def test_mirrors(file, tests):
-    assert [str(path) for path in touched.mirrors_of(Path(file))] == tests
+    assert quick_tests(Path(file)) == tests
 
 
-def test_a_module_without_tests_of_its_own_has_those_of_its_folder():
-    found = [str(path) for path in touched.mirrors_of(Path("credit_jax/ops/affine.py"))]
-    assert "tests/ops/test_conv.py" in found
-    assert all(path.startswith("tests/ops/test_") for path in found)
+def test_a_module_without_a_mirror_has_the_nearest_tests():
+    path = Path("credit_jax/models/crossformer/stage.py")
+    assert not (ROOT / mirror_of(path)).exists()
+    tests = quick_tests(path)
+    assert len(tests) == touched.FEW
+    assert all(test.startswith("tests/models/crossformer/test_") for test in tests)
 
 
-def test_every_test_file_is_found_by_its_own_name():
+def test_every_test_file_is_its_own():
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        assert touched.mirrors_of(path.relative_to(ROOT)) == [path.relative_to(ROOT)]
+        file = str(path.relative_to(ROOT))
+        assert quick_tests(Path(file)) == [file]
+        assert nearest(Path(file))[0] == file
+
+
+def test_what_imports_a_change_is_reached_and_the_nearest_others():
+    path = Path("credit_jax/parallel/collectives.py")
+    ranked = nearest(path)
+    lengths = touched.distances(path)
+    direct = {test for test in ranked if lengths[test] <= 1}
+    assert "tests/parallel/test_collectives.py" in direct
+    assert reached([path], ranked, 0) == direct
+    assert reached([path], ranked, len(direct) + 2) == {*ranked[: len(direct) + 2]}
+    assert reached([path], ranked[-3:], 2) == {*ranked[-3:-1]}
 
 
 def test_the_script_prints_each_file_once():
-    files = ["credit_jax/ops/conv.py", "tests/ops/test_conv.py", "README.md"]
-    command = [sys.executable, str(SCRIPT), *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    files = ["credit_jax/ops/conv.py", "tests/ops/test_conv.py", "CITATION.cff"]
+    command = [sys.executable, "-m", "tools.touched", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "tests/ops/test_conv.py\n"
+
+
+def test_changes_of_the_tree_or_else_of_the_last_commit(tmp_path, monkeypatch):
+    commit = new_repository(tmp_path)
+    monkeypatch.setattr(touched, "ROOT", tmp_path)
+    for name in ("first", "second", "third"):
+        commit(name)
+    assert touched.changed() == [Path("third")]
+    assert touched.changed("HEAD~2") == [Path("second"), Path("third")]
+    (tmp_path / "first").write_text("other")
+    (tmp_path / "new").touch()
+    assert touched.changed() == [Path("first"), Path("new")]

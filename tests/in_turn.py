@@ -1,0 +1,87 @@
+"""A pytest plugin that runs a part of the slow tests: `pytest --slow-since COMMIT`.
+
+Always those that the change since that commit reaches (`tools.touched.reached`); of the
+others those whose turn it is by the number of the last commit, so that each runs at
+least at every fourth. Where git lacks the history, all run. `tests/conftest.py` loads
+this plugin.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from zlib import crc32
+
+import pytest
+
+from tools.imports import ROOT
+from tools.touched import changed, reached
+
+TURNS = 4
+# Files of slow tests that run for each file that changed, if as many reach it.
+AT_LEAST = 4
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says which slow tests run."""
+    base, number = config.getoption("slow_since"), commit_number()
+    if not is_known(base) or number is None:
+        return f"slow tests: all, as {base} is not in this clone or it is shallow"
+    return (
+        f"slow tests: turn {number % TURNS} of {TURNS}, and what changed since {base}"
+    )
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Deselects slow tests that are neither reached nor in turn."""
+    base, number = config.getoption("slow_since"), commit_number()
+    if not is_known(base) or number is None:
+        return
+    slow = {file_of(item) for item in items if is_slow(item)}
+    always = reached(changed(base), slow, AT_LEAST)
+
+    def runs(item: pytest.Item) -> bool:
+        turn = turn_of(item.nodeid) == number % TURNS
+        return turn or not is_slow(item) or file_of(item) in always
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+    items[:] = [item for item in items if runs(item)]
+
+
+def turn_of(test: str) -> int:
+    """Returns the turn of a test, which is that of all cases of its function.
+
+    They share what one device gives, and its programs.
+
+    Args:
+        test: node id.
+    """
+    return crc32(test.partition("[")[0].encode()) % TURNS
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test is marked slow."""
+    return item.get_closest_marker("slow") is not None
+
+
+def file_of(item: pytest.Item) -> str:
+    """Returns the path of a test's file in the repository."""
+    return item.nodeid.partition("::")[0]
+
+
+def commit_number() -> int | None:
+    """Returns how many commits lead to the last one, or None in a shallow clone."""
+    if _git("rev-parse", "--is-shallow-repository") != "false":
+        return None
+    return int(_git("rev-list", "--count", "--first-parent", "HEAD"))
+
+
+def is_known(commit: str) -> bool:
+    """Whether the clone has a commit."""
+    return bool(_git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"))
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(("git", *command), cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
