@@ -1,10 +1,11 @@
 from .checkpoint import CheckpointStore as CheckpointStore
+from .cli.train import train as train
 from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
 from .fields import FieldContext as FieldContext
-from .inference import Forecaster as Forecaster
+from .forecast import Forecaster as Forecaster
 from .losses import build_loss as build_loss
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
@@ -22,7 +23,6 @@ from .plan import plan_run as plan_run
 from .state_dict.convert import credit_key as credit_key
 from .state_dict.convert import from_state_dict as from_state_dict
 from .state_dict.convert import to_state_dict as to_state_dict
-from .train import train as train
 from .training.restore import restore as restore
 from .training.state import init_state as init_state
 from .training.step import make_eval_step as make_eval_step

@@ -2,7 +2,7 @@
 
 import sys
 
-from credit_jax.console import main
+from credit_jax.cli.console import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from credit_jax.commands import run_group
-from credit_jax.console import BRIDGE
+from credit_jax.cli.commands import run_group
+from credit_jax.cli.console import BRIDGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

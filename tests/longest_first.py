@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 # Folders of tests/ in their order; the others follow.
 FIRST = (
     *("reliability", "training", "models", "benchmarks", "bridge", "parallel"),
-    *("inference", "evaluation"),
+    *("forecast", "evaluation"),
 )
 
 

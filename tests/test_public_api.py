@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import credit_jax
-from tests.inference.tiny_run import make_run
+from tests.forecast.tiny_run import make_run
 from tests.training.conftest import compiled_once, tiny_model, world
 from tools.public_api import PAGE, RECORD, breaks, page, signatures
 

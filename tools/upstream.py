@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from credit_jax.cli.console import BRIDGE, MODULES
 from credit_jax.config.base import StrictModel
 from credit_jax.config.config import Config
 from credit_jax.config.data import DataConfig
@@ -22,7 +23,6 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import BaseLossArgs, LossConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.console import BRIDGE, MODULES
 from credit_jax.losses import LOSSES
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS

@@ -21,7 +21,7 @@ from benchmarks.meshes import build_mesh
 from benchmarks.networks import network_of
 from benchmarks.small_models import NOISY, WIDE
 from credit_jax.config import Config, build_config
-from credit_jax.inference import Forecaster
+from credit_jax.forecast import Forecaster
 from credit_jax.losses import build_loss
 from credit_jax.models.diffusion.process import NOISED
 from credit_jax.models.model_def import Weights

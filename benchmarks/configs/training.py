@@ -18,11 +18,11 @@ from rich.console import Console
 
 from benchmarks.configs.fields import write_files
 from benchmarks.configs.small import make_small
+from credit_jax.cli.preprocess import preprocess
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigError
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.plan import plan_run
-from credit_jax.preprocess.__main__ import preprocess
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.run import train

@@ -27,7 +27,7 @@ import yaml
 
 from benchmarks.accuracy.credit_run import write_data
 from benchmarks.report import Table, add_out_option, publish
-from tests.inference.credit_forecast import (
+from tests.forecast.credit_forecast import (
     credit_rollout,
     raw_config,
     write_checkpoints,

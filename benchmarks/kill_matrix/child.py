@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import credit_jax.train  # noqa: F401  # before forking: its imports take seconds
+import credit_jax.cli.train  # noqa: F401  # before forking: its imports take seconds
 from benchmarks.kill_matrix import injected
 from benchmarks.kill_matrix.moments import tell_at
-from credit_jax.console import main
+from credit_jax.cli.console import main
 
 
 def run(options: Sequence[str]) -> int:

@@ -1,1 +1,5 @@
-"""`python -m credit_jax.forecast`: forecasts of a trained model, to files."""
+"""Inference: forward passes and forecasts of a trained model, on any mesh."""
+
+from credit_jax.forecast.forecaster import Forecaster
+
+__all__ = ["Forecaster"]

@@ -21,7 +21,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.channels import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.fields.coordinates import Coordinates
-from credit_jax.inference.outputs import Outputs
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build

@@ -14,7 +14,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.custom_objects import SECTION
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
-from credit_jax.inference.outputs import find_attributes
+from credit_jax.forecast.outputs import find_attributes
 from credit_jax.physics.files import find_file
 from credit_jax.transforms import TRANSFORMS
 

@@ -20,23 +20,23 @@ from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.sources.source import Fields
 from credit_jax.fields.coordinates import Axes, as_values
-from credit_jax.inference.autoregression import ForecastStep
-from credit_jax.inference.forecast_data import (
+from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
     GivenState,
     open_forecast_data,
 )
-from credit_jax.inference.forecaster import Forecaster
-from credit_jax.inference.member_noise import MemberNoise, member_noise
-from credit_jax.inference.perturbation import noise_perturbation
-from credit_jax.inference.plan import (
+from credit_jax.forecast.forecaster import Forecaster
+from credit_jax.forecast.member_noise import MemberNoise, member_noise
+from credit_jax.forecast.perturbation import noise_perturbation
+from credit_jax.forecast.plan import (
     forecast_pipeline,
     forecast_rollout,
     forecast_schema,
 )
-from credit_jax.inference.reading import ForecastReader, Perturb
-from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.forecast.reading import ForecastReader, Perturb
+from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.packages.channels import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID

@@ -22,14 +22,14 @@ from credit_jax.config.load import dump_config
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.fields.coordinates import Coordinates, as_values
-from credit_jax.inference.archive import software
-from credit_jax.inference.forecast_data import (
+from credit_jax.forecast.archive import software
+from credit_jax.forecast.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
     open_forecast_data,
 )
-from credit_jax.inference.outputs import read_attributes
-from credit_jax.inference.plan import forecast_pipeline, forecast_schema
+from credit_jax.forecast.outputs import read_attributes
+from credit_jax.forecast.plan import forecast_pipeline, forecast_schema
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files

@@ -25,15 +25,15 @@ from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.references import NamedData
-from credit_jax.inference import Forecaster
-from credit_jax.inference.archive import Archive, software
-from credit_jax.inference.identity import identity_of
-from credit_jax.inference.outputs import Outputs
-from credit_jax.inference.plan import ForecastPlan, plan_forecast
-from credit_jax.inference.schedule import Task
-from credit_jax.inference.score_campaign import score_campaign
-from credit_jax.inference.stores import NoWriter, TaskWriter
-from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.forecast import Forecaster
+from credit_jax.forecast.archive import Archive, software
+from credit_jax.forecast.identity import identity_of
+from credit_jax.forecast.outputs import Outputs
+from credit_jax.forecast.plan import ForecastPlan, plan_forecast
+from credit_jax.forecast.schedule import Task
+from credit_jax.forecast.score_campaign import score_campaign
+from credit_jax.forecast.stores import NoWriter, TaskWriter
+from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_jax.command_options import add_weights_option
-from credit_jax.commands import FAILED, OK, CommandError, print_line
+from credit_jax.cli.commands import FAILED, OK, CommandError, print_line
+from credit_jax.cli.options import add_weights_option
 from credit_jax.config.parallelism import parse_parallelism
 from credit_torch_bridge.cli.options import add_config_option, config_file
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from credit_jax.commands import OK, print_line
+from credit_jax.cli.commands import OK, print_line
 from credit_jax.config.load import apply_overrides
 from credit_jax.io.atomic import new_file
 from credit_torch_bridge.cli.options import add_drop_option, refuse_existing

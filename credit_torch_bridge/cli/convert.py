@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from credit_jax.checkpoint.choice import CHOICES
-from credit_jax.command_options import add_verify_option
-from credit_jax.commands import OK, print_line
+from credit_jax.cli.commands import OK, print_line
+from credit_jax.cli.options import add_verify_option
 from credit_jax.packages.package import is_package, open_package
 from credit_torch_bridge.cli.options import (
     add_config_option,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_jax.commands import OK, print_line
+from credit_jax.cli.commands import OK, print_line
 from credit_torch_bridge.cli.options import add_config_option, config_file
 
 HELP = "List what a checkpoint holds, and what a conversion does to each key."

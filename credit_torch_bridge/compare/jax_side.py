@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from credit_jax.inference import Forecaster
+from credit_jax.forecast import Forecaster
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.context import Context

@@ -16,10 +16,10 @@ from benchmarks.configs.fields import write_files
 from benchmarks.configs.small import make_small
 from benchmarks.configs.training import fit_scalers
 from credit_jax.checkpoint import Progress
-from credit_jax.commands import OK
+from credit_jax.cli.commands import OK
+from credit_jax.cli.forecast.command import main as forecast
 from credit_jax.config import build_config
 from credit_jax.config.load import write_config
-from credit_jax.forecast.__main__ import main as forecast
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
 from tests.reference.training import run_credit
 from tests.support import assert_close

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.checkpoint.__main__ import main
 from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.cli.checkpoint import main
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.training.start import required_step
 

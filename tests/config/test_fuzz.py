@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from credit_jax.check.__main__ import main
-from credit_jax.check.report import check_config
-from credit_jax.commands import OK, USER_ERROR
+from credit_jax.cli.check.command import main
+from credit_jax.cli.check.report import check_config
+from credit_jax.cli.commands import OK, USER_ERROR
 from tests.support.memory import memory_problems
 from tests.support.processes import run_program
 

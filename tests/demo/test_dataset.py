@@ -5,10 +5,10 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
+from credit_jax.cli.demo import main
 from credit_jax.config.demo import DemoConfig
 from credit_jax.data import open_dataset
 from credit_jax.demo import dataset as demo
-from credit_jax.demo.__main__ import main
 from credit_jax.demo.dataset import ensure_demo_data
 from tests.data.world import parsed, raw_config
 

@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 import yaml
 
+from credit_jax.cli.console import main
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.console import main
 from credit_jax.models import registry
 from credit_jax.models.registry import build, parse_model
 from credit_torch_bridge.compare.credit_import import import_credit

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from credit_jax.console import BRIDGE, MODULES
+from credit_jax.cli.console import BRIDGE, MODULES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

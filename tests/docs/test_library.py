@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from credit_jax.console import main
+from credit_jax.cli.console import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "library.md"

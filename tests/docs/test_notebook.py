@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from tests.inference.tiny_run import make_run
+from tests.forecast.tiny_run import make_run
 from tests.training.conftest import compiled_once, tiny_model, world
 
 __all__ = ["compiled_once", "tiny_model", "world"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.console import BRIDGE, MODULES
+from credit_jax.cli.console import BRIDGE, MODULES
 
 ROOT = Path(__file__).parents[2]
 TOPS = "credit_jax|credit_torch_bridge|tests|docs|benchmarks|configs|tools"

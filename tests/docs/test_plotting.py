@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax import plot, score
-from credit_jax.forecast import __main__ as forecast
+from credit_jax.cli import plot, score
+from credit_jax.cli.forecast import command as forecast
 from credit_jax.visualization.page import PAGE_NAME
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.commands import OK, load_command
-from credit_jax.console import MODULES, main
+from credit_jax.cli.commands import OK, load_command
+from credit_jax.cli.console import MODULES, main
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.evaluation.scores import METRICS, write_scores
 from tests.evaluation.test_scores import some_scores

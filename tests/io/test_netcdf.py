@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.io.netcdf import NetcdfSeries, write_netcdf
-from tests.inference.layouts import assert_same_layout
+from tests.forecast.layouts import assert_same_layout
 
 ON_A_FULL_DISK = """
 import resource, signal, sys

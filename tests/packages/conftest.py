@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from credit_jax import package
-from credit_jax.commands import OK
-from tests.inference.tiny_run import make_run
+from credit_jax.cli import package
+from credit_jax.cli.commands import OK
+from tests.forecast.tiny_run import make_run
 from tests.training.conftest import compiled_once, world
 from tests.training.tiny import Tiny, TinyConfig
 

@@ -16,14 +16,14 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from credit_jax.commands import OK
+from credit_jax.cli.commands import OK
+from credit_jax.cli.package import main
 from credit_jax.io.digests import record_of
 from credit_jax.models import registry
-from credit_jax.package import main
 from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
 from tests.data.world import write_world
-from tests.inference.tiny_run import make_run
+from tests.forecast.tiny_run import make_run
 from tests.support.memory import memory_problems
 from tests.support.mutations import changed_bytes, changed_json
 from tests.training.tiny import Tiny, TinyConfig

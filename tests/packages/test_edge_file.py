@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax import package
-from credit_jax.commands import OK
-from credit_jax.forecast.__main__ import main as forecast
+from credit_jax.cli import package
+from credit_jax.cli.commands import OK
+from credit_jax.cli.forecast.command import main as forecast
 from tests.data.world import NUM_LAT, NUM_LON
-from tests.inference.tiny_run import make_run, read
+from tests.forecast.tiny_run import make_run, read
 from tests.models.graph.edges import write_edges
 from tests.training.tiny import write_yaml
 

@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.commands import OK
-from credit_jax.forecast import __main__ as forecast
+from credit_jax.cli.commands import OK
+from credit_jax.cli.forecast import command as forecast
 from credit_jax.packages.labeled import open_forecaster
 from credit_jax.training.run_weights import open_weights
 from tests.support import assert_close

@@ -13,9 +13,9 @@ import xarray as xr
 import yaml
 from safetensors.numpy import load_file
 
-from credit_jax import package
-from credit_jax.commands import OK, USER_ERROR
-from credit_jax.forecast import __main__ as forecast
+from credit_jax.cli import package
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.forecast import command as forecast
 from credit_jax.models.registry import build
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
 from credit_jax.packages.package import open_package

@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from credit_jax.command_options import add_process_options, join_processes
-from credit_jax.inference.forecaster import to_host
+from credit_jax.cli.options import add_process_options, join_processes
+from credit_jax.forecast.forecaster import to_host
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.joint import joint
 from credit_jax.parallel.mesh.devices import ensure_devices

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from credit_jax import commands
+from credit_jax.cli import commands
 from credit_jax.parallel.joint import failed_collective, joint
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.support import make_mesh

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.check.rehearsal import rehearse
 from credit_jax.config import build_config
 from credit_jax.plan import plan_run
+from credit_jax.training.rehearsal import rehearse
 from credit_jax.training.setup import prepare
 from credit_jax.transforms import TRANSFORMS
 from tests.data.world import GRID

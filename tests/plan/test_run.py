@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import xarray as xr
 
-from credit_jax.check.tables import plan_tables
+from credit_jax.cli.check.tables import plan_tables
 from credit_jax.config import ConfigError, build_config
 from credit_jax.plan import plan_run
 from tests.data.world import EXACT, set_key

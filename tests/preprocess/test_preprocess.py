@@ -11,14 +11,14 @@ import xarray as xr
 import yaml
 from rich.console import Console
 
-from credit_jax.commands import INTERRUPTED, OK, USER_ERROR
+from credit_jax.cli.commands import INTERRUPTED, OK, USER_ERROR
+from credit_jax.cli.preprocess import main, preprocess
 from credit_jax.config.base import ConfigError
 from credit_jax.data import open_dataset
 from credit_jax.data.channels import ChannelGroup
 from credit_jax.data.dataset import collate
 from credit_jax.fields.bridgescaler import read_scalers
 from credit_jax.preprocess import fitting
-from credit_jax.preprocess.__main__ import main, preprocess
 from credit_jax.preprocess.fits import ScalerFit
 from credit_jax.transforms import build_pipeline
 from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer

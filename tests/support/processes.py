@@ -33,7 +33,7 @@ def start_processes(
 
     Args:
         count: number of processes.
-        module: module of the command, such as "credit_jax.train".
+        module: module of the command, such as "credit_jax.cli.train".
         options: options of the command.
     """
     coordinator = f"127.0.0.1:{free_port()}"

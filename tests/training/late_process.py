@@ -8,7 +8,7 @@ from typing import Any
 
 from jax._src import compiler
 
-from credit_jax.train import main as train
+from credit_jax.cli.train import main as train
 from credit_jax.training.setup import Setup
 
 # Gloo waits for 30 seconds.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.commands import FAILED, USER_ERROR
+from credit_jax.cli.commands import FAILED, USER_ERROR
 from credit_jax.io.folder_lock import NAME, folder_lock
 from tests.support.processes import PROGRAM, ROOT
 from tests.training.tiny import tiny_config, write_yaml
@@ -35,7 +35,7 @@ def train(config: str, *flags: str, fault: str = "") -> tuple[int, str]:
     """Runs `train` in a subprocess; returns its exit code and output."""
     options = ["--config", config, "--cache", "none", "--devices", "1", *flags]
     done = subprocess.run(
-        [sys.executable, "-c", fault + PROGRAM, "credit_jax.train", *options],
+        [sys.executable, "-c", fault + PROGRAM, "credit_jax.cli.train", *options],
         cwd=ROOT,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,

@@ -16,11 +16,11 @@ import pytest
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.cli.train import main
 from credit_jax.evaluation.scores import read_scores
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.processes.exit_code import RESUME
-from credit_jax.train import main
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
@@ -94,7 +94,7 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["--config", config(world, one, MESHES[name]), "--cache", "none"]) == 0
     texts = on_processes(
-        2, "credit_jax.train", "--config", config(world, two, MESHES[name])
+        2, "credit_jax.cli.train", "--config", config(world, two, MESHES[name])
     )
     own = {"domain": "1 device", "tensor and fsdp": "2 devices"}[name]
     for number, text in enumerate(texts):
@@ -123,7 +123,7 @@ def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> 
     for count, folder in folders.items():
         path = config(world, folder, parallelism)
         options = ("--config", path, "--set", "trainer.num_devices=8")
-        on_processes(count, "credit_jax.train", *options)
+        on_processes(count, "credit_jax.cli.train", *options)
     (expected,), whole = rows(folders[1]), weights(folders[1])
     for count in (2, 4):
         (found,) = rows(folders[count])
@@ -144,7 +144,7 @@ def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> 
         trainer__epochs=100_000,
     )
     config = write_yaml(tmp_path / "config.yml", mapping)
-    processes = start_processes(2, "credit_jax.train", "--config", config)
+    processes = start_processes(2, "credit_jax.cli.train", "--config", config)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run" / "checkpoints").glob("*/digests.json")):
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The end of a run without scores; that with scores is in tests/test_train.py."""
+"""The end of a run without scores; that with scores is in tests/cli/test_train.py."""
 
 import io
 

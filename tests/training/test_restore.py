@@ -7,10 +7,10 @@ import chex
 import jax
 import pytest
 
-from credit_jax.inference import Forecaster
+from credit_jax.forecast import Forecaster
 from credit_jax.training.restore import restore
+from tests.cli.test_predict import AVERAGED, expected, run, x
 from tests.support import assert_close
-from tests.test_predict import AVERAGED, expected, run, x
 
 __all__ = ["run", "x"]
 

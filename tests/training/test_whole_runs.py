@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from credit_jax.check.__main__ import main as check
 from credit_jax.checkpoint import LOSS, CheckpointStore
+from credit_jax.cli.check.command import main as check
+from credit_jax.cli.train import main
 from credit_jax.config import load_config
 from credit_jax.models import registry
 from credit_jax.plan import plan_run
-from credit_jax.train import main
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.setup import prepare
 from tests.reference.scalers import SCALED, write_scalers
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("tiny_model", "noisy_model")
 
 Run = Callable[..., tuple[int, str]]
 # `credit_jax.train` is also the name of a function.
-COMMAND = import_module("credit_jax.train")
+COMMAND = import_module("credit_jax.cli.train")
 DP2 = {"data": "ddp", "tensor": 1, "domain": 1}
 DP2_TP2_DOMAIN2 = {"data": "fsdp2", "tensor": 2, "domain": 2}
 EIGHT = {"devices": 8, "trainer__parallelism": DP2_TP2_DOMAIN2}

@@ -40,7 +40,7 @@ Ground: TypeAlias = Float[np.ndarray, "lat lon"]
 
 # Values for padding rows, for which all formulas are finite.
 _KELVIN, _PASCAL = 280.0, 1e5
-# CF attributes, with CREDIT's names (`inference/metadata/era5.yaml`).
+# CF attributes, with CREDIT's names (`forecast/metadata/era5.yaml`).
 _GEOPOTENTIAL = {
     "standard_name": "geopotential",
     "long_name": "Geopotential",

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
+from credit_jax.cli.predict import main as predict
 from credit_jax.models.registry import build
-from credit_jax.predict import main as predict
 from credit_torch_bridge.compare.credit_side import call_network
 from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.cli.runs import CONFIG

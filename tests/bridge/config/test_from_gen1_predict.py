@@ -9,7 +9,7 @@ import pytest
 
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.inference.schedule import make_schedule
+from credit_jax.forecast.schedule import make_schedule
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.config.from_gen1_predict import start_dates

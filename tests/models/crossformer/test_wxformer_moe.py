@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 
-from credit_jax.check.memory import local_size
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.data.sampler import epoch_order
 from credit_jax.models.model_def import ModelDef
@@ -24,6 +23,7 @@ from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.parallel.mesh.credit import data_parallel_coords, local_dp_ranks
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.placement import place_batch
+from credit_jax.plan.memory import local_size
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_train_step

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from credit_jax import from_state_dict, to_state_dict
-from credit_jax.check.__main__ import main
+from credit_jax.cli.check.command import main
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin.dscale import DscaleConfig

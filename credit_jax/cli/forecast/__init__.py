@@ -1,0 +1,1 @@
+"""`python -m credit_jax.forecast`: forecasts of a trained model, to files."""

@@ -1,0 +1,242 @@
+"""Forecasts of a trained model: `python -m credit_jax.forecast --config FILE`.
+
+Reads the `inference:` section of CREDIT's gen2 YAML, rolls the model out on any mesh,
+and writes CREDIT's NetCDF files or one Zarr store that WeatherBench reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from credit_jax.cli.commands import (
+    DIVERGED,
+    FAILED,
+    OK,
+    CommandError,
+    print_line,
+    run_module,
+)
+from credit_jax.cli.forecast.options import (
+    add_arguments,
+    folder_of,
+    overrides,
+    parse_shard,
+)
+from credit_jax.cli.forecast.places import places_of, scores_of
+from credit_jax.cli.forecast.text import footer, header
+from credit_jax.cli.options import join_processes, stop_time, warnings_as_notes
+from credit_jax.cli.score import report
+from credit_jax.config import Config, load_config
+from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.evaluation.attributes import attributes_of
+from credit_jax.forecast import Forecaster
+from credit_jax.forecast.archive import Archive
+from credit_jax.forecast.campaign import Campaign
+from credit_jax.forecast.delivery import NonFiniteForecastError
+from credit_jax.forecast.online_scores import OnlineScores
+from credit_jax.forecast.plan import ForecastPlan, plan_forecast
+from credit_jax.forecast.summary import Summary
+from credit_jax.io.write_errors import WriteError
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.packages.channels import channel_groups
+from credit_jax.packages.package import Package, open_package
+from credit_jax.parallel.compiler import compile_sooner, use_cache
+from credit_jax.parallel.mesh.devices import forward_devices
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.processes.coordinator import wait_for_all
+from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.training.restore import no_coordinates
+from credit_jax.training.run_weights import RunWeights, open_weights
+from credit_jax.training.signals import StopRequests
+
+# Options of the command, see `credit_jax.cli.commands.Command`.
+__all__ = ["EXAMPLE", "HELP", "add_arguments", "main", "run"]
+HELP = "Forecast from the start dates of the inference section, or of the command line."
+EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01T00 --length 5d --format zarr"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line `python -m credit_jax.forecast`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.forecast")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the forecasts and writes them.
+
+    Returns:
+        0 when all forecasts are made, `RESUME` if a signal or `--stop-after` ended the
+        command before the last ones.
+
+    Raises:
+        CommandError: with exit code 1 if writing fails, 3 for values that are not
+            finite.
+        ValueError, OSError: the forecasts cannot start.
+    """
+    stop_at = stop_time(args)
+    compile_sooner()
+    package = _package(args)
+    config = _config(args, package)
+    use_cache(args.cache)
+    join_processes(args)
+    folder = _folder(args, config)
+    # Before a checkpoint is opened, which initializes JAX and fixes the devices.
+    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
+    checkpoint = package or _of_run(args, config)
+    plan, model = _planned(args, config, checkpoint, devices)
+    if isinstance(checkpoint, RunWeights):
+        checkpoint = replace(checkpoint, channels=plan.schema.names)
+    outputs = plan.outputs(model)
+    if package is not None:
+        groups = channel_groups(plan.schema, plan.reader.data.further)
+        package.check_data(groups, outputs.latitude, outputs.longitude)
+        outputs = package.described(outputs)
+    size = args.batch * model.axes.num_data
+    groups = plan.schedule.groups(size, parse_shard(args.shard))
+    scores = scores_of(args, plan, model, outputs, size, folder)
+    store, archive = places_of(args, plan, model, folder, outputs, checkpoint)
+    tasks = [task for group in groups for task in group]
+    archive.check(tasks, resume=args.resume)
+    wait_for_all("the folder of the forecasts")
+    weights = Forecaster(model, *checkpoint.restore(model)).weights
+    _print(header(args.package or args.config, plan, model, checkpoint))
+    promise = "the command ends after the forecasts in progress"
+    with StopRequests(stop_at, promise=promise) as requests:
+        campaign = Campaign.of_plan(
+            plan,
+            model,
+            weights,
+            outputs,
+            store,
+            archive,
+            groups,
+            size,
+            num_writers=args.writers,
+            max_pending=plan.inference.output.max_pending,
+            fill_nan=args.nan == "fill",
+            progress=lambda done: _print([f"{done} of {len(tasks)} forecasts"]),
+            scores=scores,
+            stop=requests.of_any_process,
+        )
+        summary = _made(campaign)
+    _print(footer(summary, folder))
+    if scores is not None and jax.process_index() == 0:
+        _report(scores, archive, args.score)
+    return OK if summary.stopped is None else RESUME
+
+
+def _config(args: argparse.Namespace, package: Package | None) -> Config:
+    """The config of the run or of the package; its sections are checked."""
+    with warnings_as_notes():
+        config = (
+            load_config(args.config, args.set, forecasts=True)
+            if package is None
+            else package.config(args.set, args.data)
+        )
+    with warnings_as_notes():
+        _ = config.inference
+    return config
+
+
+def _folder(args: argparse.Namespace, config: Config) -> Path:
+    """The folder of the forecasts; that of the scores if no forecasts are written."""
+    if args.format != "none":
+        return folder_of(config.inference, args.out)
+    if args.score is None:
+        raise ValueError("--format none writes no forecasts; it needs --score DIR")
+    return folder_of(config.inference, args.out or args.score)
+
+
+def _planned(
+    args: argparse.Namespace,
+    config: Config,
+    checkpoint: Package | RunWeights,
+    devices: Sequence[Any],
+) -> tuple[ForecastPlan, ParallelModel]:
+    """Plans the forecasts, builds the model on its mesh, and prints the notes."""
+    like = checkpoint.coordinates
+    plan = plan_forecast(
+        config,
+        parse_parallelism(args.parallelism),
+        num_devices=len(devices),
+        init_times=args.init_time,
+        num_steps=args.steps,
+        length=args.length,
+        overrides=overrides(args),
+        like=like,
+    )
+    if like is None:
+        _print([f"note: {no_coordinates(checkpoint.path)}"], "yellow")
+    _print([f"note: {note}" for note in plan.notes], "yellow")
+    policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
+    return plan, plan.model.build(devices, mp_policy=policy)
+
+
+def _of_run(args: argparse.Namespace, config: Config) -> RunWeights:
+    """The weights of a checkpoint of the run."""
+    source = args.checkpoint or config.save_loc
+    return open_weights(source, args.step, args.weights, verify=args.verify)
+
+
+def _made(campaign: Campaign) -> Summary:
+    """Runs the campaign.
+
+    Raises:
+        CommandError: writing fails, or values are not finite.
+    """
+    try:
+        return campaign.run()
+    except NonFiniteForecastError as error:
+        raise CommandError(str(error), DIVERGED) from error
+    except WriteError as error:
+        raise CommandError(f"--out: {error}", FAILED) from error
+
+
+def _print(lines: Iterable[str], style: str = "") -> None:
+    """Prints lines, in the first process."""
+    for line in lines if jax.process_index() == 0 else ():
+        print_line(line, style)
+
+
+def _package(args: argparse.Namespace) -> Package | None:
+    """The model package of the command line; None for a run.
+
+    Raises:
+        ValueError: both or neither are given, or the package is invalid.
+    """
+    of_run = ("config", "checkpoint", "step", "weights")
+    given = [f"--{name}" for name in of_run if getattr(args, name) is not None]
+    if args.package is None:
+        if args.config is None:
+            raise ValueError("--config FILE or --package DIR is needed")
+        if args.data is not None:
+            raise ValueError("--data belongs to --package; a config has its data")
+        return None
+    if given:
+        raise ValueError(
+            f"--package has its config and weights; leave out {', '.join(given)}"
+        )
+    return open_package(args.package)
+
+
+def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:
+    """Writes the scores of the start dates that are done, and prints them."""
+    provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
+    attributes = attributes_of(str(archive.folder), scores.comparison, provenance)
+    found = scores.scores(attributes)
+    if found is None:
+        return
+    done, total = found.attrs["num_start_dates"], len(archive.schedule.starts)
+    if done < total:
+        print_line(f"note: scores of {done} of {total} start dates so far", "yellow")
+    report(found, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""Write a config for one's own files: `python -m credit_jax.cli.init --data FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import credit_jax
+from credit_jax.cli.commands import OK, print_line, run_module
+from credit_jax.cli.init.found import Group, inspect_files
+from credit_jax.cli.init.sections import (
+    DIAGNOSTIC,
+    FORCING,
+    PROGNOSTIC,
+    assign_roles,
+    data_sections,
+    model_section,
+    other_sections,
+    ranges_of,
+    time_step,
+)
+from credit_jax.config.dates import duration
+from credit_jax.config.load import build_config
+from credit_jax.config.messages import hint
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.io.atomic import new_file
+
+HELP = "Write a config for your own files, after one of the examples."
+EXAMPLE = "--like wxformer_1deg --data 'era5_%Y.zarr' static.nc --out my.yaml"
+_DEFAULT = "demo"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line `python -m credit_jax.cli.init`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.cli.init")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `init`."""
+    add = parser.add_argument
+    add(
+        "--like",
+        default=_DEFAULT,
+        metavar="NAME",
+        help=f"an example, such as wxformer_1deg, or a YAML file, of which "
+        f"model, loss and trainer are taken (default: {_DEFAULT})",
+    )
+    add(
+        "--data",
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="your NetCDF files and Zarr stores, or names with %%Y for the year",
+    )
+    add("--out", required=True, metavar="FILE", help="the YAML to write; not there yet")
+    for role, meaning in {
+        "prognostic": "are predicted and fed back",
+        "forcing": "are read at every step",
+        "diagnostic": "are predicted and not fed back",
+    }.items():
+        add(f"--{role}", nargs="*", default=[], metavar="NAME", help=f"that {meaning}")
+    add("--timestep", metavar="DURATION", help="of the model (default: of the files)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the config, and prints the two commands that come next.
+
+    Raises:
+        ValueError, OSError: the files do not make a config, or do not say something
+            that no option says and nobody can be asked.
+    """
+    out = Path(args.out)
+    if out.exists():
+        raise ValueError(f"--out: {out} is there; give another name, or remove it")
+    place = _example(args.like)
+    text = place.read_text() if not args.data else _config(args, place, out)
+    with new_file(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print_line(f"written: {out}, after {place.stem}")
+    if args.data:
+        print_line(f"credit-jax preprocess --config {out}")
+    else:
+        print_line("Write your paths into its data section; or give --data FILE ...")
+    print_line(f"credit-jax check --config {out}")
+    return OK
+
+
+def _example(name: str) -> Path:
+    """The file of an example, or the path of a user's own.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if name.endswith((".yml", ".yaml")) and Path(name).is_file():
+        return Path(name)
+    root = Path(credit_jax.__file__).parent
+    # In an installed package, and in a checkout.
+    folders = (root / "configs", root.parent / "configs")
+    folder = next((each for each in folders if each.is_dir()), folders[0])
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise ValueError(
+            f"--like: {name!r} is no example and no YAML file; there are: "
+            f"{', '.join(known)}{hint(name, known)}"
+        )
+    return folder / f"{name}.yaml"
+
+
+def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
+    """The text of the config for the files of the command line."""
+    example = read_yaml(place)
+    groups = inspect_files(args.data)
+    chosen = {
+        PROGNOSTIC: args.prognostic,
+        FORCING: args.forcing,
+        DIAGNOSTIC: args.diagnostic,
+    }
+    roles = assign_roles(groups, example, chosen, _ask)
+    step = time_step(groups, args.timestep, _ask)
+    frames = int(example["model"].get("frames", 1))
+    data, valid = data_sections(groups, roles, step, frames)
+    with_latitudes = [group for group in groups if group.latitude_name is not None]
+    # The smallest files are those without times.
+    with_latitudes.sort(key=lambda group: len(group.times))
+    latitude_file = with_latitudes[0].first_path if with_latitudes else None
+    levels = max((len(group.levels) for group in groups if group.deep), default=0)
+    config: dict[str, Any] = {
+        "save_loc": f"runs/{out.stem}",
+        "seed": 1000,
+        "data": data,
+        "validation_data": valid,
+        "model": model_section(
+            example["model"], data["source"], groups[0].shape, levels
+        ),
+        **other_sections(example, data, out, latitude_file),
+        "inference": {
+            "run_mode": "single",
+            "single_forecast": {
+                "start_datetime": ranges_of(valid)[0][0].isoformat(),
+                "forecast_length": str(_steps(valid, data)),
+            },
+            "save_forecast": f"runs/{out.stem}/forecast",
+            "output": {"format": "zarr"},
+        },
+    }
+    build_config(config, source="the config for these files")
+    return _text(config, groups, place, out)
+
+
+def _steps(valid: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """A forecast of five days, or of the times that are held out."""
+    first, last = ranges_of(valid)[0]
+    step, most = duration(data["timestep"]), duration("5d")
+    length = max(step, min(last - first, most // step * step))
+    hours = int(length.total_seconds() // 3600)
+    return f"{hours}h"
+
+
+def _text(
+    config: Mapping[str, Any], groups: Sequence[Group], place: Path, out: Path
+) -> str:
+    """The YAML with a header that says what was found, and comments for sections."""
+    lines = [
+        f"# Written by credit-jax init: {place.stem} for the files",
+        *(f"#   {line}" for group in groups for line in _described(group)),
+        "#",
+        f"#   credit-jax preprocess --config {out}",
+        f"#   credit-jax check --config {out}",
+        f"#   credit-jax train --config {out}",
+        "",
+    ]
+    comments = {
+        "validation_data": "The last tenth of the times, which training does not see.",
+        "model": f"That of {place.stem}; its padding fits the grid.",
+        "preblocks": "preprocess writes the two files of statistics.",
+        "trainer": f"That of {place.stem}; check says what a mesh needs.",
+    }
+    for key, value in config.items():
+        if key in comments:
+            lines.append(f"# {comments[key]}")
+        text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, width=88)
+        lines += [text.rstrip("\n"), ""]
+    return "\n".join(lines)
+
+
+def _described(group: Group) -> list[str]:
+    times = group.times
+    when = (
+        f"{len(times)} times from {times[0]} to {times[-1]}, calendar {group.calendar}"
+        if len(times)
+        else "no times"
+    )
+    rows, columns = group.shape
+    levels = f", {len(group.levels)} levels" if group.levels else ""
+    return [f"{group.template}: {rows} x {columns} points{levels}, {when}"]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of numbers and names in one line, and no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
+    flow = not any(isinstance(value, dict) for value in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
+
+
+_Dumper.add_representer(list, _represent_list)
+
+
+def _ask(question: str, option: str, answers: Sequence[str]) -> str:
+    """Asks the user at a terminal.
+
+    Raises:
+        ValueError: there is no terminal; names the option.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ValueError(f"the files do not say: {question} Give {option}")
+    shown = f" [{'/'.join(answers)}]" if answers else ""
+    while True:
+        answer = input(f"{question}{shown} ").strip()
+        if answer and (not answers or answer in answers):
+            return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Submit a run to PBS or SLURM: `python -m credit_jax.submit --config FILE`.
+
+Writes a readable script from the `pbs:` or `slurm:` section of CREDIT's YAML and
+submits it to the scheduler: once, or as a chain of jobs that resume one another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from credit_jax.cli.commands import OK, print_line, run_module
+from credit_jax.cli.options import add_config_options
+from credit_jax.cli.submit.queue import submission, submit_chain
+from credit_jax.cli.submit.script import Job, script_text, stop_after
+from credit_jax.cli.submit.section import Scheduler, job_section
+from credit_jax.config.load import load_config
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.io.atomic import new_file
+
+HELP = "Submit training or forecasts to PBS or SLURM, as a chain of jobs if asked."
+EXAMPLE = "--config configs/demo.yaml --cluster slurm --chain 5 --dry-run"
+
+# Options that replace keys of the section.
+_KEYS = {
+    "nodes": int,
+    "ngpus": int,
+    "ncpus": int,
+    "mem": str,
+    "walltime": str,
+    "project": str,
+    "queue": str,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line `python -m credit_jax.submit`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.submit")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `submit`."""
+    add_config_options(parser)
+    add = parser.add_argument
+    add(
+        "--cluster",
+        required=True,
+        choices=get_args(Scheduler),
+        help="the scheduler, and the section of the config",
+    )
+    add(
+        "--mode",
+        choices=("train", "forecast"),
+        default="train",
+        help="the command to run (default: train)",
+    )
+    add("--chain", type=int, default=1, metavar="N", help="jobs, one after the other")
+    add("--dry-run", action="store_true", help="print the script, submit nothing")
+    add(
+        "--processes-per-node",
+        type=int,
+        metavar="N",
+        help="default: 1 on one node, else one for each GPU",
+    )
+    add("--cache", metavar="DIR", help="of compiled programs (default: in save_loc)")
+    for name, kind in _KEYS.items():
+        add(f"--{name}", type=kind, help="instead of that of the section")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the script and submits it.
+
+    Raises:
+        ValueError, OSError: the config or an option is wrong, or the scheduler refuses.
+    """
+    for name in ("chain", "processes_per_node"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1: {value}")
+    job = _job(args)
+    text = script_text(job)
+    if args.dry_run:
+        print(text, end="")
+        for number in range(args.chain):
+            after = f"JOB{number}" if number else None
+            words = submission(args.cluster, job.script, after)
+            print_line(f"# {shlex.join(words)}")
+        return OK
+    job.folder.mkdir(parents=True, exist_ok=True)
+    _write(job.folder / f"{job.name}.yml", Path(args.config).read_text())
+    _write(job.script, text)
+    print_line(f"script {job.script}")
+    for number in submit_chain(args.cluster, job.script, args.chain):
+        print_line(f"job {number}")
+    return OK
+
+
+def _job(args: argparse.Namespace) -> Job:
+    overrides = {k: v for k in _KEYS if (v := getattr(args, k)) is not None}
+    section = job_section(read_yaml(args.config), args.cluster, overrides)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the run prints them
+        config = load_config(args.config, args.set)
+    run_folder = Path(os.path.expandvars(config.save_loc)).resolve()
+    if re.search(r"\s", str(run_folder)):
+        raise ValueError(
+            f"save_loc: {run_folder} holds a space, which the directives of a job "
+            "script cannot quote; name a folder without spaces"
+        )
+    folder = run_folder / "jobs"
+    name = f"{args.mode}_{time.strftime('%Y%m%d_%H%M%S')}"
+    # Later changes of the user's file do not affect the chain.
+    command = [args.mode, "--config", str(folder / f"{name}.yml")]
+    for override in args.set:
+        command += ["--set", override]
+    command += ["--resume", *(["if-any"] if args.mode == "train" else [])]
+    command += ["--stop-after", stop_after(section.seconds)]
+    command += ["--cache", args.cache or str(run_folder / "cache")]
+    return Job(
+        args.cluster,
+        section,
+        command,
+        folder,
+        name,
+        Path.cwd(),
+        sys.executable,
+        args.processes_per_node,
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    with new_file(path) as partial:
+        partial.write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

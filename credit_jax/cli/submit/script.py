@@ -1,0 +1,179 @@
+"""The script of a job: directives, environment, one command, its exit code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from credit_jax.cli.submit.section import JobSection, Scheduler
+from credit_jax.parallel.processes.exit_code import RESUME
+
+# A run stops itself before the end of the walltime: by _MARGIN seconds, or by 1 / _PART
+# of the walltime if that is less.
+_MARGIN, _PART = 600, 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command in a job.
+
+    Attributes:
+        scheduler: "pbs" or "slurm".
+        section: resources that it requests.
+        command: arguments of `python -m credit_jax`.
+        folder: of the job's files: script, config, logs.
+        name: of these files.
+        work: folder in which the command runs.
+        python: interpreter, used if the section has no `conda`.
+        processes_per_node: None is one process for a job of one node, otherwise one for
+            each GPU.
+    """
+
+    scheduler: Scheduler
+    section: JobSection
+    command: Sequence[str]
+    folder: Path
+    name: str
+    work: Path
+    python: str
+    processes_per_node: int | None = None
+
+    @property
+    def num_per_node(self) -> int:
+        """Number of processes per node."""
+        if self.processes_per_node is not None:
+            return self.processes_per_node
+        return 1 if self.section.nodes == 1 else max(1, self.section.ngpus)
+
+    @property
+    def script(self) -> Path:
+        """Path of the script."""
+        return self.folder / f"{self.name}.sh"
+
+    @property
+    def ended(self) -> Path:
+        """The file that tells later jobs of a chain that there is nothing to do."""
+        return self.folder / f"{self.name}.ended"
+
+
+def stop_after(seconds: int) -> str:
+    """`--stop-after` for a walltime, which leaves time to save.
+
+    >>> stop_after(12 * 3600)
+    '11h50m0s'
+    """
+    rest = seconds - min(_MARGIN, seconds // _PART)
+    return f"{rest // 3600}h{rest // 60 % 60}m{rest % 60}s"
+
+
+def script_text(job: Job) -> str:
+    """The script of a job, the same for every job of a chain."""
+    directives = _pbs(job) if job.scheduler == "pbs" else _slurm(job)
+    ended = shlex.quote(str(job.ended))
+    parts = [
+        ["#!/bin/bash -l", *directives],
+        [f"cd {shlex.quote(str(job.work))} || exit 2", *_environment(job.section)],
+        [
+            "# An earlier job of the chain came to an end.",
+            f"ended={ended}",
+            'if [ -e "$ended" ]; then',
+            '    echo "nothing left to do: an earlier job ended with exit code '
+            '$(cat "$ended")"',
+            "    exit 0",
+            "fi",
+        ],
+        [_launched(job), "code=$?"],
+        [
+            f"# {RESUME}: to be resumed by the next job, as after a kill. Done, or an "
+            "error",
+            "# that the next job would have, too: the rest of the chain has nothing to "
+            "do.",
+            'case $code in 0 | 2 | 3) echo $code > "$ended" ;; esac',
+            "exit $code",
+        ],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _pbs(job: Job) -> list[str]:
+    own = job.section
+    select = f"select={own.nodes}:ncpus={own.ncpus}"
+    if job.num_per_node > 1:
+        select += f":mpiprocs={job.num_per_node}"
+    select += f":ngpus={own.ngpus}" if own.ngpus else ""
+    select += f":mem={own.mem}" if own.mem else ""
+    if own.gpu_type and own.gpu_type.lower() not in ("any", "none"):
+        select += f":gpu_type={own.gpu_type}"
+    return [
+        f"#PBS -N {own.job_name}",
+        *([f"#PBS -A {own.project}"] if own.project else []),
+        *([f"#PBS -q {own.queue}"] if own.queue else []),
+        f"#PBS -l {select}",
+        f"#PBS -l walltime={own.walltime}",
+        "#PBS -j oe",
+        "#PBS -k eod",
+        f"#PBS -o {job.folder}/",
+        # A job that PBS reruns would run in addition to the chain.
+        "#PBS -r n",
+    ]
+
+
+def _slurm(job: Job) -> list[str]:
+    own = job.section
+    options = {
+        "job-name": own.job_name,
+        "account": own.project,
+        "partition": own.queue,
+        "qos": own.qos,
+        "constraint": own.constraint,
+        "nodes": own.nodes,
+        "ntasks-per-node": job.num_per_node,
+        "cpus-per-task": max(1, own.ncpus // job.num_per_node),
+        **_slurm_gpus(own),
+        "mem": own.mem,
+        "time": own.walltime,
+        "output": f"{job.folder}/{job.name}-%j.out",
+    }
+    lines = [f"#SBATCH --{k}={v}" for k, v in options.items() if v is not None]
+    return [*lines, "#SBATCH --no-requeue"]
+
+
+def _slurm_gpus(own: JobSection) -> dict[str, str]:
+    """Sites with constraints (Perlmutter) refuse --gres; others accept only that."""
+    if not own.ngpus:
+        return {}
+    if own.constraint:
+        return {"gpus-per-node": str(own.ngpus)}
+    kind = f"{own.gpu_type}:" if own.gpu_type not in (None, "any", "none") else ""
+    return {"gres": f"gpu:{kind}{own.ngpus}"}
+
+
+def _environment(own: JobSection) -> list[str]:
+    lines = [f"module load {' '.join(own.modules)}"] if own.modules else []
+    if own.conda:
+        lines += [
+            "command -v conda > /dev/null || module load conda",
+            f"conda activate {shlex.quote(own.conda)}",
+        ]
+    return [*lines, *own.env_setup]
+
+
+def _launched(job: Job) -> str:
+    """The command under its launcher, one option a line."""
+    own, each = job.section, job.num_per_node
+    python = "python" if own.conda else shlex.quote(job.python)
+    launcher = ""
+    if own.nodes * each > 1 and job.scheduler == "slurm":
+        launcher = f"srun --cpus-per-task={max(1, own.ncpus // each)} "
+    elif own.nodes * each > 1:
+        launcher = f"mpiexec -n {own.nodes * each} --ppn {each} --cpu-bind none "
+    lines = [f"{launcher}{python} -m credit_jax {job.command[0]}"]
+    for word in job.command[1:]:
+        # A value follows its option on the same line.
+        if word.startswith("--"):
+            lines.append(word)
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n    ".join(lines)

@@ -1,0 +1,216 @@
+"""The record of the forecasts in a folder: their identity, and which are done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from credit_jax.evaluation.open_forecasts import holds_forecasts
+from credit_jax.fields.coordinates import places_of
+from credit_jax.forecast.identity import differences
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.io.atomic import new_file
+
+RECORD, DONE = "forecast.json", "done"
+_PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The record of the forecasts in a folder.
+
+    Attributes:
+        folder: of the forecasts.
+        schedule: of the forecasts.
+        identity: everything that determines their values, by name.
+        provenance: where they come from.
+        coordinates: name of a dim -> values of the coordinates of the fields.
+    """
+
+    folder: Path
+    schedule: Schedule
+    identity: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    coordinates: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
+        """Checks the folder against what is to be written to it.
+
+        Args:
+            tasks: to be written.
+            resume: whether forecasts that are done are kept.
+
+        Raises:
+            ValueError: the folder contains forecasts with another identity or at other
+                coordinates, or, unless `resume`, some of these tasks.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"--out: {self.folder} is a file; give a folder")
+        path = self.folder / RECORD
+        if not path.exists():
+            if holds_forecasts(self.folder):
+                raise ValueError(
+                    f"--out: {self.folder} holds forecasts of unknown origin (it has "
+                    f"no {RECORD}); give another folder"
+                )
+            return
+        content = _content(path)
+        found = content["identity"]
+        ours = json.loads(json.dumps(dict(self.identity)))
+        other = [*differences(found, ours)]
+        if other:
+            raise ValueError(
+                f"--out: {self.folder} holds other forecasts, which differ in "
+                f"{', '.join(other)}; give another folder"
+            )
+        self._check_coordinates(path, content["coordinates"])
+        if not resume and any(self.done(task) for task in tasks):
+            raise ValueError(
+                f"--out: {self.folder} holds some of these forecasts already; --resume "
+                "makes the missing ones, or give another folder"
+            )
+
+    def _check_coordinates(self, path: Path, there: Mapping[str, Any]) -> None:
+        """Checks that the fields are at the recorded coordinates, in that order."""
+        for name in there.keys() & self.coordinates.keys():
+            ours, theirs = (np.asarray(x[name]) for x in (self.coordinates, there))
+            kind = name if name in ("latitude", "longitude") else "level"
+            where = f"--out: {path}", "this run"
+            if ours.ndim == theirs.ndim == 1:
+                other = places_of(ours, theirs, kind, *where) is not None
+            else:
+                other = not np.array_equal(ours, theirs)
+            if other:
+                raise ValueError(
+                    f"{where[0]}: its forecasts have the {name}s {_ends(theirs)}, this "
+                    f"run {_ends(ours)}, in another order; give another folder"
+                )
+
+    def create(self) -> None:
+        """Writes the record, unless it exists."""
+        path = self.folder / RECORD
+        if path.exists():
+            return
+        content = {
+            "identity": self.identity,
+            "provenance": self.provenance,
+            "coordinates": {
+                k: np.asarray(v).tolist() for k, v in self.coordinates.items()
+            },
+        }
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+    def done(self, task: Task) -> bool:
+        """Whether a forecast is completely written."""
+        return self._marker(task).exists()
+
+    def mark(self, task: Task, missing: Mapping[str, int]) -> None:
+        """Records that a forecast is completely written.
+
+        Args:
+            task: the forecast.
+            missing: values that were not finite, by variable.
+        """
+        with new_file(self._marker(task)) as partial:
+            partial.write_text(json.dumps({"missing": missing}), encoding="utf-8")
+
+    def _marker(self, task: Task) -> Path:
+        start = str(self.schedule.starts[task.start])
+        return self.folder / DONE / marker_name(start, task.member)
+
+
+def marker_name(start: str, member: int) -> str:
+    """Name of the file that marks a forecast as done."""
+    return f"{start[:16].replace(':', '')}_{member:03d}.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The contents of the record of a folder.
+
+    Attributes:
+        config: the config of the forecasts as nested mappings; None if not recorded.
+        provenance: where the forecasts come from.
+        unfinished: forecasts that are not done.
+        total: all forecasts.
+    """
+
+    config: Mapping[str, Any] | None
+    provenance: Mapping[str, Any]
+    unfinished: int = 0
+    total: int = 0
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a folder of forecasts; an empty one if there is none."""
+    path = folder / RECORD
+    if not path.is_file():
+        return Record(None, {})
+    content = _content(path)
+    identity, provenance = content["identity"], dict(content["provenance"])
+    names = [
+        marker_name(start, member)
+        for start in identity["start dates"]
+        for member in range(identity["members"])
+    ]
+    missing = [name for name in names if not (folder / DONE / name).exists()]
+    config = provenance.pop("config", None)
+    return Record(config, provenance, len(missing), len(names))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What a record holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: dict(content[name]) for name in ("identity", "provenance")}
+        # Records of earlier versions have none.
+        return {**found, "coordinates": dict(content.get("coordinates") or {})}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no record of forecasts ({error}); give another folder, or "
+            "remove this one and make its forecasts again"
+        ) from error
+
+
+def _ends(values: np.ndarray) -> str:
+    flat = values.ravel()
+    return f"from {flat[0]:g} to {flat[-1]:g}" if flat.size else "of no value"
+
+
+def software() -> dict[str, str]:
+    """Versions of packages, the commit of this one, and the command line."""
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**found, "commit": _commit(), "command": " ".join(sys.argv)}
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        run = subprocess.run(
+            command,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()

@@ -1,0 +1,152 @@
+"""Passes the results of a step, on the host, to the files of its forecasts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from credit_jax.forecast.archive import Archive
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.forecast.stores import TaskWriter, WriteJob
+from credit_jax.io.workers import Workers
+from credit_jax.io.write_errors import write_errors
+
+_ADVICE = "--resume makes the forecasts that are missing"
+
+
+class NonFiniteForecastError(RuntimeError):
+    """A forecast has values that are NaN or infinite."""
+
+
+@dataclass
+class TaskProgress:
+    """Marks a forecast as done when its last file is written.
+
+    Attributes:
+        archive: the record of forecasts.
+        task: the forecast.
+        writer: writes the forecast.
+        missing: values that were not finite, by variable.
+    """
+
+    archive: Archive
+    task: Task
+    writer: TaskWriter
+    missing: Counter = field(default_factory=Counter)
+    _open: int = 1
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def job(self, write: WriteJob) -> WriteJob:
+        """Wraps a job that writes a part of the forecast, and counts it."""
+        with self._lock:
+            self._open += 1
+
+        def run() -> None:
+            with write_errors(self.archive.folder, _ADVICE):
+                write()
+            self.close()
+
+        return run
+
+    def close(self) -> None:
+        """Counts a part as written; after the last one the forecast is done."""
+        with self._lock:
+            self._open -= 1
+            last = self._open == 0
+        if last:
+            with write_errors(self.archive.folder, _ADVICE):
+                self.archive.mark(self.task, dict(self.missing))
+
+
+# Forecasts of a batch; None for one that is done or that another process writes.
+Tasks = Sequence[TaskProgress | None]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Passes the results of forecasts to their writers.
+
+    Attributes:
+        files: threads that write.
+        schedule: start dates and lead times, for error messages.
+        fill_nan: whether values that are not finite are written as missing and counted;
+            otherwise they are an error.
+    """
+
+    files: Workers
+    schedule: Schedule
+    fill_nan: bool
+
+    def deliver(
+        self, tasks: Tasks, step: int, fields: Mapping[str, np.ndarray]
+    ) -> None:
+        """Passes a step of every forecast to its writer.
+
+        Args:
+            tasks: forecasts of the batch.
+            step: 0 is the initial state.
+            fields: key -> (batch, level, lat, lon).
+
+        Raises:
+            NonFiniteForecastError: values are not finite, and `fill_nan` is False.
+        """
+        for index, task in enumerate(tasks):
+            if task is None:
+                continue
+            own = {key: array[index] for key, array in fields.items()}
+            own = {key: self._finite(key, x, step, task) for key, x in own.items()}
+            for job in task.writer.add(step, own):
+                self.files.submit(task.job(job))
+
+    def count(
+        self, tasks: Tasks, step: int, counts: Sequence[Mapping[str, int]]
+    ) -> None:
+        """Counts non-finite values of forecasts whose fields stay on the devices.
+
+        Args:
+            tasks: forecasts side by side.
+            step: of the forecasts.
+            counts: values that are not finite in each of them, by variable.
+
+        Raises:
+            NonFiniteForecastError: there are some, and `fill_nan` is False.
+        """
+        for task, own in zip(tasks, counts, strict=True):
+            if task is None:
+                continue
+            for name, count in own.items():
+                self._report(name, count, step, task)
+
+    def finish(self, tasks: Tasks) -> None:
+        """Writes what remains after the last step, then marks forecasts as done."""
+        for task in tasks:
+            if task is not None:
+                for job in task.writer.finish():
+                    self.files.submit(task.job(job))
+                task.close()
+
+    def _finite(
+        self, key: str, array: np.ndarray, step: int, task: TaskProgress
+    ) -> np.ndarray:
+        """The array with missing values as NaN; they are counted, or an error."""
+        bad = ~np.isfinite(array)
+        if not bad.any():
+            return array
+        self._report(key.split("/")[-1], int(bad.sum()), step, task)
+        return np.where(bad, np.float32(np.nan), array)
+
+    def _report(self, name: str, count: int, step: int, task: TaskProgress) -> None:
+        """Counts values that are not finite, or raises."""
+        if not self.fill_nan:
+            raise NonFiniteForecastError(
+                f"{name} has {count} values that are NaN or infinite at step {step} "
+                f"(lead {self.schedule.lead(step)}) of the forecast from "
+                f"{str(self.schedule.starts[task.task.start])[:16]}, member "
+                f"{task.task.member}; --nan fill writes them as missing"
+            )
+        task.missing[name] += count

@@ -1,0 +1,76 @@
+"""What determines the values of forecasts, and how two campaigns differ in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from credit_jax.config.messages import got
+from credit_jax.forecast.plan import ForecastPlan
+from credit_jax.models.parallel_model import ParallelModel
+
+# Keys of the data section that training alone reads.
+_OF_TRAINING = (
+    "forecast_len",
+    "backprop_on_timestep",
+    "data_clamp",
+    "on_bad_sample",
+    "on_outlier",
+)
+# Keys of `inference.output` that determine what is written, and what is scored.
+_WRITTEN = {
+    "netcdf": ("output_interval", "variables", "metadata", "group_by", "encoding"),
+    "zarr": ("output_interval", "variables", "metadata"),
+    "none": ("output_interval", "variables"),
+}
+_PERTURBATION = {
+    "gaussian": ("type", "std"),
+    "spherical": ("type", "std", "length_scale"),
+    "bred": ("type", "std", "num_cycles"),
+    "lagged": ("type", "lag"),
+}
+
+
+def identity_of(
+    plan: ForecastPlan, model: ParallelModel, form: str = "none"
+) -> dict[str, Any]:
+    """Returns what determines the values of the forecasts of a plan, by name.
+
+    The weights are not part of it. Keys of the config that change no value are left
+    out, so that a campaign can be resumed with other ones.
+
+    Args:
+        plan: of `plan_forecast`.
+        model: of the plan.
+        form: "netcdf", "zarr" or "none".
+    """
+    sections, schedule = plan.sections(), plan.schedule
+    data = {k: v for k, v in sections["data"].items() if k not in _OF_TRAINING}
+    found = {**sections, "data": data}
+    if schedule.num_members > 1:
+        given = plan.inference.perturbation.model_dump(mode="json")
+        found["perturbation"] = {k: given[k] for k in _PERTURBATION[given["type"]]}
+    elif not model.model_def.draws_noise:
+        del found["seed"]
+    output = plan.inference.output.model_dump(mode="json")
+    return {
+        **found,
+        "start dates": [str(time) for time in schedule.starts],
+        "steps": schedule.num_steps,
+        "members": schedule.num_members,
+        "output": {key: output[key] for key in _WRITTEN[form]},
+    }
+
+
+def differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
+    """Yields a text for every difference of two identities.
+
+    >>> [*differences({"data": {"timestep": "6h"}}, {"data": {"timestep": "12h"}})]
+    ["data.timestep ('6h' there, '12h' here)"]
+    """
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in {**there, **here}:
+            own = f"{name}.{key}" if name else str(key)
+            yield from differences(there.get(key), here.get(key), own)
+    elif there != here:
+        yield f"{name} ({got(there)} there, {got(here)} here)"

@@ -1,0 +1,209 @@
+"""Scores of forecasts, computed on the devices while the forecasts are made.
+
+The area sums of each start date are saved in a file next to the record of the campaign.
+Scores are computed from all files in the order of the dates, so that they depend
+neither on how a campaign was split into jobs nor on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from jaxtyping import Array
+
+from credit_jax.data.calendars import shift_all
+from credit_jax.evaluation.comparison import Comparison
+from credit_jax.evaluation.grid_file import Variable, level_units
+from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums
+from credit_jax.evaluation.offline import grid_of, layout_of
+from credit_jax.evaluation.opening import ScoreOptions, open_comparison
+from credit_jax.evaluation.regions import Region
+from credit_jax.evaluation.sums import ScoreLayout, ScoreSums
+from credit_jax.forecast.outputs import Outputs
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.io.write_errors import write_errors
+from credit_jax.models.parallel_model import ParallelModel
+
+FOLDER = "sums"
+
+
+@dataclass(frozen=True, eq=False)
+class OnlineScores:
+    """The scores of a campaign.
+
+    Attributes:
+        measure: computes the sums of the forecasts of a batch.
+        comparison: reference fields of the scores.
+        layout: of the scores.
+        schedule: of the forecasts.
+        folder: of the sums of each start date.
+    """
+
+    measure: MeshSums
+    comparison: Comparison
+    layout: ScoreLayout
+    schedule: Schedule
+    folder: Path
+
+    def stream(self, groups: Sequence[Sequence[Task]]) -> Iterator[Any]:
+        """Yields the reference fields of each written step of groups, on the mesh."""
+        members = self.schedule.num_members
+        for tasks in groups:
+            starts = [task.start for task in tasks[::members]]
+            dates = [self.schedule.starts[start] for start in starts]
+            persistence = [self.comparison.persistence(date) for date in dates]
+            for step in self.schedule.written:
+                times = [self.schedule.valid_time(start, step) for start in starts]
+                fields = [
+                    own | self.comparison.at(time)
+                    for own, time in zip(persistence, times, strict=True)
+                ]
+                names = fields[0]
+                stacked = {k: np.stack([own[k] for own in fields]) for k in names}
+                yield self.measure.place(stacked)
+
+    def save(
+        self, tasks: Sequence[Task], steps: Sequence[Mapping[str, np.ndarray]]
+    ) -> None:
+        """Writes the sums of the start dates of some tasks, unless they exist.
+
+        All processes have the sums; the first one writes them.
+
+        Args:
+            tasks: those of a group, without padding.
+            steps: area sums of the group at each written step.
+        """
+        members = self.schedule.num_members
+        if jax.process_index() > 0:
+            return
+        for place, task in enumerate(tasks[::members]):
+            if self._path(task.start).exists():
+                continue
+            leads = [{name: x[place] for name, x in own.items()} for own in steps]
+            start = self.schedule.starts[task.start]
+            with write_errors(self.folder):
+                ScoreSums.of_start(start, leads).save(self._path(task.start))
+
+    def scores(self, attributes: Mapping[str, Any]) -> xr.Dataset | None:
+        """The scores of all start dates that are done; None if there is none.
+
+        Args:
+            attributes: of the data set.
+        """
+        total: ScoreSums | None = None
+        for start in range(len(self.schedule.starts)):
+            if self._path(start).exists():
+                own = ScoreSums.load(self._path(start))
+                total = own if total is None else total.merge(own)
+        return None if total is None else self.layout.scores(total, attributes)
+
+    def non_finite(self, sums: dict[str, np.ndarray]) -> list[dict[str, int]]:
+        """Removes the counts of non-finite values from area sums and returns them.
+
+        Returns:
+            Counts by variable, for each forecast of the group in order.
+        """
+        counts = sums.pop(NON_FINITE)
+        names = [channel.variable for channel in self.layout.channels]
+        found = []
+        for own in counts.reshape(-1, len(names)).round().astype(int):
+            by_name: dict[str, int] = {}
+            for name, count in zip(names, own.tolist(), strict=True):
+                if count:
+                    by_name[name] = by_name.get(name, 0) + count
+            found.append(by_name)
+        return found
+
+    def _path(self, start: int) -> Path:
+        name = str(self.schedule.starts[start])[:16].replace(":", "")
+        return self.folder / FOLDER / f"{name}.npz"
+
+
+@dataclass
+class GroupScores:
+    """Collects the area sums of a group of forecasts.
+
+    Attributes:
+        scores: of the campaign.
+        references: reference fields of every written step, in order.
+        tasks: of the group, without padding.
+    """
+
+    scores: OnlineScores
+    references: Iterator[Any]
+    tasks: Sequence[Task]
+    _steps: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    def start(self, found: Mapping[str, Array]) -> Any:
+        """Starts the sums of the next written step on the devices."""
+        return self.scores.measure(found, next(self.references))
+
+    def take(self, sums: Any) -> list[dict[str, int]]:
+        """Copies sums to the host; returns counts of non-finite values per forecast."""
+        own = self.scores.measure.to_host(sums)
+        counts = self.scores.non_finite(own)
+        self._steps.append(own)
+        return counts
+
+    def save(self) -> None:
+        """Writes the sums of all steps."""
+        self.scores.save(self.tasks, self._steps)
+
+
+def online_scores(
+    options: ScoreOptions,
+    regions: tuple[Region, ...],
+    schedule: Schedule,
+    model: ParallelModel,
+    outputs: Outputs,
+    size: int,
+    folder: Path,
+) -> OnlineScores:
+    """Prepares the scores of a campaign; only fields for the climatology are read.
+
+    Args:
+        options: truth, climatology and variables of the comparison.
+        regions: of the scores.
+        schedule: of the forecasts.
+        model: on its mesh.
+        outputs: the variables that a step returns.
+        size: forecasts of a batch on the mesh.
+        folder: of the campaign.
+
+    Raises:
+        FileNotFoundError, ValueError: data for the comparison are missing.
+    """
+    variables = {}
+    for variable in outputs.variables:
+        attributes = outputs.attributes_of(variable)
+        texts = [str(attributes.get(key, "")) for key in ("units", "long_name")]
+        levels = variable.levels
+        values = None if levels is None else np.asarray(levels, float)
+        units = ""
+        if values is not None:
+            about = outputs.attributes_of_levels(variable.level_dim)
+            units = level_units(values, about)
+        variables[variable.name] = Variable(values, *texts, level_units=units)
+    grid = grid_of(outputs.latitude, outputs.longitude, regions)
+    keys = {variable.name: variable.key for variable in outputs.variables}
+    MeshSums(model.mesh, grid, size, schedule.num_members)
+    coordinates = outputs.latitude, outputs.longitude
+    comparison = open_comparison(options, variables, coordinates, _times(schedule))
+    channels = {keys[name]: own for name, own in comparison.forecast.items()}
+    measure = MeshSums(model.mesh, grid, size, schedule.num_members, channels)
+    leads = [schedule.lead(step).to_timedelta64() for step in schedule.written]
+    layout = layout_of(comparison, grid, np.array(leads), schedule.num_members)
+    return OnlineScores(measure, comparison, layout, schedule, folder)
+
+
+def _times(schedule: Schedule) -> np.ndarray:
+    """All start dates and valid times of written steps."""
+    steps = [step * schedule.timestep for step in schedule.written]
+    found = [shift_all(schedule.starts, step, schedule.calendar) for step in steps]
+    return np.unique(np.concatenate([schedule.starts, *found]))

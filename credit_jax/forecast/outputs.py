@@ -1,0 +1,296 @@
+"""The contents of forecast files: variables, levels, coordinates, CF attributes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import cftime
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.inference import OutputConfig
+from credit_jax.config.messages import got, nearest
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data.calendars import STANDARD
+from credit_jax.transforms import Pipeline
+from credit_jax.transforms.base import variable_of
+
+LEVEL, PRESSURE = "level", "pressure"
+
+
+@dataclass(frozen=True, eq=False)
+class OutputVariable:
+    """A variable of the files.
+
+    Attributes:
+        key: of the field, "SOURCE/field_type/3d or 2d/NAME".
+        levels: values of its level coordinate; None for a variable without levels.
+        chosen: positions of these levels in the field; None is all.
+        level_dim: name of that coordinate.
+    """
+
+    key: str
+    levels: np.ndarray | None = None
+    chosen: tuple[int, ...] | None = None
+    level_dim: str = LEVEL
+
+    @property
+    def name(self) -> str:
+        """The name of the variable in files."""
+        return self.key.split("/")[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """The variables of the files, and the coordinates of their values.
+
+    Attributes:
+        variables: in the order in which they are written.
+        latitude, longitude: (lat,) and (lon,) degrees, or both (y, x) on a curvilinear
+            grid.
+        calendar: of the valid times.
+        attributes: CF attributes by variable, and those of "time", which the config
+            names; CREDIT's files have no others.
+        described: CF attributes by key, of the data files and of derived fields.
+    """
+
+    variables: tuple[OutputVariable, ...]
+    latitude: np.ndarray
+    longitude: np.ndarray
+    calendar: str = STANDARD
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def curvilinear(self) -> bool:
+        """Whether latitudes differ along a row."""
+        return self.latitude.ndim == 2
+
+    @property
+    def space(self) -> tuple[str, str]:
+        """Names of the dims of rows and columns."""
+        return ("y", "x") if self.curvilinear else ("latitude", "longitude")
+
+    @property
+    def wanted(self) -> dict[str, tuple[int, ...] | None]:
+        """Key -> positions of levels, for `ForecastStep`."""
+        return {variable.key: variable.chosen for variable in self.variables}
+
+    def attributes_of(self, variable: OutputVariable) -> dict[str, Any]:
+        """CF attributes of a variable: those of the config come first."""
+        return {
+            **self.described.get(variable.key, {}),
+            **self.attributes.get(variable.name, {}),
+        }
+
+    def attributes_of_levels(self, dim: str) -> dict[str, Any]:
+        """CF attributes of a level coordinate, as in the data files; empty if unknown.
+
+        Args:
+            dim: its name, a key of `levels`.
+        """
+        if dim != LEVEL:
+            return {"units": "hPa"} if dim == PRESSURE else {}
+        keys = (
+            v.key for v in self.variables if v.level_dim == dim and v.levels is not None
+        )
+        source = next(keys).split("/")[0]
+        return dict(self.described.get(f"{source}/{LEVEL}", {}))
+
+    @property
+    def coordinates(self) -> dict[str, np.ndarray]:
+        """Name of a dim -> values of latitudes, longitudes and levels."""
+        space = {"latitude": self.latitude, "longitude": self.longitude}
+        return space | self.levels()
+
+    def levels(self) -> dict[str, np.ndarray]:
+        """Values of each level coordinate, ordered as in the deepest variable."""
+        found: dict[str, np.ndarray] = {}
+        deep = [(v.level_dim, v.levels) for v in self.variables if v.levels is not None]
+        for dim, levels in sorted(deep, key=lambda pair: -len(pair[1])):
+            both = np.concatenate([found.get(dim, levels), levels])
+            _, first = np.unique(both, return_index=True)
+            found[dim] = both[np.sort(first)]
+        return found
+
+
+def choose_outputs(
+    config: OutputConfig,
+    shapes: Mapping[str, int],
+    levels: Mapping[str, Sequence[float] | None],
+    pipeline: Pipeline,
+) -> tuple[OutputVariable, ...]:
+    """Chooses the variables that are written, in the order of `shapes`, as in CREDIT.
+
+    Args:
+        config: the `inference.output` section.
+        shapes: key -> number of levels of every field that a step makes, in order.
+        levels: source -> its levels as listed in the config, or None.
+        pipeline: names the pressure levels of fields that postblocks interpolate.
+
+    Raises:
+        ValueError: a variable or a level is not predicted, or two have one name.
+    """
+    asked = dict.fromkeys(shapes)
+    if config.variables is not None:
+        asked = {choice.name: choice.levels for choice in config.variables}
+    where = "inference.output.variables"
+    if not asked:
+        raise ValueError(
+            f"{where}: empty, so that nothing would be written; leave it out to write "
+            f"all, or name some of: {', '.join(shapes)}"
+        )
+    lost = [key for key in asked if key not in shapes]
+    if lost:
+        raise ValueError(
+            f"{where}: {', '.join(lost)}: not predicted; there are: {', '.join(shapes)}"
+            f"{_meant(lost[0], shapes)}"
+        )
+    chosen = []
+    for key in (own for own in shapes if own in asked):
+        wanted = asked[key]
+        if key.split("/")[2] != "3d":
+            if wanted is not None:
+                raise ValueError(f"{where}: {key} has no levels, got levels {wanted}")
+            chosen.append(OutputVariable(key))
+            continue
+        dim, values = _levels_of(key, shapes[key], levels, pipeline)
+        positions = _positions(wanted, values, f"{where}: {key}")
+        if positions is not None:
+            values = values[list(positions)]
+        chosen.append(OutputVariable(key, values, positions, dim))
+    _check_names(chosen)
+    return tuple(chosen)
+
+
+def _meant(name: str, keys: Iterable[str]) -> str:
+    """The end of an error: the key whose variable is most like that of a name."""
+    known = {variable_of(key): key for key in keys}
+    found = nearest(variable_of(name), known)
+    return "" if found is None else f" (nearest: {known[found]!r})"
+
+
+def _levels_of(
+    key: str,
+    count: int,
+    levels: Mapping[str, Sequence[float] | None],
+    pipeline: Pipeline,
+) -> tuple[str, np.ndarray]:
+    """Name and values of the level coordinate of a field.
+
+    Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
+    fails if their number differs from that of `data.source.*.levels`.
+    """
+    own = levels.get(key.split("/")[0])
+    if own is not None and len(own) == count:
+        return LEVEL, np.array(own)
+    for block in pipeline.transforms:
+        args: Any = getattr(block.transform, "args", None)
+        pressures = getattr(args, "pressure_levels", ())
+        if len(pressures) == count:
+            return PRESSURE, np.array(pressures)
+    return (LEVEL if own is None else f"{LEVEL}_{count}"), np.arange(count)
+
+
+def _positions(
+    wanted: Sequence[float] | None, values: np.ndarray, where: str
+) -> tuple[int, ...] | None:
+    """Positions of the chosen levels, in the order of the field."""
+    if wanted is None:
+        return None
+    lost = sorted(set(wanted) - set(values.tolist()))
+    if lost:
+        raise ValueError(
+            f"{where}: levels {_listed(lost)} are not predicted; there are: "
+            f"{_listed(values.tolist())}"
+        )
+    return tuple(i for i, level in enumerate(values.tolist()) if level in wanted)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _check_names(variables: Sequence[OutputVariable]) -> None:
+    keys: dict[str, str] = {}
+    for variable in variables:
+        other = keys.setdefault(variable.name, variable.key)
+        if other != variable.key:
+            raise ValueError(
+                f"inference.output.variables: {other} and {variable.key} would both be "
+                f"written as {variable.name}; name one of them, or rename the other"
+            )
+
+
+def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
+    """CF attributes by variable.
+
+    Args:
+        path: see `find_attributes`; None is no attributes.
+
+    Raises:
+        ValueError: there is no such file, or a value is no attribute.
+    """
+    if not path:
+        return {}
+    found = find_attributes(path)
+    attributes = {name: own or {} for name, own in read_yaml(found).items()}
+    for name, own in attributes.items():
+        if not isinstance(own, Mapping):
+            raise ValueError(
+                f"inference.output.metadata: {found}: {name}: expected attributes, got "
+                f"{got(own)}"
+            )
+        for key, value in own.items():
+            values = value if isinstance(value, list) else [value]
+            if not all(type(x) in (str, int, float) for x in values):
+                raise ValueError(
+                    f"inference.output.metadata: {found}: {name}: {key}: an attribute "
+                    f"of a file is text, a number or a list of these, got {got(value)}"
+                )
+    return {name: dict(own) for name, own in attributes.items()}
+
+
+def find_attributes(path: str) -> Path:
+    """The file of CF attributes.
+
+    Args:
+        path: a YAML file; a bare file name is one shipped with the package.
+
+    Raises:
+        ValueError: there is no such file.
+
+    Differs from CREDIT: a missing file is an error instead of a warning.
+    """
+    found = Path(os.path.expandvars(path))
+    if found.parent == Path("."):
+        folder = Path(str(files("credit_jax.forecast").joinpath("metadata")))
+        found = folder / found
+        if not found.is_file():
+            there = ", ".join(sorted(own.name for own in folder.glob("*.yaml")))
+            raise ValueError(
+                f"inference.output.metadata: no file {path!r} comes with the package; "
+                f"there are: {there}"
+            )
+    if not found.is_file():
+        unset = "; its environment variable is not set" if "$" in str(found) else ""
+        raise ValueError(f"inference.output.metadata: {found} does not exist{unset}")
+    return found
+
+
+def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
+    """Labels as pandas Timestamps, or cftime dates in other calendars."""
+    stamps: list[Any] = [pd.Timestamp(label) for label in labels]
+    if calendar == STANDARD:
+        return stamps
+    return [
+        cftime.datetime(
+            s.year, s.month, s.day, s.hour, s.minute, s.second, calendar=calendar
+        )
+        for s in stamps
+    ]

@@ -1,0 +1,260 @@
+"""Initial perturbations of ensemble members: noise, bred vectors, lagged starts.
+
+Member 0 is not perturbed. The perturbation of any other member depends only on the
+seed, its start date and its number: it does not depend on the mesh or on the other
+members of the batch, and is reproducible. Amplitudes are in units of the standard
+deviation of the variable over the globe, at each level of the initial state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.config.inference import PerturbationConfig
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.forecast.spherical_noise import SphericalNoise
+from credit_jax.transforms import FieldTree
+
+PROGNOSTIC = "prognostic"
+# (level, lat, lon) of standard normal numbers.
+Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
+
+
+def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
+    """What is wrong with the names of `std`, one line at most.
+
+    Args:
+        config: of the perturbation.
+        keys: of the predicted variables.
+    """
+    given = config.std if isinstance(config.std, Mapping) else {}
+    parts = [key.split("/") for key in keys]
+    known = dict.fromkeys(name for _, kind, _, name in parts if kind == PROGNOSTIC)
+    lost = [name for name in given if name not in known]
+    if not lost:
+        return []
+    return [
+        f"inference.perturbation.std: {', '.join(lost)}: no prognostic variable; there "
+        f"are: {', '.join(known)}"
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Amplitude:
+    """The amplitude of the perturbation of each variable.
+
+    Attributes:
+        std: a number, or one for each variable by short name; other variables are not
+            perturbed.
+        latitude: (lat,) or (y, x) degrees, for means over the globe.
+    """
+
+    std: float | Mapping[str, float]
+    latitude: np.ndarray
+
+    def of(self, key: str, initial: np.ndarray) -> np.ndarray | None:
+        """(level, 1, 1) standard deviation of the perturbation; None for none.
+
+        Args:
+            key: of the variable; only prognostic ones are perturbed.
+            initial: (level, lat, lon) its unperturbed state.
+        """
+        _, kind, _, name = key.split("/")[:4]
+        std = self.std.get(name) if isinstance(self.std, Mapping) else self.std
+        if kind != PROGNOSTIC or not std:
+            return None
+        wide = initial.astype(np.float64)
+        return std * self.rms(wide - self._mean(wide))
+
+    def rms(self, values: np.ndarray) -> np.ndarray:
+        """(level, 1, 1) root of the mean square over the globe."""
+        return np.sqrt(self._mean(np.square(values.astype(np.float64))))
+
+    def _mean(self, values: np.ndarray) -> np.ndarray:
+        cosine = np.cos(np.deg2rad(self.latitude))
+        cosine = cosine[:, None] if cosine.ndim == 1 else cosine
+        weights = np.broadcast_to(cosine / cosine.mean(), values.shape[-2:])
+        return (values * weights).mean(axis=(-2, -1), keepdims=True)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisePerturbation:
+    """Adds noise to initial states: (fields, tasks) -> fields.
+
+    Attributes:
+        draw: draws standard normal numbers.
+        amplitude: of each variable.
+        keys: (start, member, 2) uint32, of `member_keys`.
+    """
+
+    draw: Draw
+    amplitude: Amplitude
+    keys: np.ndarray
+
+    def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+        """Adds noise to the newest time of every field; earlier times are unchanged.
+
+        Args:
+            fields: {source: {key: (batch, level, time, lat, lon)}}, physical units.
+            tasks: of the batch.
+        """
+
+        def noise(key: str, task: Task, initial: np.ndarray) -> np.ndarray | None:
+            std = self.amplitude.of(key, initial)
+            if std is None or task.member == 0:
+                return None
+            return std * self.draw(self.generator(task, key), initial.shape)
+
+        return add(fields, tasks, noise)
+
+    def generator(self, task: Task, key: str) -> np.random.Generator:
+        """Random number generator of a variable of a member."""
+        high, low = (int(word) for word in self.keys[task.start, task.member])
+        words = [high << 32 | low, zlib.crc32(key.encode())]
+        return np.random.Generator(np.random.Philox(key=words))
+
+
+def add(
+    fields: FieldTree,
+    tasks: Sequence[Task],
+    change: Callable[[str, Task, np.ndarray], np.ndarray | None],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Adds a change to the newest time of fields, which are copied.
+
+    Args:
+        fields: {source: {key: (batch, level, time, lat, lon)}}.
+        tasks: of the batch.
+        change: (key, task, newest field (level, lat, lon)) -> change of the same shape,
+            or None.
+    """
+    new: dict[str, dict[str, np.ndarray]] = {}
+    for source, own in fields.items():
+        new[source] = dict(own)
+        for key, array in own.items():
+            parts = [
+                change(key, t, x[:, -1]) for t, x in zip(tasks, array, strict=True)
+            ]
+            if any(part is not None for part in parts):
+                array = array.copy()
+                for index, part in enumerate(parts):
+                    if part is not None:
+                        array[index, :, -1] += part.astype(array.dtype)
+                new[source][key] = array
+    return new
+
+
+@dataclass
+class PreparedPerturbation:
+    """Adds perturbations that another thread computes, as they need the model.
+
+    `prepare` is called with each group of tasks before it runs; the reading thread
+    waits for it.
+
+    Attributes:
+        make: tasks -> {key: (batch, level, lat, lon) to add}.
+        waited: seconds for which the reading thread waited for them.
+    """
+
+    make: Callable[[Sequence[Task]], Mapping[str, np.ndarray]]
+    waited: float = 0.0
+    _ready: dict[Task, dict[str, np.ndarray]] = field(default_factory=dict)
+    _changed: Any = field(default_factory=threading.Condition)
+    _closed: bool = False
+
+    def prepare(self, tasks: Sequence[Task], kept: Sequence[Task]) -> None:
+        """Makes the perturbations of a group.
+
+        Args:
+            tasks: the group, the same in every process.
+            kept: those of this process.
+        """
+        made = self.make(tasks)
+        with self._changed:
+            for index, task in enumerate(tasks):
+                if task in kept:
+                    self._ready[task] = {key: x[index] for key, x in made.items()}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Releases a waiting thread, which raises RuntimeError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+        """See `NoisePerturbation`."""
+        start = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or all(task in self._ready for task in tasks)
+            )
+            self.waited += time.perf_counter() - start
+            if self._closed:
+                raise RuntimeError("the campaign has ended")
+            ready = {task: self._ready[task] for task in tasks}
+            for task in ready:
+                del self._ready[task]
+        return add(fields, tasks, lambda key, task, _: ready[task].get(key))
+
+
+def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
+    """(start, member, 2) uint32: the key of every member of every start date.
+
+    Noise inside a model is drawn with the same keys, by another function of them.
+
+    The key is that of the seed, with the minutes since 1970 of the start date and then
+    the number of the member folded in.
+    """
+    minutes = schedule.starts.astype("datetime64[m]").astype(np.int64)
+    words = (minutes & 0xFFFFFFFF).astype(np.uint32)
+
+    def key(start: Any, member: Any) -> Any:
+        own = jax.random.fold_in(jax.random.key(seed), start)
+        return jax.random.key_data(jax.random.fold_in(own, member))
+
+    members = np.arange(schedule.num_members, dtype=np.uint32)
+    over = jax.vmap(jax.vmap(key, (None, 0)), (0, None))
+    return np.asarray(over(words, members))
+
+
+def gaussian(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    """Independent standard normal numbers, (level, lat, lon)."""
+    return rng.standard_normal(shape)
+
+
+def noise_perturbation(
+    config: PerturbationConfig,
+    seed: int,
+    schedule: Schedule,
+    latitude: np.ndarray,
+    longitude: np.ndarray,
+) -> NoisePerturbation:
+    """Builds the noise of a config, "gaussian" or "spherical".
+
+    Args:
+        config: its type, amplitude and length scale.
+        seed: of all members.
+        schedule: start dates and members.
+        latitude, longitude: degrees.
+
+    Raises:
+        ValueError: spherical noise on a curvilinear grid.
+    """
+    draw: Draw = gaussian
+    if config.type == "spherical":
+        if latitude.ndim == 2:
+            raise ValueError(
+                "inference.perturbation.type: spherical noise needs rows of one "
+                "latitude; on this curvilinear grid take gaussian, bred or lagged"
+            )
+        draw = SphericalNoise(latitude, longitude, config.length_scale).draw
+    amplitude = Amplitude(config.std, latitude)
+    return NoisePerturbation(draw, amplitude, member_keys(seed, schedule))

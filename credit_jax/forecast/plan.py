@@ -1,0 +1,474 @@
+"""The plan of forecasts: all their parts and all problems, before compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from credit_jax.config import Config, ConfigError
+from credit_jax.config.data import DataConfig
+from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.load import dump_config
+from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.data.channels import ChannelSchema, channel_problems
+from credit_jax.data.checks import check_grid
+from credit_jax.evaluation.references import NamedData
+from credit_jax.fields.coordinates import Coordinates, as_values, places_of
+from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.forecast_data import ForecastData, open_forecast_data
+from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
+from credit_jax.forecast.perturbation import unknown_variables
+from credit_jax.forecast.reading import ForecastReader
+from credit_jax.forecast.schedule import Schedule, make_schedule
+from credit_jax.forecast.spin_up import before, earliest
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.plan import ModelPlan, RunPlan, plan_model
+from credit_jax.plan.channels import schema_of
+from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.further_inputs import further_problems
+from credit_jax.transforms import (
+    Advance,
+    Phase,
+    Pipeline,
+    Rollout,
+    build_pipeline,
+    check_layout,
+    notes_on_inverses,
+)
+
+# Postblocks that restore physical units.
+_RESTORES = (
+    "bridgescaler_transform",
+    "era5_normalizer",
+    "exp_transform",
+    "square_transform",
+)
+_SECTIONS = ("data", "preblocks", "postblocks")
+
+
+@dataclass(frozen=True)
+class ForecastPlan:
+    """The parts of the forecasts of a config; each file is opened once.
+
+    Attributes:
+        config: the config.
+        inference: its `inference:` section, with the options of the command line.
+        data: the data section of the forecasts.
+        model: the model and the degrees of its mesh.
+        schedule: start dates, steps, members.
+        reader: of initial states and forcing.
+        rollout: the transforms after a step, and how the next input is made.
+        schema: channels of x and y.
+        notes: information for the user, one line each.
+    """
+
+    config: Config
+    inference: InferenceConfig
+    data: DataConfig
+    model: ModelPlan
+    schedule: Schedule
+    reader: ForecastReader
+    rollout: Rollout
+    schema: ChannelSchema
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def truth(self) -> NamedData:
+        """See `forecast_truth`."""
+        return forecast_truth(self.config, self.inference)
+
+    def outputs(self, model: ParallelModel) -> Outputs:
+        """The variables that are written; nothing is compiled.
+
+        Args:
+            model: on its mesh.
+
+        Raises:
+            ValueError: a variable or level is not predicted, or the first initial state
+                cannot be read.
+        """
+        task = self.schedule.tasks[0]
+        size = model.axes.num_data
+        first = _shapes_on(model, self.reader.first([task]).arrays, size)
+        forcing: Any = {}
+        if self.schedule.num_steps > 1:
+            forcing = _shapes_on(model, self.reader.forcing([task], 1), size)
+        shapes = ForecastStep(model, self.rollout).shapes(first, forcing)
+        order = [key for key in self.schema.target_slices() if key in shapes]
+        order += [key for key in shapes if key not in order]
+        pipeline, data = self.reader.pipeline, self.reader.data
+        grid = pipeline.grid
+        if grid is None:
+            latitude, longitude = data.coordinates()
+        else:
+            latitude, longitude = grid.latitude, grid.longitude
+        if latitude is None or longitude is None:
+            raise ValueError(
+                "the weight file of the regrid block gives no latitudes and longitudes "
+                "of rows and columns, which forecasts are written with"
+            )
+        config = self.inference.output
+        variables = choose_outputs(
+            config,
+            {key: shapes[key] for key in order},
+            levels_of(self.config, self.schema),
+            pipeline,
+        )
+        return Outputs(
+            variables,
+            latitude,
+            longitude,
+            self.schedule.calendar,
+            read_attributes(config.metadata),
+            pipeline.described(data.attributes()),
+        )
+
+    def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:
+        """The step that returns the variables that are written."""
+        return ForecastStep(model, self.rollout, outputs.wanted)
+
+    def sections(self) -> dict[str, Any]:
+        """The sections of the config that determine the values of forecasts."""
+        return _sections(self.config)
+
+
+def _sections(config: Config) -> dict[str, Any]:
+    """See `ForecastPlan.sections`."""
+    raw = dump_config(config)
+    own = raw.get("inference") or {}
+    used = {name: own.get(name) or raw.get(name) for name in _SECTIONS}
+    return {"model": raw["model"], "seed": config.seed, **used}
+
+
+def levels_of(
+    config: Config, schema: ChannelSchema
+) -> dict[str, Sequence[float] | None]:
+    """Source -> levels of its forecasts, as listed in the config, or of the files."""
+    known = {group.source: group.levels for group in schema.target if group.levels}
+    return {
+        name: source.get("levels") or known.get(name)
+        for name, source in _sections(config)["data"]["source"].items()
+    }
+
+
+def plan_forecast(
+    config: Config,
+    parallelism: ParallelismConfig,
+    *,
+    num_devices: int,
+    init_times: Sequence[str] = (),
+    num_steps: int | None = None,
+    length: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    run: RunPlan | None = None,
+    like: Coordinates | None = None,
+) -> ForecastPlan:
+    """Plans forecasts.
+
+    No weights are initialized, and nothing is compiled.
+
+    Args:
+        config: the config of the run.
+        parallelism: of the forecasts.
+        num_devices: devices to plan for.
+        init_times, num_steps, length: see `make_schedule`.
+        overrides: keys of the `inference:` section that the command line replaces.
+        run: the plan of a training run, whose model, mesh, channels and open files are
+            used; `parallelism` and `num_devices` are then ignored.
+        like: coordinates of the run, at which the data are read; None takes those of
+            the first file.
+
+    Raises:
+        ConfigError: lists all problems.
+    """
+    inference = (config.inference or InferenceConfig()).model_copy(
+        update=dict(overrides or {})
+    )
+    model = run.model if run is not None else _model(config, parallelism, num_devices)
+    found = Findings([*model.problems], [*model.notes])
+    data: DataConfig = inference.data or config.data
+    calendar = data.calendar or "standard"
+    options = {"init_times": init_times, "num_steps": num_steps, "length": length}
+    schedule = found.attempt(
+        lambda: make_schedule(inference, data.timestep, calendar, **options)
+    )
+    pipeline = found.attempt(lambda: forecast_pipeline(config, inference))
+    opened, read_from = None, 0
+    if schedule is not None:
+        first = schedule
+        read_from = found.attempt(lambda: earliest(inference.perturbation, first))
+        starts, steps = before(first, read_from or 0), first.num_steps
+        files = (run.open_files if run is not None else None) or OpenFiles()
+        # Blocks of `inference.preblocks` bring other data to those of the run.
+        of_run = like if inference.data is None or run is not None else None
+        regrids = pipeline is not None and pipeline.grid is not None
+        options_of_data = {"like": of_run, "same_grid": not regrids}
+        opened = found.attempt(
+            lambda: open_forecast_data(data, starts, steps, files, **options_of_data)
+        )
+    if schedule is None or pipeline is None or opened is None or model.config is None:
+        raise ConfigError(unique(found.problems), _TITLE)
+    # Start dates are in the calendar of the files.
+    schedule = found.attempt(
+        lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
+    )
+    trained = None if run is None else run.schema
+    schema = found.attempt(
+        lambda: forecast_schema(
+            config, inference, model.config, pipeline, opened, trained
+        )
+    )
+    if schedule is None or schema is None:
+        raise ConfigError(unique(found.problems), _TITLE)
+    located = _located(pipeline, opened, schema, like, found)
+    found.problems += _data_problems(model, located, opened, schedule, schema, data)
+    if read_from:
+        found.problems += opened.problems(before(schedule, read_from), 1)
+    found.problems += unknown_variables(inference.perturbation, schema.target_slices())
+    rollout = found.attempt(
+        lambda: forecast_rollout(located, schema, schedule.num_steps)
+    )
+    if rollout is None or found.problems:
+        raise ConfigError(unique(found.problems), _TITLE)
+    if config.postblocks.post_rollout and inference.postblocks is None:
+        found.notes.append(
+            "postblocks.post_rollout: runs after the last step is written, as in "
+            "CREDIT, and changes nothing"
+        )
+    for source in opened.sources.values():
+        found.notes += source.notes()
+    found.notes += notes_on_inverses(located, opened.schema.as_read())
+    found.notes += notes_on_initial(located)
+    found.notes += located.notes_on_order(opened.schema.as_read())
+    found.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
+    reader = ForecastReader(opened, located, schedule, schema)
+    return ForecastPlan(
+        config,
+        inference,
+        data,
+        model,
+        schedule,
+        reader,
+        rollout,
+        schema,
+        unique(found.notes),
+    )
+
+
+_TITLE = "this forecast cannot start"
+
+
+def _model(
+    config: Config, parallelism: ParallelismConfig, num_devices: int
+) -> ModelPlan:
+    where = "--parallelism"
+    return plan_model(config.model, parallelism, num_devices=num_devices, where=where)
+
+
+def forecast_pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
+    """Builds the transforms of forecasts; their files are read.
+
+    Raises:
+        OSError, ValueError: a block or one of its files is invalid.
+    """
+    return build_pipeline(
+        inference.preblocks or config.preblocks,
+        inference.postblocks or config.postblocks,
+    ).for_forecast()
+
+
+def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:
+    """The data that forecasts are made from, which are also their truth.
+
+    Raises:
+        OSError, ValueError: a `rename` is invalid.
+    """
+    preblocks = inference.preblocks or config.preblocks
+    return NamedData.before(preblocks, inference.data or config.data)
+
+
+def forecast_schema(
+    config: Config,
+    inference: InferenceConfig,
+    model: Any,
+    pipeline: Pipeline,
+    opened: ForecastData,
+    trained: ChannelSchema | None = None,
+) -> ChannelSchema:
+    """The channels of the model: those of the data, predictions as in training.
+
+    Args:
+        config, inference: the config, and its `inference:` section.
+        model: validated config of the model.
+        pipeline: the transforms of the forecasts.
+        opened: the data of the forecasts.
+        trained: the channels of the training, if known.
+
+    Raises:
+        ValueError: the input channels of `inference.data` differ from those of the
+            training.
+    """
+    schema = opened.schema.after(pipeline)
+    if inference.data is None:
+        return schema
+    if trained is None:
+        of_training = build_pipeline(config.preblocks, config.postblocks)
+        trained = schema_of(config.data, model, of_training)
+    ours, theirs = schema.input_slices(), trained.input_slices()
+    if [*ours.items()] != [*theirs.items()]:
+        lost = [key for key in theirs if theirs[key] != ours.get(key)]
+        more = [key for key in ours if key not in theirs]
+        if not more and ours.keys() == theirs.keys():
+            raise ValueError(
+                "inference.data: its input channels are in another order than those "
+                f"that the model was trained with: {', '.join(ours)}; expected "
+                f"{', '.join(theirs)}. Give sources and variables in that order; a "
+                "source that a rename block makes comes after those that there are"
+            )
+        raise ValueError(
+            "inference.data: its input channels are not those that the model was "
+            f"trained with; missing or elsewhere: {', '.join(lost) or 'none'}; not "
+            f"known: {', '.join(more) or 'none'}; reconcile them in "
+            "inference.preblocks, with a rename or regrid block"
+        )
+    return replace(schema, target=trained.target)
+
+
+def _data_problems(
+    model: ModelPlan,
+    pipeline: Pipeline,
+    opened: ForecastData,
+    schedule: Schedule,
+    schema: ChannelSchema,
+    data: DataConfig,
+) -> list[str]:
+    found = Findings()
+    if model.config.frames != data.history_len:
+        found.problems.append(
+            f"model.frames: {model.config.frames} differs from data.history_len "
+            f"{data.history_len}; make them equal"
+        )
+    found.problems += channel_problems(schema, model.config)
+    found.problems += further_problems(data, model.config, opened.further)
+    found.problems += opened.problems(schedule.starts, schedule.num_steps)
+    grid = model.grid if pipeline.grid is None else None
+    found.attempt(lambda: check_grid(opened, grid))
+    return found.problems
+
+
+def notes_on_initial(pipeline: Pipeline) -> list[str]:
+    """Scalers and logs of the initial state alone, which nothing undoes for the output.
+
+    A field that is fed back has the units after `ic_only`, in which it is written.
+    """
+    kinds = ("bridgescaler_transform", "era5_normalizer", "log_transform")
+    changed = [
+        f"{own.path} (type {own.type})"
+        for own in pipeline.transforms
+        if own.phase is Phase.INITIAL and own.type in (*kinds, "sqrt_transform")
+    ]
+    undone = [own for own in pipeline.transforms if own.phase is Phase.AFTER_STEP]
+    if not changed or any(own.type in _RESTORES for own in undone):
+        return []
+    return [
+        f"{', '.join(changed)}: changes the initial state, and no block of "
+        "postblocks.per_step restores its units: fields are written, fed back and "
+        "scored as they are after it, not in physical units, as in CREDIT"
+    ]
+
+
+def _located(
+    pipeline: Pipeline,
+    opened: ForecastData,
+    schema: ChannelSchema,
+    like: Coordinates | None,
+    found: Findings,
+) -> Pipeline:
+    """The transforms with their files in the order of the data.
+
+    Args:
+        pipeline, opened, schema: of the forecasts.
+        like: coordinates of the run; None if unknown.
+        found: receives the problems of files with other coordinates.
+    """
+    layout = opened.schema.as_read()
+    found.attempt(lambda: check_layout(pipeline, layout))
+    data = found.attempt(opened.located)
+    if data is None:
+        return pipeline
+    found.attempt(lambda: _check_like(like, pipeline, schema, data))
+    return found.attempt(lambda: pipeline.at(layout, data.grid)) or pipeline
+
+
+def _check_like(
+    like: Coordinates | None,
+    pipeline: Pipeline,
+    schema: ChannelSchema,
+    data: Coordinates,
+) -> None:
+    """Checks that the input of the model is at the coordinates of the run.
+
+    Raises:
+        ValueError: rows, columns or levels differ, or are in another order.
+    """
+    if like is None:
+        return
+    new = pipeline.grid
+    of_blocks = "the regrid block of preblocks"
+    for kind in ("latitude", "longitude"):
+        ours = getattr(data if new is None else new, kind)
+        where = data.where if new is None else of_blocks
+        places = places_of(
+            getattr(like, kind), as_values(ours), kind, where, like.where
+        )
+        if places is not None:
+            raise ValueError(
+                f"{where}: {kind}s run from {ours[0]:g} to {ours[-1]:g}, in another "
+                f"order than those of {like.where}; bring them to that order"
+            )
+    for group in schema.input:
+        trained = like.sources.get(group.source)
+        if trained is None or len(trained.levels or ()) != group.n_levels:
+            continue
+        if "/3d/" in group.var_key:
+            where, levels = f"the data ({group.var_key})", group.levels
+            of_run = trained.levels
+            if places_of(of_run, levels, "level", where, like.where) is not None:
+                raise ValueError(
+                    f"{where}: has the levels {list(levels or ())}, in another order "
+                    f"than {list(of_run or ())} of {like.where}; name them in that "
+                    "order in inference.data"
+                )
+
+
+def forecast_rollout(
+    pipeline: Pipeline, schema: ChannelSchema, num_steps: int
+) -> Rollout:
+    """The transforms after a step, and how the next input is made.
+
+    Raises:
+        ValueError: the transforms cannot make the next input from a prediction.
+    """
+    channels = schema.input_slices(), schema.target_slices()
+    postprocess = pipeline.postprocess(*channels)
+    advance = Advance(pipeline, *channels) if num_steps > 1 else None
+    return Rollout(num_steps, postprocess=postprocess, advance=advance)
+
+
+def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
+    """Shapes of arrays of one sample as global arrays of `size` samples on the mesh."""
+    domain = model.axes.num_domain
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        if x.ndim < 5:
+            return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+        rows = -(-x.shape[-2] // domain) * domain
+        whole = (size, *x.shape[1:-2], rows, x.shape[-1])
+        return jax.ShapeDtypeStruct(whole, x.dtype)
+
+    return jax.tree.map(shape, arrays)

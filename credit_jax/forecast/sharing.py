@@ -1,0 +1,107 @@
+"""Distribution of the samples of a group of forecasts over processes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from credit_jax.forecast.autoregression import Outputs
+from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.credit import local_dp_ranks, writing_dp_ranks
+from credit_jax.parallel.placement import batch_spec
+from credit_jax.parallel.processes.coordinator import of_all
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The samples of each group that this process reads and writes.
+
+    A process reads the samples of the data-parallel ranks that it has devices of. If a
+    rank spans several processes, the first one writes its samples.
+
+    Attributes:
+        mesh: of all processes.
+        size: samples of a group.
+    """
+
+    mesh: Mesh
+    size: int
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The data-parallel ranks of this process, ascending."""
+        return local_dp_ranks(self.mesh)
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of its samples in a group, rank after rank."""
+        return self._positions(self.ranks)
+
+    @cached_property
+    def written(self) -> frozenset[int]:
+        """Positions of the samples that this process writes."""
+        return frozenset(self._positions(writing_dp_ranks(self.mesh)))
+
+    def _positions(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        each = self.size // self._axes.num_data
+        return tuple(r * each + i for r in ranks for i in range(each))
+
+    def with_whole_rows(self, found: Outputs) -> Outputs:
+        """All-gathers the rows of the fields, if they span several processes.
+
+        A collective: every process must call it, in the same order.
+        """
+        if all(field.is_fully_addressable for field in found.values()):
+            return found
+        return self._gather(found)
+
+    def on_host(self, found: Outputs) -> dict[str, np.ndarray]:
+        """The samples of this process in the result of `with_whole_rows`, float32."""
+        return {key: _local(field) for key, field in found.items()}
+
+    @cached_property
+    def _axes(self) -> MeshAxes:
+        return MeshAxes.from_mesh(self.mesh)
+
+    @cached_property
+    def _gather(self) -> Any:
+        place = NamedSharding(self.mesh, PartitionSpec(batch_spec(self._axes)[0]))
+
+        def whole(found: Outputs) -> Outputs:
+            return {
+                key: jax.lax.with_sharding_constraint(field, place)
+                for key, field in found.items()
+            }
+
+        return compile_program(whole, self.mesh)
+
+
+def _local(field: jax.Array) -> np.ndarray:
+    if field.is_fully_addressable:
+        return np.asarray(field, np.float32)
+    parts = {
+        shard.index[0].start or 0: shard.data for shard in field.addressable_shards
+    }
+    arrays = [np.asarray(parts[start], np.float32) for start in sorted(parts)]
+    return np.concatenate(arrays)
+
+
+def added_up(counts: Mapping[str, int], names: list[str]) -> dict[str, int]:
+    """Sums counts over all processes; returns those above 0.
+
+    Args:
+        counts: of this process.
+        names: of all possible counts, the same in every process.
+    """
+    texts = of_all("counts", json.dumps(dict(counts)))
+    total = sum((Counter(json.loads(text)) for text in texts), Counter[str]())
+    return {name: total[name] for name in names if total[name]}

@@ -1,0 +1,234 @@
+"""Perturbations computed with the model: bred vectors and lagged starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from credit_jax.config.dates import duration
+from credit_jax.config.inference import PerturbationConfig
+from credit_jax.data.calendars import shift_all
+from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.forecaster import to_host
+from credit_jax.forecast.member_noise import MemberNoise
+from credit_jax.forecast.perturbation import (
+    PROGNOSTIC,
+    Amplitude,
+    NoisePerturbation,
+    add,
+)
+from credit_jax.forecast.reading import FirstStep, ForecastReader
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.parallel.placement import place_batch
+from credit_jax.transforms import FieldTree
+
+# Key -> (batch, level, lat, lon).
+Fields = dict[str, np.ndarray]
+# Added to the numbers of steps before the start dates, for their noise.
+_SPIN_UP = 2**30
+
+
+@dataclass(frozen=True)
+class SpinUp:
+    """Runs the model before the start dates.
+
+    Attributes:
+        step: the compiled step; it returns every prognostic variable.
+        weights: of the model.
+        reader: of states and forcing, without perturbations.
+        noise: of models that draw noise.
+    """
+
+    step: ForecastStep
+    weights: Any
+    reader: ForecastReader
+    noise: MemberNoise | None = None
+
+    def dates(self, tasks: Sequence[Task], steps: Sequence[int]) -> list[np.datetime64]:
+        """The date a number of steps after the start of each task."""
+        schedule = self.reader.schedule
+        return [
+            schedule.valid_time(t.start, k) for t, k in zip(tasks, steps, strict=True)
+        ]
+
+    def advance(
+        self,
+        first: FirstStep,
+        starts: Sequence[np.datetime64],
+        num_steps: Sequence[int],
+        tasks: Sequence[Task],
+        number: int = 0,
+    ) -> list[Fields]:
+        """Prognostic fields after each step of forecasts from some states and dates.
+
+        Args:
+            first: the states.
+            starts: their dates.
+            num_steps: of each forecast; what follows in a shorter one has no meaning.
+            tasks: for which they are made.
+            number: of the first step, among all before the start dates.
+        """
+        mesh = self.step.model.mesh
+        state, constants = self.step.start(place_batch(first.arrays, mesh))
+        forcing: FieldTree = {}
+        last, found = max(num_steps), []
+        noise = None if self.noise is None else self.noise.of(tasks)
+        for k in range(1, last + 1):
+            if k < last or not forcing:
+                forcing = place_batch(self._forcing(starts, num_steps, k), mesh)
+            # Step numbers of the forecasts are small.
+            own = None if noise is None else noise.fold_in(_SPIN_UP + number + k)
+            state, fields = self.step(self.weights, state, constants, forcing, own)
+            rows = self.step.model.model_def.image_height
+            found.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
+        return found
+
+    def _forcing(
+        self, starts: Sequence[np.datetime64], num_steps: Sequence[int], step: int
+    ) -> FieldTree:
+        """Forcing of a step, of each forecast that goes on after it; else any."""
+        steps = [min(step, own - 1) for own in num_steps]
+        dates = [
+            self.reader.data.time(*pair) for pair in zip(starts, steps, strict=True)
+        ]
+        return self.reader.forcing_at(dates, 0)
+
+
+@dataclass(frozen=True)
+class BredVectors:
+    """Bred vectors: differences of forecasts, grown and rescaled in cycles.
+
+    Noise is added to the analysis `num_cycles` steps before the start date. Each cycle
+    runs one step from the analysis and one from the perturbed analysis; their
+    difference, rescaled variable by variable, is added to the next analysis.
+
+    Attributes:
+        spin_up: runs the model.
+        noise: initial perturbation.
+        amplitude: to which differences are rescaled.
+        num_cycles: number of cycles, of one step each.
+    """
+
+    spin_up: SpinUp
+    noise: NoisePerturbation
+    amplitude: Amplitude
+    num_cycles: int
+
+    def __call__(self, tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
+        """Key -> (batch, level, lat, lon), what is added to the initial states."""
+        spin_up, bred = self.spin_up, Fields()
+        for cycle in range(-self.num_cycles, 0):
+            dates = spin_up.dates(tasks, [cycle] * len(tasks))
+            perturb = partial(_add_all, bred) if bred else self.noise
+            base = spin_up.reader.at(dates)
+            other = spin_up.reader.at(dates, tasks, perturb)
+            ones, number = [1] * len(tasks), cycle + self.num_cycles
+            (control,) = spin_up.advance(base, dates, ones, tasks, number)
+            (changed,) = spin_up.advance(other, dates, ones, tasks, number)
+            bred = {
+                key: self._scaled(key, changed[key] - field, base.fields[key], tasks)
+                for key, field in control.items()
+            }
+        return bred
+
+    def _scaled(
+        self, key: str, difference: np.ndarray, base: np.ndarray, tasks: Sequence[Task]
+    ) -> np.ndarray:
+        """Differences with the amplitude of their variable; none for member 0."""
+        scaled = np.zeros_like(difference)
+        for index, task in enumerate(tasks):
+            std = self.amplitude.of(key, base[index])
+            size = self.amplitude.rms(difference[index])
+            if std is not None and task.member > 0:
+                factor = np.divide(std, size, out=np.zeros_like(std), where=size > 0)
+                scaled[index] = difference[index] * factor
+        return scaled
+
+
+@dataclass(frozen=True)
+class LaggedStarts:
+    """Lagged starts: member m starts from the forecast begun m lags earlier.
+
+    Attributes:
+        spin_up: runs the model.
+        steps: number of steps of a lag.
+    """
+
+    spin_up: SpinUp
+    steps: int
+
+    def __call__(self, tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
+        """Key -> (batch, level, lat, lon), what is added to the initial states."""
+        spin_up = self.spin_up
+        lags = [self.steps * task.member for task in tasks]
+        dates = spin_up.dates(tasks, [-lag for lag in lags])
+        analysis = spin_up.reader.at(spin_up.dates(tasks, [0] * len(tasks))).fields
+        if not any(lags):
+            return {}
+        steps = [max(lag, 1) for lag in lags]
+        found = spin_up.advance(spin_up.reader.at(dates), dates, steps, tasks)
+        return {
+            key: np.stack(
+                [
+                    found[lag - 1][key][index] - analysis[key][index]
+                    if lag
+                    else np.zeros_like(analysis[key][index])
+                    for index, lag in enumerate(lags)
+                ]
+            )
+            for key in found[0]
+        }
+
+
+def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
+    """Number of steps before the start dates at which reading of data begins.
+
+    Raises:
+        ValueError: the lag is no multiple of the time step.
+    """
+    if schedule.num_members == 1:
+        return 0
+    if config.type == "bred":
+        return config.num_cycles
+    if config.type == "lagged":
+        return steps_of(config.lag, schedule) * (schedule.num_members - 1)
+    return 0
+
+
+def steps_of(lag: str, schedule: Schedule) -> int:
+    """Number of steps of a lag, a duration; ValueError unless it is whole."""
+    length = duration(lag)
+    if length % schedule.timestep != duration("0h"):
+        raise ValueError(
+            f"inference.perturbation.lag: {lag} is no multiple of the time step "
+            f"{schedule.timestep}"
+        )
+    return int(length / schedule.timestep)
+
+
+def before(schedule: Schedule, steps: int) -> np.ndarray:
+    """All dates up to `steps` steps before each start date."""
+    moved = [
+        shift_all(schedule.starts, -k * schedule.timestep, schedule.calendar)
+        for k in range(steps + 1)
+    ]
+    return np.unique(np.concatenate(moved))
+
+
+def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:
+    """A step that returns whole prognostic variables."""
+    wanted = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
+    return replace(step, outputs=wanted)
+
+
+def _add_all(made: Fields, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+    """Adds the change of each sample to fields."""
+    # In a padded group, samples of equal tasks are equal.
+    index = {task: number for number, task in enumerate(tasks)}
+    return add(
+        fields, tasks, lambda key, t, _: made[key][index[t]] if key in made else None
+    )

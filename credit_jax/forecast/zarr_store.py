@@ -1,0 +1,267 @@
+"""One Zarr store of all forecasts, as WeatherBench reads it.
+
+Dims are time (start), number (of ensembles), prediction_timedelta, level, latitude and
+longitude. The store is first created without values; then every forecast writes its
+part, one lead time after the other, with TensorStore, which takes a tenth of the
+processor time of zarr-python for small fields. A chunk is the whole globe at one lead
+time: all levels if they have at most MANY_LEVELS bytes, otherwise one level. In Zarr v3
+the levels of a lead time are always in one file (a shard).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cftime
+import numpy as np
+import pandas as pd
+import tensorstore
+import zarr
+
+from credit_jax.data.calendars import STANDARD
+from credit_jax.evaluation.open_forecasts import STORE
+from credit_jax.forecast.netcdf import COORDINATES, UNITS
+from credit_jax.forecast.outputs import Outputs, OutputVariable, as_dates
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.forecast.stores import Fields, WriteJob
+from credit_jax.io.atomic import new_folder
+
+MANY_LEVELS = 8 * 2**20
+TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
+_COORDINATES: dict[str, dict[str, Any]] = {
+    TIME: {
+        "standard_name": "forecast_reference_time",
+        "long_name": "start of forecast",
+    },
+    LEAD: {"standard_name": "forecast_period", "long_name": "time since start"},
+    MEMBER: {"standard_name": "realization", "long_name": "ensemble member"},
+    "level": {"long_name": "level", "axis": "Z"},
+    "pressure": {"standard_name": "air_pressure", "units": "hPa", "axis": "Z"},
+    "latitude": {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
+    "longitude": {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
+}
+
+
+@dataclass(frozen=True)
+class ZarrStore:
+    """A Zarr store of forecasts.
+
+    Attributes:
+        folder: in which the store is created, as `forecast.zarr`.
+        outputs: what is written.
+        schedule: of the forecasts.
+        attributes: of the whole store.
+        zarr_format: 3 or 2.
+    """
+
+    folder: Path
+    outputs: Outputs
+    schedule: Schedule
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    zarr_format: int = 3
+    first_step: int = 0
+
+    @property
+    def path(self) -> Path:
+        """Path of the store."""
+        return self.folder / STORE
+
+    def create(self) -> None:
+        """Creates the store without values, unless it exists."""
+        if self.path.exists():
+            return
+        try:
+            self._create()
+        except OSError:
+            # Another process of the same campaign may have been first.
+            if not self.path.exists():
+                raise
+
+    def _create(self) -> None:
+        with new_folder(self.path) as partial, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Consolidated metadata")
+            form: Any = self.zarr_format
+            group = zarr.open_group(
+                str(partial),
+                mode="w",
+                zarr_format=form,
+                attributes={"Conventions": "CF-1.11", **self.attributes},
+            )
+            for name, (values, attributes) in self._coordinates().items():
+                dims = self.outputs.space if values.ndim == 2 else (name,)
+                self._coordinate(group, name, dims, values, attributes)
+            for variable in self.outputs.variables:
+                self._variable(group, variable)
+            zarr.consolidate_metadata(str(partial), zarr_format=form)
+
+    def writer(self, task: Task) -> ZarrWriter:
+        """Returns a writer of one forecast."""
+        return ZarrWriter(self, task)
+
+    @cached_property
+    def leads(self) -> tuple[int, ...]:
+        """The steps that are in the store, the initial state included."""
+        return (0, *self.schedule.written)
+
+    def dims(self, variable: OutputVariable) -> tuple[str, ...]:
+        """Names of the dims of a variable."""
+        members = (MEMBER,) if self.schedule.num_members > 1 else ()
+        levels = () if variable.levels is None else (variable.level_dim,)
+        return (TIME, *members, LEAD, *levels, *self.outputs.space)
+
+    def write(self, task: Task, step: int, fields: Fields) -> None:
+        """Writes all variables of a lead time of a forecast; missing ones stay NaN.
+
+        Raises:
+            ValueError: of TensorStore; a chunk cannot be written
+                (`credit_jax.io.write_errors`).
+        """
+        members = (task.member,) if self.schedule.num_members > 1 else ()
+        place = (task.start, *members, self.leads.index(step))
+        levels = self.outputs.levels()
+        for variable in self.outputs.variables:
+            if variable.key not in fields:
+                continue
+            values = fields[variable.key]
+            if variable.levels is None:
+                values = values[0]
+            else:
+                whole = levels[variable.level_dim].tolist()
+                if whole != variable.levels.tolist():
+                    rows = [whole.index(level) for level in variable.levels.tolist()]
+                    own = np.full((len(whole), *values.shape[1:]), np.nan, np.float32)
+                    own[rows] = values
+                    values = own
+            self._arrays[variable.name][place].write(values).result()
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays of the variables, open for writing."""
+        return {own.name: self._open(own.name) for own in self.outputs.variables}
+
+    def _open(self, name: str) -> Any:
+        spec = {
+            "driver": "zarr3" if self.zarr_format == 3 else "zarr",
+            "kvstore": {"driver": "file", "path": str(self.path / name)},
+            # A chunk is renamed when it is complete; the disk has it when it likes.
+            "context": {"file_io_sync": False},
+        }
+        return tensorstore.open(spec, write=True, open=True).result()
+
+    def _sizes(self) -> dict[str, int]:
+        found = {name: len(values) for name, (values, _) in self._coordinates().items()}
+        shape = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
+        return found | dict(zip(self.outputs.space, shape, strict=True))
+
+    def _coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
+        """Values and attributes of every coordinate."""
+        calendar = "standard"
+        if self.outputs.calendar != STANDARD:
+            calendar = self.outputs.calendar
+        dates = as_dates(self.schedule.starts, self.outputs.calendar)
+        seconds = np.array([_seconds(date) for date in dates], np.int64)
+        time = {**_COORDINATES[TIME], "units": UNITS, "calendar": calendar}
+        values, units = self._lead_values()
+        lead = {**_COORDINATES[LEAD], "units": units, "dtype": "timedelta64[ns]"}
+        found = {TIME: (seconds, time), LEAD: (values, lead)}
+        if self.schedule.num_members > 1:
+            members = np.arange(self.schedule.num_members)
+            found[MEMBER] = (members, _COORDINATES[MEMBER])
+        for name, levels in self.outputs.levels().items():
+            own = _COORDINATES.get(name, _COORDINATES["level"])
+            found[name] = (levels, own | self.outputs.attributes_of_levels(name))
+        for name in ("latitude", "longitude"):
+            found[name] = (getattr(self.outputs, name), _COORDINATES[name])
+        return found
+
+    def _lead_values(self) -> tuple[np.ndarray, str]:
+        """Lead times in hours, or in seconds if they are not whole hours."""
+        leads = [self.schedule.lead(step) for step in self.leads]
+        hour: Any = pd.Timedelta("1h")
+        if all(lead % hour == pd.Timedelta(0) for lead in leads):
+            return np.array([lead // hour for lead in leads], np.int64), "hours"
+        values = [int(lead.total_seconds()) for lead in leads]
+        return np.array(values, np.int64), "seconds"
+
+    def _coordinate(
+        self,
+        group: Any,
+        name: str,
+        dims: tuple[str, ...],
+        values: np.ndarray,
+        attributes: dict[str, Any],
+    ) -> None:
+        array = group.create_array(
+            name,
+            shape=values.shape,
+            chunks=values.shape,
+            dtype=values.dtype,
+            **self._named(dims, attributes),
+        )
+        array[...] = values
+
+    def _variable(self, group: Any, variable: OutputVariable) -> None:
+        dims, sizes = self.dims(variable), self._sizes()
+        shape = tuple(sizes[dim] for dim in dims)
+        space = self.outputs.space
+        whole = (*space, variable.level_dim)
+        together = tuple(sizes[dim] if dim in whole else 1 for dim in dims)
+        chunks = tuple(sizes[dim] if dim in space else 1 for dim in dims)
+        if 4 * math.prod(together) <= MANY_LEVELS:
+            chunks = together
+        sharded = self.zarr_format == 3 and together != chunks
+        attributes = self.outputs.attributes_of(variable)
+        attributes.pop("_FillValue", None)
+        if self.outputs.curvilinear:
+            attributes["coordinates"] = COORDINATES
+        group.create_array(
+            variable.name,
+            shape=shape,
+            chunks=chunks,
+            shards=together if sharded else None,
+            dtype="float32",
+            fill_value=float("nan"),
+            **self._named(dims, attributes),
+        )
+
+    def _named(
+        self, dims: tuple[str, ...], attributes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Arguments for dim names and attributes, by the version of Zarr."""
+        if self.zarr_format == 2:
+            return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
+        return {"attributes": dict(attributes), "dimension_names": dims}
+
+
+@dataclass(frozen=True)
+class ZarrWriter:
+    """Writes the lead times of one forecast.
+
+    Attributes:
+        store: the store.
+        task: the forecast.
+    """
+
+    store: ZarrStore
+    task: Task
+
+    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
+        """Yields the job that writes a step."""
+        yield lambda: self.store.write(self.task, step, fields)
+
+    def finish(self) -> Iterator[WriteJob]:
+        """Yields nothing: every step is written by `add`."""
+        yield from ()
+
+
+def _seconds(date: Any) -> int:
+    """Seconds since 1970 in the date's own calendar."""
+    if isinstance(date, pd.Timestamp):
+        return int(date.value // 10**9)
+    return int(cftime.date2num(date, UNITS, calendar=date.calendar))

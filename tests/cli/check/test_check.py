@@ -1,0 +1,296 @@
+"""`python -m credit_jax.check`: its reports and its errors."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.cli.check.command import main
+from credit_jax.cli.check.tables import mesh_table
+from credit_jax.config import build_config, write_config
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.plan import plan_run
+from credit_jax.plan.memory import estimate_memory, local_size
+from tests.config.example import example
+
+MODEL = {
+    "type": "wxformer",
+    "image_height": 32,
+    "image_width": 64,
+    "frames": 1,
+    "levels": 2,
+    "channels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 4,
+    "global_window_size": [4, 2, 2, 1],
+    "local_window_size": 2,
+    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
+    "cross_embed_strides": [2, 2, 2, 2],
+}
+
+
+def plan(num_devices=None, **changes):
+    changes.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
+    config = build_config(example(model=dict(MODEL), **changes))
+    return plan_run(config, num_devices=num_devices, with_data=False)
+
+
+def test_a_sound_plan_has_no_problems():
+    found = plan()
+    assert found.problems == (), found.problems
+    assert found.model.model_def is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "message"),
+    [
+        (
+            {"trainer__parallelism": {"data": "fsdp2", "tensor": 2, "domain": 2}},
+            6,
+            "world_size=6 not divisible by tensor*domain=4",
+        ),
+        (
+            {"trainer__parallelism": {"tensor": 4}},
+            4,
+            "stage 0 has 8 // 4 = 2 heads",
+        ),
+        ({"model__levels": 3}, None, "model: has 9 input channels, but data.source"),
+        ({"model__dmi": 3}, None, "model.dmi: unknown key; the nearest known key is"),
+        ({"model__frames": 2}, None, "model.frames: 2 differs from data.history_len"),
+        (
+            {"model__global_window_size": [3, 2, 2, 1]},
+            None,
+            "model.global_window_size[0] is 3, which does not divide the height 16",
+        ),
+        ({"loss__training_loss": "mze"}, None, "loss.training_loss"),
+        ({"metrics": {"args": {"metrics": {"rmze": {}}}}}, None, "rmze"),
+        (
+            {"preblocks": {"per_step": {"a": {"type": "regird"}}}},
+            None,
+            "preblocks.per_step.a.type: preblock type 'regird' is not available",
+        ),
+    ],
+)
+def test_problems(changes, devices, message):
+    model = {k.split("__")[1]: v for k, v in changes.items() if k.startswith("model")}
+    rest = {k: v for k, v in changes.items() if not k.startswith("model")}
+    rest.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
+    config = build_config(example(model={**MODEL, **model}, **rest))
+    found = plan_run(config, num_devices=devices, with_data=False)
+    assert any(message in line for line in found.problems), found.problems
+
+
+def test_uneven_rows_are_a_note_and_no_problem():
+    found = plan(trainer__parallelism={"domain": 3})
+    assert found.problems == (), found.problems
+    uneven, windows = found.notes
+    rows = "32 rows over domain 3 are uneven (11, 11, 10)"
+    assert uneven == f"{rows}; results are exact nonetheless"
+    assert "windows of attention over domain 3 are uneven" in windows, windows
+
+
+def test_parameters_over_domain():
+    """All parameters are halved but small ones and those that 2 does not divide."""
+    degrees = {"trainer__parallelism": {"domain": 2}}
+    whole = plan(**degrees)
+    shared = plan(**degrees, trainer__fsdp={"over_domain": True})
+    before, after = (
+        estimate_memory(p.config, p.model.model_def, p.model.axes).parts
+        for p in (whole, shared)
+    )
+    for name in ("parameters", "gradients", "optimizer (AdamW)"):
+        assert 0.5 < after[name] / before[name] < 0.6, name
+    assert before.keys() | {"gathered over domain"} == after.keys()
+    assert 0.9 < after["gathered over domain"] / before["parameters"] < 1
+    rows = [mesh_table(p, p.model.axes).columns[2]._cells for p in (whole, shared)]
+    assert rows[0][2] == "16 of 32 rows"
+    assert rows[1][2] == "16 of 32 rows, parameters"
+
+
+def test_both_data_axes():
+    block = {"data": "fsdp2", "dp_replicate": 2}
+    found = plan(num_devices=8, trainer__parallelism=block)
+    assert found.problems == (), found.problems
+    assert found.model.axes.data == ("dp_replicate", "dp_shard"), found.model.axes
+    assert (found.model.axes.num_data, found.model.axes.num_shard) == (8, 4), (
+        found.model.axes
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("pp", "no model has pipeline stages: .*; use pp: 1 and data: fsdp2"),
+        ("ep", "wxformer has no experts to share; use ep: 1, or wxformer_moe"),
+    ],
+)
+def test_degrees_that_a_model_has_no_use_for(key, why):
+    found = plan(trainer__parallelism={key: 2})
+    assert len(found.problems) == 1, found.problems
+    assert re.search(f"{key} is 2, but {why}", found.problems[0]), found.problems
+
+
+def test_missing_files_are_problems():
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    found = plan_run(config)
+    assert len(found.problems) == 4, found.problems
+    first = found.problems[0]
+    assert "data.source.ERA5.variables.prognostic.path: no file matches" in first
+    assert "'./d_%Y.nc' (searched './d_*.nc' in" in first
+    assert (found.loaders, found.objective) == ({}, None)
+
+
+def test_files_that_the_first_training_makes_are_notes():
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    found = plan_run(config, expected_files=["./d_2000.nc"])
+    assert len(found.notes) == 3, found.notes
+    assert found.notes[0].endswith("./d_%Y.nc is made by the first training")
+    assert len(found.problems) == 1, found.problems
+    assert "static.path: no file matches './static.nc'" in found.problems[0]
+
+
+def latitudes(section, path):
+    """Changes of a config by which a section weights latitudes from a file."""
+    weights = {"use_latitude_weights": True, "latitude_weights": str(path)}
+    if section == "loss":
+        return {f"loss__{key}": value for key, value in weights.items()}
+    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **weights}}
+    return {"loss__use_latitude_weights": False, "metrics": metrics}
+
+
+def test_missing_latitudes_of_the_metrics():
+    changes = latitudes("metrics", "absent.nc")
+    config = build_config(example(model=dict(MODEL), **changes))
+    line = "metrics.args.latitude_weights: absent.nc does not exist"
+    assert line in plan_run(config).problems
+    changes["trainer__skip_validation"] = True
+    config = build_config(example(model=dict(MODEL), **changes))
+    assert line not in plan_run(config).problems, "nothing reads it"
+
+
+@pytest.mark.parametrize("section", ["loss", "metrics"])
+def test_files_without_latitudes(section, tmp_path):
+    path = tmp_path / "other.nc"
+    xr.Dataset(coords={"y": [10.0]}).to_netcdf(path, engine="h5netcdf")
+    config = build_config(example(model=dict(MODEL), **latitudes(section, path)))
+    found = plan_run(config).problems
+    lines = [line for line in found if "has no one-dimensional `latitude`" in line]
+    assert len(lines) == 1, found
+    assert lines[0].startswith(f"{section}."), lines
+
+
+def test_data_none_leaves_devices_idle():
+    found = plan(num_devices=4)
+    assert found.notes == ("data: none uses 1 of 4 devices",)
+    assert found.model.axes is not None
+    assert found.model.axes.num_data == 1
+
+
+def test_local_sizes_are_shares_of_the_whole():
+    kernel = ParamSpec((64, 4, 16), ("embed", "heads", "head_dim"))
+    fsdp = MeshAxes(data=("dp_shard",), shard="dp_shard", num_data=4, num_shard=4)
+    both = MeshAxes(
+        data=("dp_shard",),
+        shard="dp_shard",
+        tensor="tp",
+        num_data=4,
+        num_shard=4,
+        num_tensor=2,
+    )
+    assert local_size(kernel, MeshAxes()) == 64 * 4 * 16
+    assert local_size(kernel, fsdp) == 64 * 4 * 16 // 4
+    assert local_size(kernel, both) == 64 * 4 * 16 // 8
+
+
+def test_memory_falls_with_every_kind_of_parallelism():
+    def total(devices, **block):
+        found = plan(num_devices=devices, trainer__parallelism=block)
+        assert found.model.model_def is not None
+        assert found.model.axes is not None
+        return estimate_memory(found.config, found.model.model_def, found.model.axes)
+
+    one = total(1)
+    assert one.parts["parameters"] == 4 * plan().model.model_def.num_parameters
+    assert total(8, data="fsdp2").parts["parameters"] < one.parts["parameters"] / 4
+    activations = "activations (estimate)"
+    assert total(2, tensor=2).parts[activations] < one.parts[activations]
+    assert total(2, domain=2).parts[activations] < one.parts[activations]
+    assert one.total == math.fsum(one.parts.values())
+
+
+def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    write_config(config, path)
+    assert main(["--config", str(path), "--no-data"]) == 0
+    printed = capsys.readouterr().out
+    for word in (
+        "Channels",
+        "Mesh of 1",
+        "Geometry",
+        "Parameters",
+        "Memory",
+        "OK so far: data",
+    ):
+        assert word in printed, printed
+    assert main(["-c", str(path), "--set", "model.dim_head=5", "--no-data"]) == 0
+    arguments = ["-c", str(path), "--set", "trainer.parallelism.tensor=3", "--no-data"]
+    assert main(arguments) == 1
+    assert "which tensor = 3 of the parallelism" in capsys.readouterr().out
+    assert main(["-c", str(path), "--set", "trainer.epoch=3"]) == 1
+    assert "nearest known key is 'epochs'" in capsys.readouterr().out
+    assert main(["-c", str(tmp_path / "no.yaml")]) == 1
+    assert "does not exist" in capsys.readouterr().out
+
+
+def test_a_pattern_that_matches_no_file(tmp_path, capsys, monkeypatch):
+    """The first training makes the demo data, but this file is none of them."""
+    demo = str(Path("configs/demo.yaml").resolve())
+    monkeypatch.chdir(tmp_path)
+    assert main(["-c", demo]) == 0
+    printed = capsys.readouterr().out
+    assert "note: data.source.demo.variables.static.path: demo_data/T21/sta" in printed
+    key, pattern = (
+        "data.source.demo.variables.prognostic.path",
+        "demo_data/T21/nope_%Y.zarr",
+    )
+    assert main(["-c", demo, "--set", f"{key}={pattern}"]) == 1
+    printed = capsys.readouterr().out
+    assert f"{key}: no file matches '{pattern}' (searched " in printed
+    assert "the folder 'demo_data/T21' does not exist" in printed
+    assert "1 problem:" in printed
+
+
+@pytest.mark.parametrize("dates", [{}, {"start_datetime": "2000-01-05"}])
+def test_configs_of_forecasts_alone(tmp_path, capsys, dates):
+    """They are checked without loss, trainer and dates, as `forecast` takes them."""
+    whole = example(
+        model=dict(MODEL), preblocks={"per_step": {"concat": {"type": "concat"}}}
+    )
+    alone = {k: v for k, v in whole.items() if k not in ("loss", "trainer")}
+    alone.pop("validation_data", None)
+    gone = ("start_datetime", "end_datetime", "date_ranges", "forecast_len")
+    alone["data"] = {k: v for k, v in whole["data"].items() if k not in gone} | dates
+    alone["inference"] = {"output": {"format": "zarr"}}
+    path = tmp_path / "alone.yml"
+    path.write_text(yaml.safe_dump(alone))
+    assert main(["--config", str(path)]) == 0
+    assert "neither loss nor trainer" in capsys.readouterr().out
+    alone["inference"] = {"output": {"format": "grib"}}
+    alone["model"]["levels"] = 3
+    path.write_text(yaml.safe_dump(alone))
+    assert main(["--config", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "inference.output.format" in shown
+    assert "model: has 9 input channels" in shown

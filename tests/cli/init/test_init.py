@@ -1,0 +1,208 @@
+"""`credit-jax init`: configs for one's own files, and what the files do not say."""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.cli.check.report import check_config
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.init.command import main
+from credit_jax.cli.preprocess import main as preprocess
+from credit_jax.config import load_config
+from credit_jax.models.registry import build
+
+LEVELS = [100.0, 500.0, 850.5]
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def fields(times, deep=(), flat=(), *, calendar=None, rows=32, level="level"):
+    """Random fields on a grid of rows x 64 points."""
+    rng = np.random.default_rng(0)
+    coords = {
+        "latitude": np.linspace(87, -87, rows),
+        "longitude": np.arange(64) * 360 / 64,
+    }
+    space = {"latitude": rows, "longitude": 64}
+    sizes = {"time": len(times), level: len(LEVELS)} if len(times) else {}
+    if len(times):
+        coords |= {"time": times}
+    if deep:
+        coords |= {level: LEVELS}
+    data = xr.Dataset(coords=coords)
+    data["latitude"].attrs["units"] = "degrees_north"
+    for name, dims in {
+        **dict.fromkeys(deep, ("time", level, *space)),
+        **{name: (*(("time",) if len(times) else ()), *space) for name in flat},
+    }.items():
+        shape = [{**sizes, **space}[dim] for dim in dims]
+        data[name] = (dims, rng.normal(size=shape).astype(np.float32))
+    return data
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Two years of Zarr, and static fields; the names that the options take."""
+    monkeypatch.chdir(tmp_path)
+    for year in (2000, 2001):
+        times = pd.date_range(f"{year}-01-01", periods=12, freq="6h")
+        own = fields(times, ("T", "U"), ("SP", "tsi", "rain"))
+        own.to_zarr(f"w_{year}.zarr", zarr_format=2, consolidated=True)
+    fields((), flat=("Z",)).to_netcdf("static.nc")
+    return ["w_2000.zarr", "w_2001.zarr", "static.nc"]
+
+
+def init(*arguments):
+    return main([*arguments, "--out", "my.yaml"])
+
+
+def test_the_three_commands(files, capsys):
+    """The config reads the files; preprocess fits its scalers; check finds no fault."""
+    assert init("--data", *files, "--diagnostic", "rain") == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "credit-jax preprocess --config my.yaml",
+        "credit-jax check --config my.yaml",
+    ]
+    config = load_config("my.yaml")
+    source = config.data.source["data"]
+    variables = source.variables
+    assert source.levels == tuple(LEVELS)
+    assert variables.prognostic.vars_3D == ("T", "U")
+    assert variables.prognostic.vars_2D == ("SP",)
+    assert variables.dynamic_forcing.vars_2D == ("tsi",)
+    assert variables.diagnostic.vars_2D == ("rain",)
+    assert variables.static.path == "static.nc"
+    assert variables.prognostic.path == "w_%Y.zarr"
+    assert config.data.timestep == "6h"
+    assert config.data.start_datetime == "2000-01-01T00:00:00"
+    assert config.data.end_datetime < config.validation_data.start_datetime
+    assert config.validation_data.end_datetime == "2001-01-03T18:00:00"
+    assert build(config.model).image_height == 32
+    assert preprocess(["--config", "my.yaml"]) == OK
+    report = check_config("my.yaml", num_devices=1)
+    assert not report.problems
+    text = Path("my.yaml").read_text()
+    assert "w_%Y.zarr: 32 x 64 points, 3 levels, 24 times from 2000-01-01" in text
+    assert "&id" not in text, "no aliases"
+
+
+def test_what_the_files_do_not_say(files, capsys, monkeypatch):
+    """Without a terminal it is an error that names the option; at one it is asked."""
+    assert init("--data", *files) == USER_ERROR
+    error = capsys.readouterr().err
+    assert "the files do not say: rain: is it a state" in error
+    assert "--prognostic rain, --forcing rain or --diagnostic rain" in error
+    assert not Path("my.yaml").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("what\nforcing\n"))
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    assert init("--data", *files) == OK
+    source = yaml.safe_load(Path("my.yaml").read_text())["data"]["source"]["data"]
+    assert source["variables"]["dynamic_forcing"]["vars_2D"] == ["rain", "tsi"]
+
+
+def test_files_of_their_own_for_the_surface(files, tmp_path):
+    """Two groups with predicted variables are two sources; calendars and names too."""
+    times = xr.date_range(
+        "2000-01-01", periods=20, freq="12h", calendar="noleap", use_cftime=True
+    )
+    fields(times, ("T",), level="lev").to_netcdf("upper.nc")
+    fields(times, flat=("PS",)).to_netcdf("surface.nc")
+    fields(times, flat=("SOLIN",)).to_netcdf("solar.nc")
+    assert init("--data", "upper.nc", "surface.nc", "solar.nc", files[-1]) == OK
+    config = load_config("my.yaml")
+    upper, surface = config.data.source.values()
+    assert (upper.level_coord, upper.levels) == ("lev", tuple(LEVELS))
+    assert upper.variables.prognostic.path == "upper.nc"
+    assert surface.variables.prognostic.path == "surface.nc"
+    assert upper.variables.dynamic_forcing.path == "solar.nc"
+    assert upper.variables.static.path == "static.nc"
+    assert config.data.timestep == "12h"
+    report = check_config("my.yaml", num_devices=1)
+    assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
+
+
+def test_gaps_between_files(files):
+    """Ranges, so that no sample asks for a time that is missing."""
+    times = pd.date_range("1997-06-01", periods=12, freq="6h")
+    fields(times, ("T", "U"), ("SP", "tsi", "rain")).to_zarr(
+        "w_1997.zarr", zarr_format=2, consolidated=True
+    )
+    assert init("--data", *files, "w_1997.zarr", "--diagnostic", "rain") == OK
+    config = load_config("my.yaml")
+    assert config.data.ranges == (
+        ("1997-06-01T00:00:00", "1997-06-03T18:00:00"),
+        ("2000-01-01T00:00:00", "2000-01-03T18:00:00"),
+    )
+    (valid,) = config.validation_data.ranges
+    assert valid == ("2001-01-01T00:00:00", "2001-01-03T18:00:00")
+    report = check_config("my.yaml", num_devices=1)
+    assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
+
+
+@pytest.mark.parametrize(
+    ("like", "shape"), [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)]
+)
+def test_like_other_examples(like, shape, files):
+    assert init("--like", like, "--data", *files, "--diagnostic", "rain") == OK
+    model = yaml.safe_load(Path("my.yaml").read_text())["model"]
+    example = yaml.safe_load((CONFIGS / f"{like}.yaml").read_text())["model"]
+    assert model["type"] == example["type"]
+    assert (model["image_height"], model["levels"]) == (shape, 3)
+    assert build(model)
+
+
+@pytest.mark.parametrize("like", ["camulator", "wrf_1h", "graph_1deg", "dscale_1h"])
+def test_without_files_it_is_the_example(files, like):
+    assert init("--like", like) == OK
+    assert Path("my.yaml").read_text() == (CONFIGS / f"{like}.yaml").read_text()
+
+
+REFUSED = {
+    "an example": (["--like", "camulatr"], "camulatr.*there are: .*nearest: 'camul"),
+    **{
+        f"a model of {what}": (
+            ["--like", like],
+            f"a {kind} has no {key}.*: .* Leave --data out.* such as wxformer_1deg",
+        )
+        for what, like, kind, key in (
+            ("two grids", "wrf_1h", "wrf", "channels"),
+            ("times", "dscale_1h", "dscale", "channels"),
+            ("nodes", "graph_1deg", "graph", "channels"),
+            ("finer grids", "downscaling_conus404", "crossformer_downscaling", "surf"),
+        )
+    },
+    "a file": (["--data", "none.nc"], "there is no none.nc"),
+    "a template": (["--data", "none_%Y.nc"], "no file matches .none_%Y.nc"),
+    "static fields alone": (["--data", "static.nc"], "no file has times"),
+    "another grid": (["--data", "static.nc", "rows.nc"], "a grid of 32 x 64.*16 x 64"),
+    "few times": (["--data", "few.nc"], "4 common times .* are too few"),
+    "nothing predicted": (
+        ["--data", "few.nc", "--forcing", "SP"],
+        "no variable is pre",
+    ),
+    "a name": (["--prognostic", "SPP"], "--prognostic SPP: no variable with times"),
+    "a time step": (["--timestep=-6h"], "--timestep must be a duration"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, files, capsys):
+    times = pd.date_range("2000-01-01", periods=4, freq="6h")
+    fields(times, flat=("SP",)).to_netcdf("few.nc")
+    fields(times, flat=("SP",), rows=16).to_netcdf("rows.nc")
+    arguments, message = REFUSED[name]
+    if "--data" not in arguments and name != "an example":
+        arguments = [*arguments, "--data", *files, "--diagnostic", "rain"]
+    assert init(*arguments) == USER_ERROR
+    assert re.search(message, capsys.readouterr().err.replace("\n", " "))
+    assert not Path("my.yaml").exists()
+    Path("my.yaml").write_text("mine")
+    assert init(*arguments) == USER_ERROR
+    assert Path("my.yaml").read_text() == "mine"

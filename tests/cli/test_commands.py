@@ -1,0 +1,221 @@
+"""Features of all commands: exit codes, errors, help."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from credit_jax.cli import commands
+from credit_jax.cli.commands import (
+    DIVERGED,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    USER_ERROR,
+    CommandError,
+    Entry,
+    run_group,
+    run_module,
+)
+
+HELP = "A command that does what it is told."
+EXAMPLE = "--how well"
+
+ENDS = {
+    "well": None,
+    "bad value": ValueError("the value is bad"),
+    "no file": FileNotFoundError("there is no file"),
+    "no memory": MemoryError(),
+    "diverged": CommandError("the loss is nan", DIVERGED),
+    "different": CommandError("they differ", FAILED),
+    "interrupted": KeyboardInterrupt(),
+    "a bug": RuntimeError("a bug"),
+}
+
+
+def add_arguments(parser):
+    parser.add_argument("--how", choices=ENDS, default="well")
+
+
+def run(args):
+    if ENDS[args.how] is not None:
+        raise ENDS[args.how]
+    print("done")
+    return OK
+
+
+def call(*argv):
+    return run_module(__name__, argv, prog="python -m it")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("bad value", USER_ERROR, "error: the value is bad\n"),
+        ("no file", USER_ERROR, "error: there is no file\n"),
+        ("no memory", USER_ERROR, "error: MemoryError\n"),
+        ("diverged", DIVERGED, "error: the loss is nan\n"),
+        ("different", FAILED, "error: they differ\n"),
+        ("interrupted", INTERRUPTED, "interrupted\n"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(how, code, line, capsys):
+    assert call("--how", how) == code
+    assert capsys.readouterr() == ("", line)
+
+
+def test_success(capsys):
+    assert call() == OK
+    assert capsys.readouterr() == ("done\n", "")
+
+
+@pytest.mark.parametrize("how", ["bad value", "diverged"])
+def test_debug_raises_the_error(how):
+    with pytest.raises(type(ENDS[how])):
+        call("--how", how, "--debug")
+
+
+def test_a_bug_is_no_error_of_the_user():
+    with pytest.raises(RuntimeError, match="a bug"):
+        call("--how", "a bug")
+
+
+def test_help_names_an_example(capsys):
+    with pytest.raises(SystemExit) as ended:
+        call("--help")
+    assert ended.value.code == 0
+    assert "example: python -m it --how well" in capsys.readouterr().out
+
+
+GROUP = {"it": Entry(__name__, "does it"), "other": Entry("no_such_module", "fails")}
+OPTIONS = {"prog": "program", "description": "Two commands."}
+
+
+def test_a_group_imports_the_chosen_command_only(capsys):
+    assert run_group(GROUP, ["it", "--how", "no file"], **OPTIONS) == USER_ERROR
+    assert capsys.readouterr().err == "error: there is no file\n"
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        run_group(GROUP, ["other"], **OPTIONS)
+
+
+def test_a_group_lists_its_commands_and_imports_none(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_group(GROUP, ["--help"], **OPTIONS)
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "does it" in shown
+    assert "program COMMAND --help" in shown
+
+
+def test_a_command_of_a_group_has_its_help(capsys):
+    with pytest.raises(SystemExit):
+        run_group(GROUP, ["it", "--help"], **OPTIONS)
+    shown = capsys.readouterr().out
+    assert HELP in shown
+    assert "example: program it --how well" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("othr", " (nearest: 'other')"), ("xyz", "")],
+)
+def test_an_unknown_command(name, hint, capsys):
+    assert run_group(GROUP, [name], **OPTIONS) == USER_ERROR
+    line = f"error: command {name!r} is not available; there are: it, other{hint}\n"
+    assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize("given", [[], ["--", "it"], ["--how"]])
+def test_the_command_comes_first(given):
+    with pytest.raises(SystemExit) as ended:
+        run_group(GROUP, given, **OPTIONS)
+    assert ended.value.code == USER_ERROR
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "needs_more.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    group = {"other": Entry("needs_more", "fails", extra="more")}
+    assert run_group(group, ["other"], **OPTIONS) == USER_ERROR
+    line = capsys.readouterr().err
+    assert "needs no_such_module" in line
+    assert "pip install 'credit-jax[more]'" in line
+
+
+def test_the_process_arguments_are_the_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", "--how", "well"])
+    assert run_module(__name__, None, prog="program") == OK
+
+
+def test_late_callbacks_after_a_failed_read_are_dropped(monkeypatch):
+    """TensorStore's callbacks may come when a command has ended with its error."""
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    for _ in range(2):
+        commands._silence(debug=False)
+    for text in ("Event loop is closed", "another error"):
+        error = RuntimeError(text)
+        sys.unraisablehook(SimpleNamespace(object=None, exc_value=error))
+    (found,) = seen
+    assert str(found.exc_value) == "another error"
+
+
+QUIET = """
+import os, sys, time
+import jax
+from jax.sharding import PartitionSpec as P
+from credit_jax.cli.commands import run_module
+from credit_jax.io import heartbeat
+
+HELP, EXAMPLE = "A command.", ""
+heartbeat.SECONDS, heartbeat._LOOK = 0.3, 0.1
+
+def add_arguments(parser):
+    pass
+
+def late(x, place):
+    while int(place) and not os.path.exists(os.environ["RELEASE"]):
+        time.sleep(0.1)
+    return x
+
+def summed(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    y = jax.pure_callback(late, shape, x, jax.lax.axis_index("d"))
+    return jax.lax.psum(y, "d")
+
+def run(args):
+    jax.config.update("jax_num_cpu_devices", 2)
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+    program = jax.shard_map(summed, mesh=mesh, in_specs=P("d"), out_specs=P())
+    print(jax.jit(program)(jax.numpy.arange(4.0)))
+    return 0
+
+sys.exit(run_module(__name__, None, prog="it"))
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_alarms_of_xla_do_not_come_through(debug, monkeypatch, tmp_path):
+    """Only with `--debug`; the log says that the command runs."""
+    alarm = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1"
+    monkeypatch.setenv("XLA_FLAGS", alarm)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    # CREDIT sets it where it is imported, and XLA prints no alarm.
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    release = tmp_path / "release"  # lets the late device go on
+    monkeypatch.setenv("RELEASE", str(release))
+    words = [sys.executable, "-c", QUIET, *(["--debug"] if debug else [])]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    lines = []
+    with subprocess.Popen(words, **pipes) as process:
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            has_alarm = any("may be stuck" in each for each in lines)
+            if has_alarm or (not debug and lines.count("it is running") == 12):
+                release.touch()
+        printed = process.stdout.read()
+    assert (process.returncode, printed) == (0, "[2. 4.]\n"), lines
+    assert has_alarm == debug
+    if not debug:
+        assert "it is running" in lines

@@ -1,0 +1,176 @@
+"""The console command: every subcommand, its help and example, its exit codes."""
+
+import importlib.metadata
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from credit_jax.cli.commands import FAILED, OK, USER_ERROR, load_command
+from credit_jax.cli.console import BRIDGE, MODULES, main
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {**MODULES, **BRIDGE}
+# Of the bridge, `config` alone needs no torch.
+NAMES = [
+    pytest.param(
+        name, marks=pytest.mark.torch if name in {*BRIDGE} - {"config"} else ()
+    )
+    for name in COMMANDS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_help_of_every_command_names_an_example(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == OK
+    command = load_command(COMMANDS[name])
+    assert f"example: credit-jax {name} " in shown
+    assert " ".join(command.EXAMPLE.split()) in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_of_every_command_parses(name, monkeypatch):
+    command = load_command(COMMANDS[name])
+    given = []
+    monkeypatch.setattr(command, "run", lambda args: given.append(args) or OK)
+    assert main([name, *shlex.split(command.EXAMPLE)]) == OK
+    assert len(given) == 1
+    for config in {"--config", "-c"} & set(vars(given[0])):
+        assert (ROOT / getattr(given[0], config)).exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_is_an_error_of_the_user(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--no-such-option"])
+    assert ended.value.code == USER_ERROR
+    assert f"usage: credit-jax {name}" in capsys.readouterr().err
+
+
+def test_the_list_of_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == OK
+    shown = capsys.readouterr().out
+    for name, entry in COMMANDS.items():
+        assert name in shown
+        assert entry.summary in shown
+
+
+def test_an_unknown_command_gives_the_nearest(capsys):
+    assert main(["trainn", "--config", "configs/demo.yaml"]) == USER_ERROR
+    line = (
+        "error: command 'trainn' is not available; there are: "
+        f"{', '.join(COMMANDS)} (nearest: 'train')\n"
+    )
+    assert capsys.readouterr() == ("", line)
+
+
+def test_a_file_that_is_not_there(capsys):
+    assert main(["train", "--config", "no_such.yaml"]) == USER_ERROR
+    assert "no_such.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("override", "code"), [([], OK), (["--devices", "3"], FAILED)])
+def test_check(override, code, capsys):
+    config = ROOT / "configs/tp2_domain2.yaml"
+    assert main(["check", "--config", str(config), "--no-data", *override]) == code
+    capsys.readouterr()
+
+
+def test_without_torch_a_command_says_what_to_install():
+    names = sorted({*BRIDGE} - {"config"})
+    options = {"convert": ("--to", "jax", "--out", "out")}
+    codes, out, err = _without_torch(
+        *((name, "--checkpoint", "x", *options.get(name, ())) for name in names)
+    )
+    assert codes == [USER_ERROR] * len(names)
+    assert out == []
+    message = (
+        "error: this command needs torch, which is not installed; install it with: "
+        "pip install 'credit-jax[bridge]'"
+    )
+    assert err == [message] * len(names)
+
+
+def test_help_and_version_need_no_torch():
+    names = sorted(COMMANDS)
+    codes, out, err = _without_torch(
+        *((name, "--help") for name in names), ("--version",)
+    )
+    assert codes == [OK] * (len(names) + 1), err
+    for name in names:
+        assert any(f"usage: credit-jax {name}" in line for line in out)
+    assert any(line.startswith("credit-jax ") and ", jax " in line for line in out)
+
+
+def test_config_files_are_converted_without_torch(tmp_path):
+    given = ROOT / "tests/bridge/config/configs/gen2.yml"
+    files = {target: tmp_path / f"{target}.yml" for target in ("jax", "gen1")}
+    codes, out, err = _without_torch(
+        *(("config", given, "--to", to, "--out", file) for to, file in files.items())
+    )
+    assert codes == [OK, OK], err
+    for file in files.values():
+        assert f"written: {file}" in out
+        assert file.stat().st_size > 0
+
+
+def _without_torch(*commands):
+    """Runs console commands in a process that cannot import torch.
+
+    Returns:
+        The exit code of each command, and the lines of stdout and stderr.
+    """
+    code = (
+        "import json, sys; sys.modules['torch'] = None\n"
+        "from credit_jax.cli.console import main\n"
+        "def run(arguments):\n"
+        "    try:\n"
+        "        return main(arguments)\n"
+        "    except SystemExit as ended:\n"
+        "        return ended.code\n"
+        "codes = [run(arguments) for arguments in json.loads(sys.argv[1])]\n"
+        "print(*codes)"
+    )
+    given = json.dumps([[*map(str, arguments)] for arguments in commands])
+    command = [sys.executable, "-c", code, given]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *out, codes = done.stdout.splitlines()
+    return [*map(int, codes.split())], out, done.stderr.strip().splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", shell])
+    assert ended.value.code == OK
+    script = capsys.readouterr().out
+    for word in (*COMMANDS, "--config", "--devices", "--level-coord"):
+        assert word in script
+
+
+def test_the_installed_command():
+    (entry,) = importlib.metadata.entry_points(
+        group="console_scripts", name="credit-jax"
+    )
+    assert entry.load() is main
+    program = Path(sys.executable).with_name("credit-jax")
+    command = [program, "check", "--config", "configs/demo.yaml", "--no-data"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == OK, done.stderr
+    assert "OK" in done.stdout
+
+
+def test_the_package_is_the_same_command():
+    command = [sys.executable, "-m", "credit_jax", "no_such_command"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == USER_ERROR
+    assert "is not available" in done.stderr

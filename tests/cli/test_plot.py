@@ -1,0 +1,220 @@
+"""The command `plot`: its files, and its errors about missing data."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from PIL import Image
+
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.plot import main
+from credit_jax.evaluation.open_forecasts import open_forecasts
+from credit_jax.evaluation.scores import write_scores
+from credit_jax.visualization.choice import choose, truth_of
+from credit_jax.visualization.scene import Scene
+from tests.support import assert_close
+from tests.visualization.stores import STARTS, make_store, write_folder
+from tests.visualization.synthetic import make_scores
+
+DATE = ("--init-time", "2004-03-01")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forecasts")
+    made = make_store()
+    made["T"].attrs["units"] = "K"
+    made.to_zarr(folder / "forecast.zarr", consolidated=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scores")
+    write_scores(make_scores(levels=(500.0,), num_days=2, members=3), folder)
+    return folder
+
+
+def plot(out, *arguments):
+    return main([*map(str, arguments), "--out", str(out)])
+
+
+@pytest.mark.parametrize("member", [None, "1", "mean", "spread"])
+def test_a_map(store, tmp_path, capsys, member):
+    out = tmp_path / "map.png"
+    options = ("--variable", "T", "--level", 500, "--lead", "12h", *DATE)
+    members = ("--member", member) if member else ()
+    assert plot(out, "--forecast", store, *options, *members) == OK
+    assert capsys.readouterr().out == f"written: {out}\n"
+    with Image.open(out) as image:
+        assert image.width > 500
+
+
+def test_a_map_of_credits_folder_and_of_a_region(tmp_path):
+    folder = write_folder(make_store(0), tmp_path / "out", "noleap")
+    out = tmp_path / "map.svg"
+    options = ("--variable", "SP", "--region", "300,60,0,90", *DATE)
+    assert plot(out, "--forecast", folder, *options) == OK
+    text = out.read_text(encoding="utf-8")
+    assert "SP, 12 h from 2004-03-01 00:00, valid 2004-03-01 12:00" in text
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    """The fields of the forecasts and 2 more, with rows from south to north."""
+    made = make_store(0)
+    parts = []
+    for start in range(2):
+        own = made.isel(time=start).drop_vars("time")
+        times = STARTS[start] + made["prediction_timedelta"].values
+        own = own.rename(prediction_timedelta="time").assign_coords(time=times)
+        parts.append(own + 2.0)
+    path = tmp_path_factory.mktemp("truth") / "truth.zarr"
+    truth = xr.concat(parts, "time").isel(latitude=slice(None, None, -1))
+    truth["T"].attrs["units"] = "K"
+    truth.to_zarr(path, consolidated=False)
+    return path
+
+
+def test_truth_forecast_and_error_side_by_side(truth, tmp_path):
+    make_store(0).to_zarr(tmp_path / "forecast.zarr", consolidated=False)
+    files = open_forecasts(str(tmp_path))
+    choice = choose(files, "T", level=850, init_time="2004-03-01")
+    found = truth_of(choice, str(truth), [0, 1])
+    assert found.units == "K"
+    for lead in (0, 1):
+        assert_close(found.at(lead), choice.field(lead) + 2, 1e-6, f"lead {lead}")
+    axes = Scene(choice, found).figure(1).figure.axes
+    titles = [axis.get_title() for axis in axes if axis.get_title()]
+    assert titles == ["truth", "forecast", "error, RMSE 2.00 K"]
+    out = tmp_path / "map.svg"
+    options = ("--variable", "T", "--level", 850, "--truth", truth, *DATE)
+    assert plot(out, "--forecast", tmp_path, *options) == OK
+    assert ">K<" in out.read_text(encoding="utf-8")
+    gif = tmp_path / "map.gif"
+    assert plot(gif, "--forecast", tmp_path, *options) == OK
+
+
+def test_a_truth_that_lacks_the_field(truth, store, tmp_path, capsys):
+    with xr.open_zarr(truth, consolidated=False) as whole:
+        whole.isel(time=[0]).to_zarr(tmp_path / "short.zarr", consolidated=False)
+        whole[["T"]].to_zarr(tmp_path / "t.zarr", consolidated=False)
+    options = ("--forecast", store, "--variable", "SP", *DATE, "--truth")
+    out = tmp_path / "a.png"
+    for path, message in (
+        (tmp_path / "short.zarr", "short.zarr lacks 1 of 1 times"),
+        (tmp_path / "t.zarr", "SP: not in both"),
+        (tmp_path / "none.zarr", "none.zarr does not exist"),
+    ):
+        assert plot(out, *options, path) == USER_ERROR
+        assert message in capsys.readouterr().err
+
+
+def test_an_animation(store, tmp_path):
+    out = tmp_path / "t.gif"
+    options = ("--variable", "T", "--level", 850, *DATE, "--fps", 2)
+    assert plot(out, "--forecast", store, *options) == OK
+    with Image.open(out) as image:
+        assert image.n_frames == 2
+        assert image.info["duration"] == 500
+        first = np.asarray(image.convert("L"))
+        image.seek(1)
+        assert (np.asarray(image.convert("L")) != first).any()
+    shorter = tmp_path / "s.gif"
+    assert plot(shorter, "--forecast", store, *options, "--lead", "6h") == OK
+    with Image.open(shorter) as image:
+        assert image.n_frames == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--variable NAME is needed"),
+        (("--variable", "t"), "no 't' in the forecasts; there are: SP, T"),
+        (("--variable", "T500"), " (nearest: --variable T --level 500)"),
+        (("--variable", "T"), "--level: T needs one of 500, 850"),
+        (("--variable", "T", "--level", "700"), "no level 700; there are: 500, 850; "),
+        (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),
+        (
+            ("--variable", "SP", "--lead", "10h"),
+            "no lead time 10h; there are 2 from 6 h to 12 h; the nearest is 12 h",
+        ),
+        (("--variable", "SP", "--lead", "soon"), "'soon' is no duration such as 5d"),
+        (
+            ("--variable", "SP", "--member", "2"),
+            "no member '2'; there are 0 to 1, mean",
+        ),
+        (("--variable", "SP", "--region", "x"), "--region: no region 'x'"),
+        (("--variable", "SP", "--init-time", "noon"), "'noon' is no date"),
+        (
+            ("--variable", "SP", "--init-time", "2004-02-29T00Z"),
+            "no forecast from 2004-02-29 00:00",
+        ),
+        (
+            ("--variable", "SP", "--init-time", "2004-02-29"),
+            "no forecast from 2004-02-29 00:00; there are 2 from 2004-02-28 00:00 to "
+            "2004-03-01 00:00; the nearest is 2004-02-28 00:00",
+        ),
+    ],
+)
+def test_what_is_not_there(store, tmp_path, capsys, arguments, message):
+    given = arguments if "--init-time" in arguments else (*arguments, *DATE)
+    out = tmp_path / "map.png"
+    assert plot(out, "--forecast", store, *given) == USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_start_date_and_format_are_needed(store, tmp_path, capsys):
+    options = ("--forecast", store, "--variable", "SP")
+    assert plot(tmp_path / "a.png", *options) == USER_ERROR
+    assert "--init-time: needed, since there are 2 start" in capsys.readouterr().err
+    assert plot(tmp_path / "a.jpg", *options, *DATE) == USER_ERROR
+    assert "one of .png, .svg, .pdf, .gif, got '.jpg'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("out", "options"),
+    [
+        ("a.png", ("--metric", "acc", "--channel", "T500", "--channel", "SP")),
+        ("a.svg", ("--region", "tropics")),
+        ("a.png", ("--kind", "card", "--baseline", "persistence")),
+        ("a.png", ("--kind", "spectra", "--channel", "T500")),
+        ("a.pdf", ("--kind", "ranks", "--channel", "T500")),
+        ("a.html", ("--kind", "page")),
+    ],
+)
+def test_figures_of_scores(scores, tmp_path, out, options):
+    assert plot(tmp_path / out, "--scores", scores, *options) == OK
+    assert (tmp_path / out).stat().st_size > 1000
+
+
+def test_a_card_beside_another_forecast(scores, tmp_path, capsys):
+    write_scores(make_scores(levels=(500.0,), num_days=1), tmp_path / "other")
+    options = ("--scores", scores / "scores.nc", "--kind", "card", "--baseline")
+    assert plot(tmp_path / "a.svg", *options, tmp_path / "other") == OK
+    assert "+0.0" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert plot(tmp_path / "a.svg", *options, tmp_path / "none") == USER_ERROR
+    assert (
+        "is neither persistence nor climatology nor a file" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--channel", "T50"),
+            "--channel 'T50' is not available; there are: T500, U500, t2m, SP",
+        ),
+        (("--region", "tropic"), "(nearest: 'tropics')"),
+        (("--metric", "missing"), "has no missing of these channels; there are: rmse"),
+        (("--kind", "card", "--metric", "acc"), "one of rmse, mae, crps, got acc"),
+        (
+            ("--kind", "card", "--metric", "crps"),
+            "--baseline climatology: the baseline",
+        ),
+    ],
+)
+def test_scores_that_are_not_there(scores, tmp_path, capsys, options, message):
+    assert plot(tmp_path / "a.png", "--scores", scores, *options) == USER_ERROR
+    assert message in capsys.readouterr().err

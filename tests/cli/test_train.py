@@ -1,0 +1,389 @@
+"""The command `train`: a whole run, and one readable error for every mistake."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from benchmarks.speed.compile_time import main as compile_time
+from credit_jax.cli.train import main, train
+from credit_jax.config import ConfigError, load_config
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.plan import plan_run
+from credit_jax.training.loop import FINISHED
+from credit_jax.training.setup import prepare
+from tests.training.conftest import compiled_once, tiny_model, world
+from tests.training.tiny import tiny_config, write_yaml
+
+__all__ = ["compiled_once", "tiny_model", "world"]
+
+
+@pytest.fixture
+def run(world, tmp_path, capsys, tiny_model):
+    """`run(*flags, **changes)` -> exit code and output."""
+
+    def run_it(*flags, **changes):
+        mapping = tiny_config(world, tmp_path / "run", **changes)
+        path = write_yaml(tmp_path / "config.yml", mapping)
+        code = main(["--config", path, "--cache", "none", "--devices", "1", *flags])
+        return code, "".join(capsys.readouterr())
+
+    return run_it
+
+
+def test_a_whole_run_and_its_continuation(run, tmp_path):
+    code, text = run("--set", "trainer.epochs=2", "--profile", "2:3")
+    assert code == 0, text
+    assert "mesh   dp 1 x tp 1 x domain 1 on 1 cpu device, float32" in text
+    assert "model  tiny, " in text
+    assert "6 -> 6 channels" not in text
+    assert "RMSE, global, 16 start dates" in text
+    folder, told = tmp_path / "run", " ".join(text.split())
+    assert f"Scores: {folder}/scores/scores.html" in told
+    assert f"Forecast: {folder}/forecast, map: {folder}/forecast.png" in told
+    assert (folder / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    assert {p.name for p in (folder / "scores").iterdir()} == {
+        "scores.csv",
+        "scores.html",
+        "scores.nc",
+    }
+    with xr.open_zarr(folder / "forecast/forecast.zarr") as forecast:
+        assert forecast["T"].dims[:2] == ("time", "prediction_timedelta")
+        assert np.isfinite(forecast["T"]).all()
+    assert {p.name for p in folder.iterdir()} == {
+        "channel_schema.yaml",
+        "checkpoints",
+        "forecast",
+        "forecast.png",
+        "model.yml",
+        "profile",
+        "scores",
+        "training_log.csv",
+        "training_steps.jsonl",
+    }
+    assert list((folder / "profile").rglob("*.xplane.pb"))
+    code, text = run("--set", "trainer.epochs=3", "--resume")
+    assert code == 0, text
+    assert "epoch 3, batch 1" in text
+    assert len((folder / "training_log.csv").read_text().splitlines()) == 4
+
+
+def test_starting_again_is_refused(run, tmp_path):
+    """Three times: without an option nothing changes, with --fresh nothing is lost."""
+    few = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    assert run(**few)[0] == 0
+    folder = tmp_path / "run"
+
+    def files():
+        paths = (p for p in folder.rglob("*") if p.is_file())
+        return {p.relative_to(folder): p.read_bytes() for p in paths}
+
+    before = files()
+    code, text = run(**few)
+    assert code == 2, text
+    assert "holds an earlier run (checkpoints, training_log.csv" in text
+    assert files() == before
+    code, text = run("--fresh", "--resume", **few)
+    assert code == 2, text
+    assert "give one of them" in text
+    # A run that cannot start moves nothing.
+    code, text = run("--fresh", model__image_height=7)
+    assert code == 2, text
+    assert files() == before
+    assert run("--fresh", **few)[0] == 0
+    (earlier,) = folder.glob("earlier_*")
+    after = files()
+    assert {earlier.name / path: data for path, data in before.items()}.items() <= (
+        after.items()
+    )
+    assert run("--resume", **few)[0] == 0
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(run, tmp_path):
+    code, text = run("--save-loc", str(tmp_path / "a/b"), model__image_height=7)
+    assert code == 2, text
+    assert not (tmp_path / "a").exists()
+
+
+def test_metrics_that_nothing_measures(run):
+    """Only validation uses a climatology."""
+    metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
+    changes = {"trainer__skip_validation": True, "metrics": metrics}
+    code, text = run(trainer__epochs=1, **changes)
+    assert code == 0, text
+
+
+def counted(monkeypatch, target, key):
+    """Returns a list to which the keys of all calls of a function are appended."""
+    module, name = target.rsplit(".", 1)
+    function, calls = getattr(importlib.import_module(module), name), []
+
+    def call(*args, **keywords):
+        calls.append(key(*args, **keywords))
+        return function(*args, **keywords)
+
+    monkeypatch.setattr(target, call)
+    return calls
+
+
+def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monkeypatch):
+    """With two splits, two sections that read latitudes, and a normalizer."""
+    files = counted(monkeypatch, "xarray.open_dataset", lambda path, **_: path)
+    models = counted(
+        monkeypatch, "credit_jax.plan.model.parse_model", lambda section: section
+    )
+    losses = counted(
+        monkeypatch,
+        "credit_jax.plan.objective.build_loss",
+        lambda *_, validation, **__: validation,
+    )
+    metrics = counted(
+        monkeypatch, "credit_jax.plan.objective.build_metrics", lambda *_, **__: 0
+    )
+    pipelines = counted(monkeypatch, "credit_jax.plan.run.build_pipeline", lambda *_: 0)
+    from_config, dims = ParallelDims.from_config, []
+
+    def counted_dims(*args, **keywords):
+        dims.append(args)
+        return from_config(*args, **keywords)
+
+    monkeypatch.setattr(ParallelDims, "from_config", counted_dims)
+    rows = {"use_latitude_weights": True, "latitude_weights": f"{world}/static.nc"}
+    code, text = run(
+        trainer__epochs=1,
+        loss__latitude_weights=rows["latitude_weights"],
+        metrics={"type": "combined", "args": {"metrics": {"acc": {}}, **rows}},
+    )
+    assert code == 0, text
+    # Of a Zarr store, and of a NetCDF-4 file.
+    stores = [getattr(path, "store", path) for path in files]
+    paths = [
+        getattr(path, "_filename", store)
+        for path, store in zip(files, stores, strict=True)
+    ]
+    names = sorted(os.path.basename(str(path)) for path in paths)
+    # The forecasts at the end have separate transforms, which read their files again.
+    others = ["forecast.zarr", "mean.nc", "std.nc"]
+    own = ["mean.nc", "static.nc", "std.nc", "w_1999.nc", "w_2000.nc"]
+    assert names == sorted([*own, *others]), names
+    assert (len(models), len(dims), len(pipelines)) == (1, 1, 1)
+    assert (sorted(losses), len(metrics)) == ([False, True], 1)
+
+
+def test_the_first_step_waits_for_no_climatology(
+    world, tmp_path, monkeypatch, tiny_model
+):
+    """Validation reads it later; the metrics are known before."""
+    monkeypatch.setattr("credit_jax.plan.objective.build_climatology", forbidden)
+    metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
+    config = tiny_config(world, tmp_path, metrics=metrics)
+    plan = plan_run(load_config(write_yaml(tmp_path / "c.yml", config)))
+    setup = prepare(plan, jax.devices())
+    setup.steps()
+    assert "acc/ERA5/prognostic/3d/T" in setup.objective.measured
+    assert not setup.objective.metrics.shown, "no mean of the period for batches"
+    batch = setup.place_valid(setup.valid_loader.read([0, 1]))
+    state = setup.fresh_state()
+    with pytest.raises(AssertionError, match="called too early"):
+        setup.steps().evaluate(state.params, state.model_state, batch)
+
+
+def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
+    """The benchmark runs the command for one step, each time with the same cache."""
+    given = []
+
+    class InProcess(contextlib.nullcontext):
+        def __init__(self, command, **_):
+            super().__init__(self)
+            assert command[:3] == [sys.executable, "-m", "credit_jax.train"]
+            given.append(command[command.index("--cache") + 1])
+            changed = command[3:]
+            changed[changed.index("--cache") + 1] = "none"
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                self.returncode = main([*changed, "--devices", "1"])
+            self.stdout = printed.getvalue().splitlines()
+
+        def kill(self):
+            """Does nothing, as the process has already ended."""
+
+    # In this module only: others start processes when they are imported.
+    processes = types.SimpleNamespace(Popen=InProcess, PIPE=None)
+    monkeypatch.setattr("benchmarks.speed.compile_time.subprocess", processes)
+    monkeypatch.setattr("benchmarks.speed.compile_time._WARM_STARTS", 2)
+    few = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run", **few))
+    report = compile_time(["--models", "--start", config, "--out", str(tmp_path)])
+    (start,) = json.loads(report.with_suffix(".json").read_text())["starts"]
+    assert start["config"] == config
+    assert start["first"] > 0
+    assert len(start["warm"]) == len(given) - 1 > 1
+    assert all(seconds > 0 for seconds in start["warm"])
+    assert len(set(given)) == 1, "later starts have the cache of the first"
+
+
+def test_resume_with_another_model(run, monkeypatch):
+    code, text = run("--set", "trainer.epochs=1", "--set", "trainer.skip_validation=1")
+    assert code == 0, text
+    monkeypatch.setattr("jax.stages.Lowered.compile", forbidden)
+    code, text = run("--resume", model__hidden=16)
+    assert code == 2, text
+    assert "does not fit this run (weights)" in text
+    assert "params.dense/up: got (7, 8), expected (7, 16)" in text
+
+
+def test_save_loc_can_be_given(run, tmp_path):
+    changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    code, text = run("--save-loc", str(tmp_path / "other"), **changes)
+    assert code == 0, text
+    assert (tmp_path / "other" / "model.yml").exists()
+
+
+def test_a_run_without_the_command(world, tmp_path, tiny_model):
+    changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    mapping = tiny_config(world, tmp_path / "run", **changes)
+    config = load_config(write_yaml(tmp_path / "config.yml", mapping))
+    outcome = train(config, num_devices=1)
+    assert outcome.reason == FINISHED
+    broken = config.model_copy(
+        update={
+            "model": {**config.model, "hidden": 0.5},
+            "save_loc": str(tmp_path / "other"),
+        }
+    )
+    with pytest.raises(ValueError, match="holds an earlier run"):
+        train(config, num_devices=1)
+    with pytest.raises(ConfigError, match="this run cannot start"):
+        train(broken, num_devices=1)
+
+
+def test_a_diverging_run(run):
+    code, text = run(trainer__learning_rate=1e38, trainer__grad_max_norm=0.0)
+    assert code == 3
+    assert "at step" in text
+    assert "training has stopped" in text
+
+
+MISTAKES = {
+    "resume without a checkpoint": (("--resume",), {}, "--resume needs a checkpoint"),
+    "unknown key": ((), {"trainer__epoch": 1}, "trainer.epoch"),
+    "unknown override": (("--set", "trainer.x.y=1"), {}, "trainer.x"),
+    "missing file": (
+        (),
+        {"loss__latitude_weights": "missing.nc"},
+        "loss.latitude_weights: missing.nc does not exist",
+    ),
+    "wrong grid": ((), {"model__image_height": 7}, "grid of 6 x 10"),
+    "wrong channels": (
+        (),
+        {"model__input_only_channels": 5},
+        "model 2 x 2 + 1 + 5 = 10; data U 2 + T 2 + SP 1 + LSM 1 + tsi 1 = 7",
+    ),
+    "no levels in the model": ((), {"model": {"type": "wxformer"}}, "input channels"),
+    "a pattern without files": (
+        (),
+        {"data__source__ERA5__variables__prognostic__path": "data/nope_%Y.zarr"},
+        "data.source.ERA5.variables.prognostic.path: no file matches "
+        "'data/nope_%Y.zarr' (searched 'data/nope_*.zarr' in",
+    ),
+    "unknown metric": (
+        (),
+        {"metrics": {"type": "combined", "args": {"metrics": {"crps": {}}}}},
+        "'crps' not implemented",
+    ),
+    "unknown training metric": (
+        (),
+        {"trainer__training_metric": "valid_acc"},
+        "expected one of train_loss, valid_bias, valid_loss, valid_r2score, valid_rmse",
+    ),
+    "unknown loss": ((), {"loss__training_loss": "CRPS"}, "loss.training_loss"),
+    "loss of an ensemble": (
+        (),
+        {"loss__training_loss": "KCRPS"},
+        "KCRPS scores an ensemble: set trainer.ensemble_size to 2 or more (got 1)",
+    ),
+    "heads over tp": (
+        ("--devices", "3"),
+        {"trainer__parallelism": {"data": "none", "tensor": 3, "domain": 1}},
+        "model.hidden 8 is not divisible by tensor 3",
+    ),
+    "devices": (
+        ("--devices", "3"),
+        {"trainer__parallelism": {"data": "none", "tensor": 2, "domain": 1}},
+        "world_size=3 not divisible by tensor*domain=2",
+    ),
+    "schedule": (
+        (),
+        {"trainer__scheduler": {"scheduler_type": "plato"}},
+        "plato",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_readable_error(name, run, monkeypatch):
+    flags, changes, message = MISTAKES[name]
+    monkeypatch.setattr("jax.jit", forbidden)
+    code, text = run(*flags, **changes)
+    assert code == 2, text
+    assert message in " ".join(text.split()), text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("key", ["loss.latitude_weights", "metrics.args"])
+def test_latitudes_of_another_grid(key, run, tmp_path, monkeypatch):
+    path = os.fspath(tmp_path / "other.nc")
+    latitude = xr.Dataset(coords={"latitude": np.linspace(90.0, -90.0, 5)})
+    latitude.to_netcdf(path, engine="h5netcdf")
+    settings = {"use_latitude_weights": True, "latitude_weights": path}
+    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **settings}}
+    monkeypatch.setattr("jax.jit", forbidden)
+    changes = {"metrics": metrics}
+    if key.startswith("loss"):
+        changes = {f"loss__{name}": value for name, value in settings.items()}
+    code, text = run(**changes)
+    assert code == 2, text
+    text = " ".join(text.split())
+    assert key in text, text
+    assert "has 5 latitudes, expected model.image_height 6" in text
+
+
+def forbidden(*args, **kwargs):
+    raise AssertionError("called too early")
+
+
+def test_save_loc_that_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, text = run("--save-loc", str(tmp_path / "file" / "run"))
+    assert code == 2
+    assert "save_loc (--save-loc): cannot write to" in text
+
+
+def test_missing_config(capsys):
+    assert main(["--config", "missing.yml", "--cache", "none"]) == 2
+    assert "missing.yml" in capsys.readouterr().err
+
+
+def test_debug_shows_where(run):
+    with pytest.raises(FileNotFoundError):
+        run("--resume", "--debug")
+
+
+def test_help_without_a_config():
+    done = subprocess.run(
+        [sys.executable, "-m", "credit_jax.train", "--help"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "--save-loc" in done.stdout

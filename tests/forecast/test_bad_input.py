@@ -1,0 +1,261 @@
+"""Invalid forecasts give one error before anything is compiled."""
+
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.forecast import autoregression, forecaster
+from credit_jax.forecast.outputs import read_attributes
+from credit_jax.models.registry import build
+from tests.forecast.tiny_run import forecast, make_run
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch):
+    """Makes every compilation fail."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled")
+
+    for module in (autoregression, forecaster):
+        monkeypatch.setattr(module, "compile_program", never)
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    "an init time that the data lack": (
+        {},
+        ("--init-time", "2003-05-01"),
+        ("data.source.ERA5", "2003-05-01", "They cover"),
+    ),
+    "a date that is none": ({}, ("--init-time", "Monday"), ("no date",)),
+    "an empty date": ({}, ("--init-time", ""), ("--init-time: '' is no date",)),
+    "a year that labels lack": (
+        {},
+        ("--init-time", "0500-01-01"),
+        ("--init-time: '0500-01-01'", "from 1678 to 2261"),
+    ),
+    "a length that is none": ({}, ("--length", "nat"), ("--length: 'nat' is no",)),
+    "a length between two steps": (
+        {},
+        ("--length", "10h"),
+        ("--length: 10h is no whole number of steps of 6h", "--steps 1 or 2"),
+    ),
+    "no variable at all": (
+        {"inference__output__variables": []},
+        (),
+        ("inference.output.variables: empty", "ERA5/prognostic/3d/T"),
+    ),
+    "a perturbation of what is not predicted": (
+        {"inference__perturbation": {"std": {"T": 0.1, "t2m": 0.1}}},
+        ("--members", "2"),
+        ("inference.perturbation.std: t2m: no prognostic variable", "there are: U, T"),
+    ),
+    "missing forcing for the last leads": (
+        {},
+        ("--init-time", "2000-01-09T12", "--steps", "4"),
+        ("dynamic_forcing", "2000-01-10T06", "They cover"),
+    ),
+    "a variable that is not predicted": (
+        {"inference__output__variables": ["ERA5/prognostic/2d/t2m"]},
+        (),
+        ("ERA5/prognostic/2d/t2m: not predicted", "ERA5/prognostic/3d/T"),
+    ),
+    "a level that is not predicted": (
+        {
+            "inference__output__variables": [
+                {"name": "ERA5/prognostic/3d/T", "levels": [500]}
+            ]
+        },
+        (),
+        ("levels 500 are not predicted", "1, 4.6"),
+    ),
+    "attributes in a folder that no variable names": (
+        {"inference__output__metadata": "$NO_SUCH_FOLDER/own.yaml"},
+        (),
+        ("own.yaml does not exist; its environment variable is not set",),
+    ),
+    "an unknown file of attributes": (
+        {"inference__output__metadata": "era6.yaml"},
+        (),
+        ("era6.yaml", "era5.yaml"),
+    ),
+    "a dtype that NetCDF lacks": (
+        {"inference__output__encoding": {"T": {"dtype": "float16"}}},
+        ("--format", "netcdf"),
+        ("inference.output.encoding: T: NetCDF has no float16", "float32"),
+    ),
+    "chunks of other dims": (
+        {"inference__output__encoding": {"chunksizes": [1, 2]}},
+        ("--format", "netcdf"),
+        ("inference.output.encoding: U: chunksizes [1, 2]", "expected 4: time, level"),
+    ),
+    "an interval longer than the forecast": (
+        {"inference__output__output_interval": "5d"},
+        (),
+        ("nothing would be written",),
+    ),
+    "no named fields": (
+        {"postblocks": {"per_step": {}}},
+        (),
+        ("block of type reconstruct",),
+    ),
+    "no start date": (
+        {"inference": {"run_mode": "single"}},
+        ("--steps", "1"),
+        ("single_forecast", "--init-time"),
+    ),
+    "a part of none": ({}, ("--shard", "3/2"), ("--shard must be I/N",)),
+    "a checkpoint that is not there": ({}, ("--step", "7"), ("no checkpoint 7",)),
+    "a mesh that the model does not fit": (
+        {},
+        ("--parallelism", "data=none,tensor=3"),
+        ("not divisible",),
+    ),
+    "other forecast data": (
+        {
+            "inference__data": {
+                "source": {
+                    "ERA5": {
+                        "dataset_type": "local",
+                        "level_coord": "level",
+                        "levels": [1.0, 4.6],
+                        "variables": {
+                            "prognostic": {"vars_3D": ["U"], "path": "{world}/w_%Y.nc"}
+                        },
+                    }
+                },
+                "timestep": "6h",
+            }
+        },
+        (),
+        ("inference.data", "ERA5/prognostic/3d/T"),
+    ),
+}
+
+
+def _in_world(value: Any, world: Any) -> Any:
+    return yaml.safe_load(yaml.safe_dump(value).replace("{world}", str(world)))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("name", CASES)
+def test_one_error_before_anything_is_compiled(
+    world, tmp_path, tiny_model, capsys, name
+):
+    changes, options, expected = CASES[name]
+    config = make_run(world, tmp_path, **_in_world(changes, world))
+    assert forecast(config, tmp_path / "out", *options) == USER_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    for text in expected:
+        assert text in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_model(
+    world, tmp_path, tiny_model, capsys, nothing_compiled
+):
+    config = make_run(world, tmp_path)
+    raw = yaml.safe_load((tmp_path / "model.yml").read_text())
+    model_def = build(raw["model"] | {"hidden": 4})
+    keys = jax.random.split(jax.random.key(0))
+    params = model_def.init(keys[0])
+    state = model_def.init_model_state(keys[1], params)
+    params, state = jax.device_get((params, state))
+    weights = {"params": params, **state}
+    store = CheckpointStore(tmp_path / "other")
+    store.save(1, {"weights": weights}, Progress(epoch=0))
+    store.close()
+    other = ("--checkpoint", str(tmp_path / "other"))
+    assert forecast(config, tmp_path / "out", *other) == USER_ERROR
+    assert "does not fit" in capsys.readouterr().err
+
+
+BAD_FIELDS = {
+    "an initial state": ("T", 0, np.nan, "T (level 2 of 2) of the input"),
+    "a fill value": ("T", 0, -9999.0, "-9999, a fill value"),
+    "forcing of a later step": ("tsi", 2, np.nan, "step 2 of the forecast from"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FIELDS)
+def test_values_that_cannot_be_used_name_their_file(
+    world, tmp_path, tiny_model, capsys, name
+):
+    variable, step, value, text = BAD_FIELDS[name]
+    start = np.datetime64("2000-01-02")
+    for path in world.iterdir():
+        shutil.copy(path, tmp_path)
+    with xr.open_dataset(tmp_path / "w_2000.nc") as fields:
+        changed = fields.load()
+    place = {"time": start + step * np.timedelta64(6, "h")}
+    field = changed[variable].sel(place)
+    changed[variable].loc[place] = xr.where(field == field.max(), value, field)
+    changed.to_netcdf(tmp_path / "w_2000.nc")
+    config = make_run(tmp_path, tmp_path / "run")
+    options = ("--init-time", str(start), "--steps", "4")
+    assert forecast(config, tmp_path / "out", *options) == USER_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / 'w_2000.nc'}: ")
+    assert text in error
+    assert variable in error
+
+
+def test_attributes_that_files_cannot_have(tmp_path):
+    path = tmp_path / "own.yaml"
+    for text, expected in (
+        ("T: {units: null}", "T: units: an attribute of a file is text, a number"),
+        ("T: units = K", "T: expected attributes, got 'units = K'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=expected):
+            read_attributes(str(path))
+
+
+@pytest.mark.parametrize("name", ["2d", "3d"])
+def test_attributes_that_credit_cannot_read(name):
+    """The lines of CREDIT's files are text."""
+    found = read_attributes(f"conus404.{name}.yaml")
+    assert all("units" in own for own in found.values())
+
+
+def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys):
+    config, out = make_run(world, tmp_path), tmp_path / "out"
+    dates = ("--init-time", "2000-01-01", "--steps", "2")
+    assert forecast(config, out, *dates) == OK
+    assert forecast(config, out, *dates) == USER_ERROR
+    assert "--resume" in capsys.readouterr().err
+    assert forecast(config, out, *dates, "--steps", "3", "--resume") == USER_ERROR
+    assert "differ in steps (2 there, 3 here)" in capsys.readouterr().err
+    assert forecast(config, out, *dates, "--resume", "--format", "netcdf") == USER_ERROR
+    assert "format ('zarr 3' there, 'netcdf' here)" in capsys.readouterr().err
+    changed = make_run(world, tmp_path / "b", data__source__ERA5__levels=[2.0, 4.6])
+    assert forecast(changed, out, *dates, "--resume") == USER_ERROR
+    error = capsys.readouterr().err
+    assert "data.source.ERA5.levels ([1.0, 4.6] there, [2.0, 4.6] here)" in error
+
+
+def test_a_folder_of_forecasts_without_a_record(world, tmp_path, tiny_model, capsys):
+    """Such as CREDIT's own, which are not written over."""
+    config, out = make_run(world, tmp_path), tmp_path / "out"
+    (out / "20000101_0000Z").mkdir(parents=True)
+    options = ("--init-time", "2000-01-02", "--format", "netcdf")
+    assert forecast(config, out, *options) == USER_ERROR
+    assert "forecasts of unknown origin" in capsys.readouterr().err
+    (out / "20000101_0000Z").rmdir()
+    (out / "forecast.json").write_text('{"identity": 3}')
+    assert forecast(config, out, *options) == USER_ERROR
+    assert "forecast.json is no record of forecasts" in capsys.readouterr().err
+
+
+def test_one_length_alone(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        forecast("model.yml", tmp_path, "--steps", "2", "--length", "12h")
+    assert "--length: not allowed with argument --steps" in capsys.readouterr().err

@@ -1,0 +1,260 @@
+"""Forecast campaigns: interrupted, killed, split up, with failing writes and NaN."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.cli.commands import DIVERGED, FAILED, OK, USER_ERROR
+from credit_jax.config.messages import counted
+from credit_jax.forecast.netcdf import NetcdfStore
+from credit_jax.forecast.zarr_store import ZarrStore
+from credit_jax.parallel.processes.exit_code import RESUME
+from tests.forecast.tiny_run import forecast, make_run, read
+from tests.training.tiny import MODEL
+
+ROOT = Path(__file__).parents[2]
+IN_A_PROCESS = """
+import sys
+from credit_jax.models import registry
+from tests.training.tiny import Tiny, TinyConfig
+registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+from credit_jax.cli.forecast.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def chunks(out: Path) -> dict[str, bytes]:
+    """Returns the bytes of the store's files but its root, which has the command."""
+    store = out / "forecast.zarr"
+    paths = [path for path in store.rglob("*") if path.is_file()]
+    names = {path.relative_to(store).as_posix(): path.read_bytes() for path in paths}
+    return {name: data for name, data in names.items() if name != "zarr.json"}
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, store: type, after: int) -> None:
+    """Makes writing fail after some calls, as on a full disk."""
+    write, calls = store.write, []
+
+    def fail(self, *arguments):
+        calls.append(arguments)
+        if len(calls) > after:
+            raise OSError(28, "No space left on device")
+        return write(self, *arguments)
+
+    monkeypatch.setattr(store, "write", fail)
+
+
+@pytest.mark.parametrize("after", [0, 7])
+def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, after):
+    assert forecast(config, tmp_path / "whole") == OK
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        failing(patch, ZarrStore, after)
+        assert forecast(config, out) == FAILED
+    assert "No space left on device" in capsys.readouterr().err
+    done = len([*(out / "done").glob("*")]) if (out / "done").exists() else 0
+    assert (done > 0) == (after > 0)
+    assert forecast(config, out, "--resume") == OK
+    shown = capsys.readouterr().out
+    assert f"{counted(5 - done, 'forecast')} made, in" in shown
+    assert chunks(out) == chunks(tmp_path / "whole")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert forecast(config, out, "--resume") == OK
+    after_it = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert after_it == before, "nothing was left to do"
+
+
+def test_a_failing_netcdf_file_ends_the_command(config, tmp_path, monkeypatch, capsys):
+    failing(monkeypatch, NetcdfStore, 2)
+    assert forecast(config, tmp_path / "out", "--format", "netcdf") == FAILED
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_killed_and_run_again(config, tmp_path):
+    options = ("--length", "4d")
+    assert forecast(config, tmp_path / "whole", *options) == OK
+    out = tmp_path / "out"
+    arguments = ["--config", config, "--out", os.fspath(out), "--cache", "none"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_PROCESS, *arguments, *options],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not [*out.glob("done/2*"), *out.glob("done/1*")]:
+        assert process.poll() is None or process.returncode == 0
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert forecast(config, out, "--resume", *options) == OK
+    ours, whole = read(out), read(tmp_path / "whole")
+    assert set(ours.data_vars) == set(whole.data_vars)
+    for name in whole.data_vars:
+        # The subprocess compiles with other flags than the tests.
+        assert np.allclose(ours[name], whole[name], rtol=1e-4, equal_nan=True), name
+
+
+def test_parts_of_a_campaign(config, tmp_path, capsys):
+    assert forecast(config, tmp_path / "whole") == OK
+    out = tmp_path / "out"
+    for shard in ("1/2", "2/2"):
+        assert forecast(config, out, "--shard", shard) == OK
+    assert chunks(out) == chunks(tmp_path / "whole")
+    shown = capsys.readouterr().out
+    assert "3 forecasts made, in" in shown
+    assert "2 forecasts made, in" in shown
+
+
+@pytest.fixture
+def diverging(world, tmp_path, tiny_model):
+    """A run whose weights are too large for float32."""
+    return make_run(world, tmp_path, scale=1e38)
+
+
+def test_nan_is_an_error(diverging, tmp_path, capsys):
+    assert forecast(diverging, tmp_path / "out") == DIVERGED
+    error = capsys.readouterr().err
+    assert "values that are NaN or infinite at step 1" in error
+    assert "--nan fill" in error
+
+
+def test_nan_is_filled_and_counted(diverging, tmp_path, capsys):
+    options = ("--nan", "fill", "--init-time", "2000-01-01", "--steps", "2")
+    assert forecast(diverging, tmp_path / "out", *options) == OK
+    store = read(tmp_path / "out")
+    leads = store["T"].isel(prediction_timedelta=slice(1, None))
+    count = int(np.isnan(leads).sum())
+    assert count > 0
+    assert not np.isinf(leads).any()
+    assert f"T {count}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("day", ["2000-01-01.nc", "2000-01-02.nc"]),
+        ("month", ["2000-01.nc"]),
+        ("full", ["full.nc"]),
+    ],
+)
+def test_steps_that_share_a_file(world, tmp_path, tiny_model, group, files):
+    output = {"group_by": group, "output_interval": "12h"}
+    config = make_run(world, tmp_path, inference__output=output)
+    options = ("--init-time", "2000-01-01", "--length", "30h")
+    assert forecast(config, tmp_path / "out", *options) == OK
+    found = sorted((tmp_path / "out" / "20000101_0000Z").glob("*.nc"))
+    assert [path.name for path in found] == files
+    times = []
+    for path in found:
+        with xr.open_dataset(path) as steps:
+            times += [*steps["time"].values]
+    hours = (np.array(times) - np.datetime64("2000-01-01")) / np.timedelta64(1, "h")
+    assert np.array_equal(hours, [12, 24]), "also those before the last step"
+
+
+def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
+    assert forecast(config, tmp_path / "whole") == OK
+    out = tmp_path / "out"
+    assert forecast(config, out, "--stop-after", "1ms") == RESUME
+    shown = capsys.readouterr().out
+    assert "1 forecast made, in" in shown
+    assert "Stopped by --stop-after; --resume makes those that are missing" in shown
+    assert len([*(out / "done").glob("*")]) == 1
+    assert forecast(config, out, "--resume", "--stop-after", "11h50m") == OK
+    assert "4 forecasts made, in" in capsys.readouterr().out
+    assert chunks(out) == chunks(tmp_path / "whole")
+
+
+OUTPUT = {"format": "zarr", "output_interval": "6h"}
+PART = {
+    "the queue of writers": {"inference__output": {**OUTPUT, "max_pending": 1}},
+    "format, which --format replaces": {"inference__output__format": "netcdf"},
+    "what NetCDF files alone have": {
+        "inference__output": {**OUTPUT, "group_by": "day", "encoding": {"zlib": True}}
+    },
+    "what ensembles alone have": {
+        "inference__perturbation": {"type": "gaussian"},
+        "seed": 5,
+    },
+    "what training alone reads": {
+        "data__on_bad_sample": "skip",
+        "data__data_clamp": [-9, 9],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PART)
+def test_resumed_with_keys_that_change_no_value(
+    world, tmp_path, tiny_model, capsys, name
+):
+    out, same = tmp_path / "out", ("--format", "zarr", "--init-time", "2000-01-01")
+    config = make_run(world, tmp_path / "one", inference__output=OUTPUT)
+    assert forecast(config, out, *same) == OK
+    changes = {"inference__output": OUTPUT} | PART[name]
+    config = make_run(world, tmp_path / "other", **changes)
+    checkpoint = ("--checkpoint", os.fspath(tmp_path / "one" / "run"))
+    assert forecast(config, out, *same, "--resume", *checkpoint) == OK
+    assert "1 found there" in capsys.readouterr().out
+
+
+NOISE = {"inference__members": 2, "inference__perturbation": {"std": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"seed": 5}, "seed (1000 there, 5 here)"),
+        (
+            {"inference__perturbation": {"std": 0.1, "length_scale": 5}},
+            "perturbation.length_scale (20.0 there, 5.0 here)",
+        ),
+    ],
+)
+def test_members_of_another_ensemble(
+    world, tmp_path, tiny_model, capsys, change, shown
+):
+    out, same = tmp_path / "out", ("--init-time", "2000-01-01")
+    config = make_run(world, tmp_path / "one", **{"seed": 1000, **NOISE})
+    assert forecast(config, out, *same) == OK
+    config = make_run(world, tmp_path / "other", **{"seed": 1000, **NOISE, **change})
+    checkpoint = ("--checkpoint", os.fspath(tmp_path / "one" / "run"))
+    assert forecast(config, out, *same, "--resume", *checkpoint) == USER_ERROR
+    assert f"which differ in {shown}; give another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["soon", "-3h", "0s"])
+def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
+    assert forecast(config, tmp_path / "out", f"--stop-after={wrong}") == USER_ERROR
+    assert f"such as 11h50m, got '{wrong}'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
+    """Repeated forecasts are equal, and differ from those of another seed."""
+    own = {"type": "crossformer-ensemble", "depth": [1, 0, 0, 0], "freeze": False}
+    height, width = MODEL["image_height"], MODEL["image_width"]
+    own |= {"noise_latent_dim": 4, "decoder_noise_factor": 5.0, "interp": True}
+    own |= {"cross_embed_strides": [1, 2, 2, 2], "dim": [8, 16, 32, 64]}
+    own |= {"dim_head": 8, "local_window_size": 2}
+    own |= {"global_window_size": [2, 1, 1, 1]}
+    own |= {"cross_embed_kernel_sizes": [[3], [2], [2], [2]]}
+    padding = {"pad_lat": [8 - height, 0], "pad_lon": [16 - width, 0]}
+    model = {**MODEL, **own, "padding_conf": {"mode": "earth", **padding}}
+    stores = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = make_run(world, tmp_path / name, model=model, seed=seed)
+        assert forecast(config, tmp_path / name / "out") == OK
+        stores.append(read(tmp_path / name / "out"))
+    assert stores[0].identical(stores[1].assign_attrs(stores[0].attrs))
+    variable = next(iter(stores[0].data_vars))
+    change = np.abs(stores[0][variable] - stores[2][variable])
+    assert float(change.max()) > 0

@@ -1,0 +1,215 @@
+"""The Zarr store of forecasts: the layout that evaluation tools expect."""
+
+import errno
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+
+from credit_jax.forecast import zarr_store
+from credit_jax.forecast.outputs import Outputs, OutputVariable
+from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.forecast.zarr_store import ZarrStore
+from credit_jax.io.write_errors import WriteError, write_errors
+from tests.forecast.tiny_run import forecast, make_run, read
+from tests.support import assert_close
+
+HOUR = np.timedelta64(1, "h")
+
+
+def test_the_layout_of_weatherbench(config, tmp_path, world):
+    assert forecast(config, tmp_path / "out") == 0
+    store = read(tmp_path / "out")
+    dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
+    assert store["T"].dims == dims
+    assert store["SP"].dims == tuple(dim for dim in dims if dim != "level")
+    starts = pd.date_range("1999-12-30", "2000-01-01", freq="12h")
+    assert np.array_equal(store["time"], starts.to_numpy())
+    assert np.array_equal(store["prediction_timedelta"] / HOUR, [0, 6, 12, 18])
+    assert np.array_equal(store["level"], [1.0, 4.6])
+    assert store["T"].dtype == np.float32
+    assert store.attrs["Conventions"] == "CF-1.11"
+    with xr.open_mfdataset(str(world / "w_*.nc")) as truth:
+        for name in ("T", "U", "SP"):
+            first = truth[name].sel(time=starts)
+            first = first.isel(level=[0, 2]) if name != "SP" else first
+            ours = store[name].isel(prediction_timedelta=0)
+            assert np.array_equal(ours, first.astype(np.float32)), name
+    assert np.isnan(store["TP"].isel(prediction_timedelta=0)).all()
+    assert np.isfinite(store["TP"].isel(prediction_timedelta=slice(1, None))).all()
+
+
+def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_model):
+    """Diagnostic variables, too, which are not read; CREDIT's files are not."""
+    given = {
+        "T": {"long_name": "temperature", "standard_name": "air_temperature"},
+        "SP": {"units": "Pa", "comment": "of the model's orography"},
+        "TP": {"units": "m", "long_name": "precipitation"},
+        "level": {"units": "hPa"},
+    }
+    described = shutil.copytree(world, tmp_path / "described")
+    for path in described.glob("w_*.nc"):
+        with h5py.File(path, "r+") as file:
+            for name, attributes in given.items():
+                file[name].attrs.update(attributes)
+    metadata = tmp_path / "own.yaml"
+    metadata.write_text("T: {units: K, long_name: Temperature}")
+    output = {"format": "zarr", "metadata": str(metadata)}
+    config = make_run(described, tmp_path, inference__output=output)
+    same = ("--init-time", "2000-01-01", "--steps", "1")
+    assert forecast(config, tmp_path / "out", *same) == 0
+    store = read(tmp_path / "out")
+    assert store["level"].attrs == {"long_name": "level", "axis": "Z", "units": "hPa"}
+    found = {name: array.attrs for name, array in store.items()}
+    assert found == {
+        "T": {**given["T"], "units": "K", "long_name": "Temperature"},
+        "U": {},
+        "SP": {"units": "Pa"},
+        "TP": given["TP"],
+    }
+    assert forecast(config, tmp_path / "files", *same, "--format", "netcdf") == 0
+    (path,) = (tmp_path / "files").rglob("*.nc")
+    with xr.open_dataset(path) as file:
+        assert file["T"].attrs == {"units": "K", "long_name": "Temperature"}
+        assert file["SP"].attrs == {}, "as in CREDIT"
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_are_whole_globes(config, tmp_path, monkeypatch, version, large):
+    if large:
+        monkeypatch.setattr(zarr_store, "MANY_LEVELS", 100)
+    out = tmp_path / "out"
+    arguments = ("--zarr-format", str(version), "--init-time", "2000-01-01")
+    assert forecast(config, out, *arguments) == 0
+    group = zarr.open_group(str(out / "forecast.zarr"), mode="r")
+    assert group.metadata.zarr_format == version
+    assert group.metadata.consolidated_metadata is not None
+    array = group["T"]
+    assert array.chunks == (1, 1, 1 if large else 2, 6, 10)
+    assert array.shards == ((1, 1, 2, 6, 10) if version == 3 and large else None)
+    assert read(out)["T"].shape == (1, 4, 2, 6, 10)
+
+
+def test_the_store_says_where_it_comes_from(config, tmp_path):
+    assert forecast(config, tmp_path / "out", "--init-time", "2000-01-01") == 0
+    attributes = read(tmp_path / "out").attrs
+    assert json.loads(attributes["config"])["model"]["type"] == "tiny"
+    assert attributes["checkpoint_step"] == 3
+    assert len(attributes["checkpoint_digest"]) == 64
+    assert attributes["credit-jax"]
+    assert attributes["command"]
+
+
+def test_netcdf_and_zarr_hold_the_same(config, tmp_path):
+    zarr_out, netcdf_out = tmp_path / "zarr", tmp_path / "netcdf"
+    dates = ("--init-time", "2000-01-01", "--steps", "3")
+    assert forecast(config, zarr_out, *dates) == 0
+    assert forecast(config, netcdf_out, *dates, "--format", "netcdf") == 0
+    store = read(zarr_out).isel(time=0)
+    files = sorted((netcdf_out / "20000101_0000Z").glob("*.nc"))
+    assert [path.name for path in files] == [
+        "2000-01-01_T0600Z.nc",
+        "2000-01-01_T1200Z.nc",
+        "2000-01-01_T1800Z.nc",
+    ]
+    for step, path in enumerate(files, 1):
+        with xr.open_dataset(path) as found:
+            for name in ("T", "U", "SP", "TP"):
+                lead = store[name].isel(prediction_timedelta=step)
+                assert np.array_equal(found[name].isel(time=0), lead), name
+
+
+def test_a_part_of_the_variables_levels_and_lead_times(world, tmp_path, tiny_model):
+    output = {
+        "format": "zarr",
+        "output_interval": "12h",
+        "variables": [
+            {"name": "ERA5/prognostic/3d/T", "levels": [4.6]},
+            "ERA5/prognostic/3d/U",
+            "ERA5/prognostic/2d/SP",
+        ],
+        "metadata": "era5.yaml",
+    }
+    config = make_run(world, tmp_path, inference__output=output)
+    assert forecast(config, tmp_path / "part", "--length", "1d") == 0
+    part = read(tmp_path / "part")
+    assert set(part.data_vars) == {"T", "U", "SP"}
+    assert np.array_equal(part["prediction_timedelta"] / HOUR, [0, 12, 24])
+    assert part["T"].attrs["standard_name"] == "air_temperature"
+    config = make_run(world, tmp_path / "all")
+    assert forecast(config, tmp_path / "whole", "--length", "1d") == 0
+    whole = read(tmp_path / "whole").isel(prediction_timedelta=[0, 2, 4])
+    assert np.isnan(part["T"].sel(level=1.0)).all()
+    assert np.array_equal(part["T"].sel(level=4.6), whole["T"].sel(level=4.6))
+    assert np.array_equal(part["U"], whole["U"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--batch", "3"),
+        ("--parallelism", "data=none,domain=3"),
+        ("--parallelism", "data=none,tensor=2,domain=2"),
+        ("--parallelism", "data=ddp", "--devices", "2"),
+    ],
+)
+def test_every_mesh_and_batch_forecasts_the_same(config, tmp_path, options):
+    assert forecast(config, tmp_path / "one") == 0
+    assert forecast(config, tmp_path / "other", *options) == 0
+    one, other = read(tmp_path / "one"), read(tmp_path / "other")
+    for name in one.data_vars:
+        leads = {"prediction_timedelta": slice(1, None)}
+        assert_close(
+            other[name].isel(leads), one[name].isel(leads), 1e-6, f"{options} {name}"
+        )
+
+
+def test_a_curvilinear_grid_and_another_calendar(tmp_path):
+    latitude, longitude = np.mgrid[30:50:5.0, 220:280:10.0]
+    variable = OutputVariable("A/prognostic/3d/T", np.array([10, 20]))
+    outputs = Outputs((variable,), latitude, longitude, "noleap")
+    starts = np.array(["2004-02-28", "2004-03-01"], "datetime64[ns]")
+    schedule = Schedule(starts, 2, pd.Timedelta("30min"), "noleap")
+    store = ZarrStore(tmp_path, outputs, schedule)
+    store.create()
+    fields = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    for job in store.writer(Task(1, 0)).add(2, {variable.key: fields}):
+        job()
+    found = read(tmp_path)
+    assert found["T"].dims == ("time", "prediction_timedelta", "level", "y", "x")
+    assert np.array_equal(found["latitude"], latitude)
+    assert set(found["T"].coords) >= {"latitude", "longitude", "level"}
+    days = found["time"].values[1] - found["time"].values[0]
+    assert days.days == 1, "no 29 February"
+    minutes = found["prediction_timedelta"] / np.timedelta64(1, "m")
+    assert np.array_equal(minutes, [0, 30, 60])
+    assert np.array_equal(found["T"].values[1, 2], fields)
+    assert np.isnan(found["T"].values[0]).all()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_failing_write_is_an_error_of_the_system(tmp_path, version):
+    """TensorStore reports it by a ValueError, which commands take for bad input."""
+    variable = OutputVariable("A/diagnostic/2d/SP", None)
+    outputs = Outputs((variable,), np.arange(4.0), np.arange(6.0), "standard")
+    starts = np.array(["2004-02-28"], "datetime64[ns]")
+    store = ZarrStore(
+        tmp_path, outputs, Schedule(starts, 2, pd.Timedelta("6h")), zarr_format=version
+    )
+    store.create()
+    fields = {variable.key: np.zeros((1, 4, 6), np.float32)}
+    store.write(Task(0, 0), 1, fields)
+    shutil.rmtree(store.path / "SP")
+    (store.path / "SP").touch()
+    with (
+        pytest.raises(WriteError, match=rf"{store.path}: .*directory") as found,
+        write_errors(store.path),
+    ):
+        store.write(Task(0, 0), 2, fields)
+    assert found.value.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
