@@ -1,5 +1,4 @@
 from .checkpoint import CheckpointStore as CheckpointStore
-from .cli.train import train as train
 from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import load_config as load_config
@@ -24,6 +23,7 @@ from .state_dict.convert import credit_key as credit_key
 from .state_dict.convert import from_state_dict as from_state_dict
 from .state_dict.convert import to_state_dict as to_state_dict
 from .training.restore import restore as restore
+from .training.run import train_model as train_model
 from .training.state import init_state as init_state
 from .training.step import make_eval_step as make_eval_step
 from .training.step import make_train_step as make_train_step

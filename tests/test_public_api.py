@@ -17,7 +17,7 @@ from tools.public_api import PAGE, RECORD, breaks, page, signatures
 __all__ = ["compiled_once", "tiny_model", "world"]
 
 # It trains, and scores what it has trained.
-SLOW = {"train"}
+SLOW = {"train_model"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name in sorted(credit_jax.__all__)

@@ -25,7 +25,7 @@ from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, read_log
-from credit_jax.training.run import train
+from credit_jax.training.run import run_training
 from credit_jax.training.setup import prepare
 
 # Devices that the largest of these meshes needs: dp 2 x tp 2 x domain 2.
@@ -72,7 +72,7 @@ def train_two_steps(mapping: Mapping[str, Any], folder: Path) -> Trained:
         devices = jax.devices()[: twice * required_devices(section)]
         plan = plan_run(config, num_devices=len(devices))
         console = Console(file=io.StringIO())
-        outcome = train(prepare(plan, devices), folder / "run", Display(console))
+        outcome = run_training(prepare(plan, devices), folder / "run", Display(console))
     row = read_log(folder / "run" / LOG_NAME)[-1]
     if int(outcome.state.micro_step) != 2 or not math.isfinite(row["train_loss"]):
         raise ValueError(f"2 steps with a finite loss expected, the log has {row}")

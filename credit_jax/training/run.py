@@ -1,30 +1,43 @@
-"""A whole training run."""
+"""A whole training run: the model of a config, from the demo data to the scores."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any, Final, Literal
 
 import jax
+from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, write_config
 from credit_jax.config.load import CONFIG_NAME, is_written_config
+from credit_jax.config.messages import counted
 from credit_jax.data.channels import SCHEMA_FILE
+from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.atomic import move_aside
-from credit_jax.io.write_errors import WriteError
+from credit_jax.io.folder_lock import folder_lock
+from credit_jax.io.write_errors import WriteError, writable_folder
 from credit_jax.models.flops import gradient_flops
+from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.earlier_run import move_earlier_run
+from credit_jax.training.earlier_run import (
+    end_interrupted_move,
+    move_earlier_run,
+    refuse_earlier_run,
+)
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import Outcome, TrainingLoop
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import Profile
 from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker, Work
-from credit_jax.training.restore import RunStore
-from credit_jax.training.setup import Setup
+from credit_jax.training.report import report_scores
+from credit_jax.training.restore import RunStore, coordinates_at, no_coordinates
+from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import (
     Start,
     asked_by,
@@ -35,8 +48,149 @@ from credit_jax.training.start import (
 from credit_jax.training.steps import Loggers
 from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
+IF_ANY: Final = "if-any"
 
-def train(
+
+def train_model(
+    config: Config,
+    *,
+    num_devices: int | None = None,
+    resume: bool | Literal["if-any"] = False,
+    fresh: bool = False,
+    verify: bool = True,
+    stop_at: float | None = None,
+    profile: tuple[int, int] | None = None,
+    source: str = "config",
+) -> Outcome:
+    """Trains the model of a config, as the command does, and scores its forecasts.
+
+    Args:
+        config: of `load_config`.
+        num_devices: devices to use; None takes as many as `trainer` asks for.
+        resume: whether to go on from the newest checkpoint of `save_loc`; "if-any"
+            begins where there is none.
+        fresh: whether to begin anew where there is an earlier run, which is moved to a
+            dated folder in `save_loc`.
+        verify: whether to compare its files with their digests first.
+        stop_at: when to save and stop, by `time.monotonic`; None for no limit.
+        profile: first and last update to trace, counted from 1; None for none.
+        source: name of the config in the header of the run.
+
+    Raises:
+        ConfigError: the run cannot start; lists all that is wrong.
+        NonFiniteLossError: the loss is not finite.
+        ValueError: another run uses the folder, it holds an earlier run and neither
+            `resume` nor `fresh` is set, or all checkpoints are damaged.
+        FileNotFoundError: there is no checkpoint to continue from.
+        WriteError: a log or a checkpoint cannot be written.
+
+    >>> options = ["trainer.epochs=1", "trainer.batches_per_epoch=1", "save_loc=NEW"]
+    >>> config = credit_jax.load_config("RUN/model.yml", options)
+    >>> outcome = credit_jax.train_model(config, num_devices=1)  # doctest: +ELLIPSIS
+    credit_jax  config -> NEW
+    ...
+    >>> outcome.reason
+    'finished'
+    """
+    if num_devices is None:
+        num_devices = config.trainer.num_devices
+    devices = training_devices(config.trainer.parallelism, num_devices)
+    leads = jax.process_index() == 0
+    with (
+        writable_folder(config.save_loc, "save_loc (--save-loc)") as folder,
+        folder_lock(folder) if leads else nullcontext(),
+    ):
+        if leads:
+            end_interrupted_move(folder)
+        if leads and not (resume or fresh or config.trainer.load_weights):
+            refuse_earlier_run(folder)
+        return _train_in(
+            folder,
+            config,
+            devices,
+            resume=resume,
+            fresh=fresh,
+            verify=verify,
+            stop_at=stop_at,
+            profile=profile,
+            source=source,
+        )
+
+
+def _train_in(
+    folder: Path,
+    config: Config,
+    devices: Sequence[Any],
+    *,
+    resume: bool | Literal["if-any"],
+    fresh: bool,
+    verify: bool,
+    stop_at: float | None,
+    profile: tuple[int, int] | None,
+    source: str,
+) -> Outcome:
+    """`train_model` in a folder that no other run uses."""
+    console = Console()
+    if resume == IF_ANY:
+        resume = CheckpointStore(folder, verify=False).latest_step() is not None
+    like, notes = None, list[str]()
+    if resume or config.trainer.load_weights:
+        store = CheckpointStore(folder, verify=False)
+        step = required_step(store, asked_by(resume=resume))
+        like = coordinates_at(store, step)
+        notes = [no_coordinates(store.path(step))] if like is None else []
+    if config.demo is not None and jax.process_index() == 0:
+        ensure_demo_data(config.demo, console)
+    wait_for_all("the demo data")
+    plan = plan_run(config, num_devices=len(devices), like=like)
+    setup = prepare(plan, devices)
+    display = Display(console, silent=jax.process_index() > 0)
+    for line in header(source, setup):
+        display.message(line)
+    for note in (*plan.notes, *notes):
+        display.message(f"note: {note}")
+    outcome = run_training(
+        setup,
+        folder,
+        display,
+        resume=resume,
+        fresh=fresh,
+        verify=verify,
+        stop_at=stop_at,
+        profile=profile,
+    )
+    if outcome.is_complete and setup.valid_loader is not None:
+        report_scores(setup, folder, outcome, display)
+    return outcome
+
+
+def header(source: str, setup: Setup) -> list[str]:
+    """Lines printed before a run: mesh, model, data."""
+    model, schema, loader = setup.model_def, setup.schema, setup.train_loader
+    devices = setup.mesh.devices.reshape(-1)
+    axes = setup.model.axes
+    precision = setup.model.parallel_config.precision.compute.name
+    valid = setup.valid_loader
+    ranks = 1 if setup.config.shares_batches else axes.num_data
+    held_out = ""
+    if valid is not None:
+        seen = valid.seen_in(setup.config.data)
+        what = "for validation, not held out" if seen else "held out"
+        held_out = f", {len(valid.dataset)} {what}"
+    return [
+        f"credit_jax  {source} -> {setup.config.save_loc}",
+        f"mesh   {axes.summary} on "
+        f"{counted(len(devices), f'{devices[0].platform} device')}, {precision}",
+        f"model  {setup.config.model['type']}, {model.num_parameters:,} parameters, "
+        f"{schema.num_input_channels} -> {schema.num_target_channels} channels on "
+        f"{model.image_height} x {model.image_width} points",
+        f"data   {counted(len(loader.dataset), 'sample')}{held_out}; "
+        f"{setup.batches_per_epoch} batches of "
+        f"{setup.config.trainer.train_batch_size * ranks} an epoch",
+    ]
+
+
+def run_training(
     setup: Setup,
     folder: Path,
     display: Display,

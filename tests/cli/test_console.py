@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import runpy
 import shlex
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def test_an_unknown_option_is_an_error_of_the_user(name, capsys):
         main([name, "--no-such-option"])
     assert ended.value.code == USER_ERROR
     assert f"usage: credit-jax {name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_command_runs_as_a_module_too(name, monkeypatch):
+    """`python -m credit_jax.train` runs the module of `credit-jax train`."""
+    run_module, started = runpy.run_module, []
+    monkeypatch.setattr(runpy, "run_module", lambda *a, **k: started.append((a, k)))
+    run_module(f"credit_jax.{name}", run_name="__main__")
+    how = {"run_name": "__main__", "alter_sys": True}
+    assert started == [((MODULES[name].module,), how)]
 
 
 def test_the_list_of_commands(capsys):

@@ -15,11 +15,12 @@ import pytest
 import xarray as xr
 
 from benchmarks.speed.compile_time import main as compile_time
-from credit_jax.cli.train import main, train
+from credit_jax.cli.train import main
 from credit_jax.config import ConfigError, load_config
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_run
 from credit_jax.training.loop import FINISHED
+from credit_jax.training.run import train_model
 from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once, tiny_model, world
 from tests.training.tiny import tiny_config, write_yaml
@@ -251,7 +252,7 @@ def test_a_run_without_the_command(world, tmp_path, tiny_model):
     changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
     mapping = tiny_config(world, tmp_path / "run", **changes)
     config = load_config(write_yaml(tmp_path / "config.yml", mapping))
-    outcome = train(config, num_devices=1)
+    outcome = train_model(config, num_devices=1)
     assert outcome.reason == FINISHED
     broken = config.model_copy(
         update={
@@ -260,9 +261,9 @@ def test_a_run_without_the_command(world, tmp_path, tiny_model):
         }
     )
     with pytest.raises(ValueError, match="holds an earlier run"):
-        train(config, num_devices=1)
+        train_model(config, num_devices=1)
     with pytest.raises(ConfigError, match="this run cannot start"):
-        train(broken, num_devices=1)
+        train_model(broken, num_devices=1)
 
 
 def test_a_diverging_run(run):

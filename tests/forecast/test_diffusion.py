@@ -16,7 +16,7 @@ from credit_jax.config import build_config
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log
-from credit_jax.training.run import train
+from credit_jax.training.run import run_training
 from credit_jax.training.setup import prepare
 from tests.data.world import MODEL
 from tests.forecast.tiny_run import BATCH, assert_same_runs, forecast, read
@@ -60,7 +60,7 @@ def _run(world: Path, folder: Path, domain: int) -> tuple[dict[str, Any], Any]:
     setup = prepare(
         plan_run(build_config(raw), num_devices=domain), jax.devices()[:domain]
     )
-    train(setup, own / "run", Display(Console(file=io.StringIO())))
+    run_training(setup, own / "run", Display(Console(file=io.StringIO())))
     (log,) = read_log(own / "run" / "training_log.csv")
     config = write_yaml(own / "model.yml", raw)
     arguments = ["--parallelism", f"domain={domain}", "--members", "2"]

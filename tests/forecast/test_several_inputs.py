@@ -26,7 +26,7 @@ from credit_jax.plan import plan_run
 from credit_jax.state_dict.convert import to_state_dict
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log
-from credit_jax.training.run import train
+from credit_jax.training.run import run_training
 from credit_jax.training.run_weights import open_weights
 from credit_jax.training.setup import prepare
 from tests.data.region import WRF, region, region_config
@@ -101,7 +101,7 @@ def _run(
     count = 4 if degrees else 1
     plan = plan_run(build_config(raw), num_devices=count)
     setup = prepare(plan, jax.devices()[:count])
-    train(setup, own / "run", Display(Console(file=io.StringIO())))
+    run_training(setup, own / "run", Display(Console(file=io.StringIO())))
     (log,) = read_log(own / "run" / "training_log.csv")
     config = write_yaml(own / "model.yml", raw)
     words = ",".join(f"{key}={value}" for key, value in parallelism.items())

@@ -25,7 +25,7 @@ from credit_jax.training.loop import EARLY, FINISHED, TIME_COLUMNS
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore
-from credit_jax.training.run import train
+from credit_jax.training.run import run_training
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
@@ -96,7 +96,7 @@ def make(world, tmp_path):
 def go(setup, tmp_path, *, resume=False):
     stream = io.StringIO()
     display = Display(Console(file=stream, width=200))
-    outcome = train(setup, tmp_path, display, resume=resume)
+    outcome = run_training(setup, tmp_path, display, resume=resume)
     return outcome, stream.getvalue()
 
 
@@ -602,7 +602,7 @@ def test_a_time_limit(make, tmp_path):
     """If it has passed, one update and a checkpoint follow, and the run can resume."""
     setup = make("one", trainer__epochs=1)
     display = Display(Console(file=(stream := io.StringIO()), width=200))
-    outcome = train(setup, tmp_path, display, stop_at=time.monotonic())
+    outcome = run_training(setup, tmp_path, display, stop_at=time.monotonic())
     assert outcome.reason == "--stop-after"
     assert not outcome.is_complete
     assert "Stopped by --stop-after after step 1" in stream.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from tests.training.tiny import tiny_config, write_yaml
 pytestmark = pytest.mark.usefixtures("tiny_model", "noisy_model")
 
 Run = Callable[..., tuple[int, str]]
-# `credit_jax.train` is also the name of a function.
-COMMAND = import_module("credit_jax.cli.train")
 DP2 = {"data": "ddp", "tensor": 1, "domain": 1}
 DP2_TP2_DOMAIN2 = {"data": "fsdp2", "tensor": 2, "domain": 2}
 EIGHT = {"devices": 8, "trainer__parallelism": DP2_TP2_DOMAIN2}
@@ -75,7 +72,7 @@ def run(
         if code == 0:
             with monkeypatch.context() as patch:
                 if not report:
-                    patch.setattr(COMMAND, "report_scores", nothing)
+                    patch.setattr("credit_jax.training.run.report_scores", nothing)
                 code = main(["--config", path, "--cache", "none", *flags])
             text += "".join(capsys.readouterr())
         return code, text
