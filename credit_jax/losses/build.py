@@ -192,8 +192,8 @@ def _choice(
 
 def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:
     """Factors and losses of the terms that are added to a weighted training loss."""
-    wanted = {"power": config.use_power_loss, "spectral": config.use_spectral_loss}
-    names = [name for name, used in wanted.items() if used and config.is_weighted]
+    requested = {"power": config.use_power_loss, "spectral": config.use_spectral_loss}
+    names = [name for name, used in requested.items() if used and config.is_weighted]
     if not names:
         return []
     factor, first = config.spectral_lambda_reg, config.spectral_wavenum_init

@@ -103,8 +103,10 @@ class BaseLoss(CompositeLoss):
         """Logarithm of each target's variance, float32, if `learnable`; else empty."""
         if not self._learns:
             return {}
-        found = self.variances or {}
-        known = [max(found.get(key, 1.0), SMALLEST_VARIANCE) for key in self.channels]
+        variances = self.variances or {}
+        known = [
+            max(variances.get(key, 1.0), SMALLEST_VARIANCE) for key in self.channels
+        ]
         return {LOG_VARIANCE: np.log(known).astype(np.float32)}
 
     def parts(self, tree: FieldTree, context: FieldContext) -> dict[str, Scalar]:
@@ -137,8 +139,10 @@ class BaseLoss(CompositeLoss):
         if self._learns:
             initial = self.parameters[LOG_VARIANCE]
             logs = context.loss_parameters.get(LOG_VARIANCE, initial)
-            own = np.asarray([multipliers.get(key, 1.0) for key in keys], np.float32)
-            return (own * jnp.exp(-logs) * scores + 0.5 * logs).mean()
+            factors = np.asarray(
+                [multipliers.get(key, 1.0) for key in keys], np.float32
+            )
+            return (factors * jnp.exp(-logs) * scores + 0.5 * logs).mean()
         weights = combination_weights(
             keys,
             variances=self.variances,
@@ -207,19 +211,19 @@ def _chosen(args: BaseLossArgs, validation: bool) -> Pointwise:
 
 
 def _overrides(args: BaseLossArgs) -> dict[str, Pointwise]:
-    for key, own in args.base_loss_overrides.items():
-        if "crps" in own.loss.casefold():
+    for key, override in args.base_loss_overrides.items():
+        if "crps" in override.loss.casefold():
             raise ValueError(
-                f"loss.args.base_loss_overrides.{key}: {own.loss} is a loss of an "
+                f"loss.args.base_loss_overrides.{key}: {override.loss} is a loss of an "
                 "ensemble, which counts only as training_loss"
             )
-    found = {}
-    for key, own in args.base_loss_overrides.items():
+    overrides = {}
+    for key, override in args.base_loss_overrides.items():
         where = f"loss.args.base_loss_overrides.{key}"
-        found[key] = choose_pointwise(
-            own.loss,
-            own.parameters,
+        overrides[key] = choose_pointwise(
+            override.loss,
+            override.parameters,
             f"{where}.loss",
             parameters_key=f"{where}.parameters",
         )
-    return found
+    return overrides

@@ -91,10 +91,12 @@ def choose_pointwise(
     """
     entry = _entry(name, key)
     if entry.build_pointwise is None:
-        there = [own for own, each in LOSSES.items() if each.build_pointwise]
+        pointwise = [
+            loss_name for loss_name, each in LOSSES.items() if each.build_pointwise
+        ]
         raise ValueError(
             f"{key}: {name!r} gives no value at every point, which `type: base` needs; "
-            f"expected one of {', '.join(there)}"
+            f"expected one of {', '.join(pointwise)}"
         )
     parameters_key = parameters_key or f"{key}_parameters"
     return entry.build_pointwise(_parsed(name, parameters, parameters_key))
@@ -110,15 +112,15 @@ def _entry(name: str, key: str) -> LossEntry:
 
 
 def _parsed(name: str, parameters: Mapping[str, Any], key: str) -> Any:
-    entry, own = LOSSES[name], dict(parameters)
-    reduction = own.pop("reduction", "mean")
+    entry, arguments = LOSSES[name], dict(parameters)
+    reduction = arguments.pop("reduction", "mean")
     if reduction not in ("mean", "none"):
         raise ValueError(
             f"{key}.reduction: got {reduction!r}, expected 'mean' or 'none' "
             "(the loss is always the mean over samples, channels and grid points)"
         )
-    unknown = sorted(set(own) - set(entry.parameters.model_fields))
+    unknown = sorted(set(arguments) - set(entry.parameters.model_fields))
     if unknown:
         known = ", ".join(entry.parameters.model_fields) or "none"
         raise ValueError(f"{key}: loss {name!r} has no {unknown}; known: {known}")
-    return parse(entry.parameters, own, key)
+    return parse(entry.parameters, arguments, key)

@@ -85,15 +85,15 @@ def check_batch(
     Raises:
         ValueError: a field is missing, or not that of the model.
     """
-    wanted = {**inputs, "y": output}
+    expected = {**inputs, "y": output}
     if not isinstance(batch, Mapping):
         raise ValueError(
             f"the batch is a {type(batch).__name__}; expected a mapping with "
-            f"{_example(wanted)}, as of place_batch"
+            f"{_example(expected)}, as of place_batch"
         )
-    present = {name: batch[name] for name in wanted if name in batch}
-    _check_names("batch", present, wanted, f"a step takes {_example(wanted)}")
-    for name, spec in wanted.items():
+    present = {name: batch[name] for name in expected if name in batch}
+    _check_names("batch", present, expected, f"a step takes {_example(expected)}")
+    for name, spec in expected.items():
         free = ("time",) if name == "y" else ()
         repeats = num_steps if name not in ("x", "y") else 1
         options = {"stacked": stacked, "free": free, "repeats": repeats}
@@ -131,12 +131,12 @@ def check_array(
     lengths: list[Any] = ["batch", *spec.shape(1)[1:]]
     if stacked:
         dims, lengths = (_MICRO, *dims), [_MICRO, *lengths]
-    wanted = f"expected ({', '.join(dims)}) = ({', '.join(map(str, lengths))})"
+    expected = f"expected ({', '.join(dims)}) = ({', '.join(map(str, lengths))})"
     shape = tuple(np.shape(array))
     if len(shape) != len(dims):
         lacking = stacked and len(shape) == len(dims) - 1
         hint = "; for a single micro-batch give x[None]" if lacking else ""
-        raise ValueError(f"{name} has the shape {shape}; {wanted}{hint}")
+        raise ValueError(f"{name} has the shape {shape}; {expected}{hint}")
     for dim, count, length in zip(dims, shape, lengths, strict=True):
         if dim not in _COUNTED or dim in free or (dim == "lat" and axes is None):
             continue
@@ -151,7 +151,7 @@ def check_array(
         if count != padded:
             raise ValueError(
                 f"{name} has {count} {_COUNTED[dim]}, the model {length}{hint}; its "
-                f"shape is {shape}, {wanted}"
+                f"shape is {shape}, {expected}"
             )
     if axes is None:
         return
@@ -159,7 +159,7 @@ def check_array(
     if samples % axes.num_data:
         raise ValueError(
             f"{name} has {samples} samples, which {axes.num_data} data-parallel "
-            f"devices cannot share equally; {wanted} with a multiple of them"
+            f"devices cannot share equally; {expected} with a multiple of them"
         )
     _check_dtype(name, array, compute)
 
@@ -181,12 +181,12 @@ def _check_dtype(name: str, array: Any, compute: Any) -> None:
 
 
 def _check_names(
-    what: str, given: Mapping[str, Any], wanted: Mapping[str, Any], hint: str
+    what: str, actual: Mapping[str, Any], expected: Mapping[str, Any], hint: str
 ) -> None:
-    lost = [name for name in wanted if name not in given]
-    more = [str(name) for name in given if name not in wanted]
-    if lost or more:
-        parts = [f"lack {', '.join(lost)}"] if lost else []
+    missing = [name for name in expected if name not in actual]
+    more = [str(name) for name in actual if name not in expected]
+    if missing or more:
+        parts = [f"lack {', '.join(missing)}"] if missing else []
         parts += [f"have {', '.join(more)}, which is not known"] if more else []
         raise ValueError(f"the {what} {' and '.join(parts)}; {hint}")
 
@@ -211,7 +211,9 @@ def _example(specs: Mapping[str, InputSpec]) -> str:
     }
     return (
         "{"
-        + ", ".join(f'"{name}": ({", ".join(own)})' for name, own in dims.items())
+        + ", ".join(
+            f'"{name}": ({", ".join(dim_names)})' for name, dim_names in dims.items()
+        )
         + "}"
     )
 
@@ -255,18 +257,18 @@ def check_weights(
         raise ValueError(_of_another("params", problems))
     problems = name_problems(model_state, state_names)
     for name in (SPECTRAL_NORM, BATCH_STATS):
-        own = model_state.get(name, {})
+        collection = model_state.get(name, {})
         # `fuse_spectral_norm` leaves the collection empty.
-        if own or name == BATCH_STATS:
-            problems += name_problems(own, state_names[name])
+        if collection or name == BATCH_STATS:
+            problems += name_problems(collection, state_names[name])
     if problems:
         raise ValueError(_of_another("model_state", problems))
 
 
-def name_problems(given: Mapping[str, Any], wanted: Any) -> list[str]:
+def name_problems(actual: Mapping[str, Any], expected: Any) -> list[str]:
     """The names that are missing, and those that are not known, one line each."""
-    lost = [f"{name} is missing" for name in wanted if name not in given]
-    return lost + [f"{name} is not known" for name in given if name not in wanted]
+    missing = [f"{name} is missing" for name in expected if name not in actual]
+    return missing + [f"{name} is not known" for name in actual if name not in expected]
 
 
 def _of_another(what: str, problems: list[str]) -> str:
@@ -289,26 +291,27 @@ def on_mesh(mesh: Mesh, **trees: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        found = _elsewhere(mesh, trees)
-        if found is None:
+        problem = _elsewhere(mesh, trees)
+        if problem is None:
             raise
-        raise ValueError(found) from error
+        raise ValueError(problem) from error
 
 
 def _elsewhere(mesh: Mesh, trees: Mapping[str, Any]) -> str | None:
     """Says which array is not on the devices of the mesh; None if all are."""
-    wanted = set(mesh.devices.flat)
+    mesh_devices = set(mesh.devices.flat)
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                 continue
             devices = leaf.sharding.device_set
-            if leaf.committed and devices != wanted:
+            if leaf.committed and devices != mesh_devices:
                 where = jax.tree_util.keystr(path)
                 return (
                     f"{name}{where} is on {_listed(devices)}, but the mesh of the "
-                    f"model on {_listed(wanted)}; place fields with place_batch(..., "
-                    "model.mesh), and take weights of model.init or credit_jax.restore"
+                    f"model on {_listed(mesh_devices)}; place fields with "
+                    "place_batch(..., model.mesh), and take weights of model.init or "
+                    "credit_jax.restore"
                 )
     return None
 

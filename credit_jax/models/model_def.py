@@ -59,8 +59,8 @@ class ModelDef:
         module = apply_tensor_parallel(self.make(self.config))
         for path, variable in named_variables(module, Parameter):
             if any(fnmatch(path, pattern) for pattern in self.keep_whole):
-                kept = replace(param_spec_of(variable), keep_whole=True)
-                variable.set_metadata(param_spec=kept)
+                whole_spec = replace(param_spec_of(variable), keep_whole=True)
+                variable.set_metadata(param_spec=whole_spec)
         return module
 
     @cached_property
@@ -198,8 +198,8 @@ class ModelDef:
             tensor: tensor-parallel degree.
             domain: domain-parallel degree.
         """
-        found = self.config.problems(tensor, domain)
-        return found or self._indivisible(tensor)
+        problems = self.config.problems(tensor, domain)
+        return problems or self._indivisible(tensor)
 
     def _indivisible(self, tensor: int) -> list[str]:
         """Returns errors of dims sharded over tp that the degree does not divide."""
@@ -232,10 +232,10 @@ class ModelDef:
 
         They are sorted and unique, found by abstract evaluation of a forward pass.
         """
-        found: list[tuple[int, int]] = []
+        shapes: list[tuple[int, int]] = []
         if precision.float8 is not None:
-            self._trace(Context(precision=precision, float8_matrices=found))
-        return sorted(set(found))
+            self._trace(Context(precision=precision, float8_matrices=shapes))
+        return sorted(set(shapes))
 
     def _trace(self, context: Context) -> None:
         """Traces a forward pass of one sample, by abstract evaluation."""
@@ -245,8 +245,10 @@ class ModelDef:
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
 
         def forward(weights: Any, inputs: Any, key: Array) -> Array:
-            own = replace(context, noise=Noise(key))
-            return self.apply(weights, inputs, own, self._fresh_batch_stats())
+            traced_context = replace(context, noise=Noise(key))
+            return self.apply(
+                weights, inputs, traced_context, self._fresh_batch_stats()
+            )
 
         jax.eval_shape(forward, weights, inputs, jax.random.key(0))
 

@@ -240,8 +240,8 @@ class ParallelModel:
 
     @cached_property
     def _apply(self) -> Callable[[Weights, ModelState, Any], Array]:
-        def body(params: Weights, model_state: ModelState, given: Any) -> Array:
-            return self.local_forward(params, model_state, *given)
+        def body(params: Weights, model_state: ModelState, inputs: Any) -> Array:
+            return self.local_forward(params, model_state, *inputs)
 
         return self.shard_map(
             body,
@@ -398,9 +398,9 @@ class ParallelModel:
         assert process is not None, "the model has a process"
 
         def network(noised: Array, time: Array) -> Array:
-            given = {**inputs, NOISED: noised, TIME: time}
+            noised_inputs = {**inputs, NOISED: noised, TIME: time}
             stats = model_state[BATCH_STATS]
-            return self.model_def.apply(weights, given, context, stats)
+            return self.model_def.apply(weights, noised_inputs, context, stats)
 
         batch = next(iter(inputs.values())).shape[0]
         return self._output(process.sample(network, batch, context), inputs)
@@ -572,10 +572,11 @@ def build_parallel_model(
 
 def _check_absent(mesh: Mesh | ParallelDims, options: Mapping[str, Any]) -> None:
     """Raises ValueError for options of `build_parallel_model` that the mesh has."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
+    conflicting = [name for name, value in options.items() if value is not None]
+    if conflicting:
         kind = type(mesh).__name__
         raise ValueError(
-            f"{' and '.join(given)} given beside a {kind}, which has its own; leave "
-            f"{'it' if len(given) == 1 else 'them'} out, or change the {kind}"
+            f"{' and '.join(conflicting)} given beside a {kind}, which has its own; "
+            f"leave {'it' if len(conflicting) == 1 else 'them'} out, "
+            f"or change the {kind}"
         )

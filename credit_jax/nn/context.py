@@ -193,7 +193,7 @@ class Context:
             output = merged(*args, replace(self, key=key, noise=noise), **static)
             return output, nnx.state(merged, nnx.BatchStat)
 
-        run = self.remat.block(body, keep=self._num_kept_gathered(1) == 1)
+        run = self.remat.block(body, keep=self._num_gathered(1) == 1)
         output, stats = run(params, stats, self.key, self.noise, *args)
         nnx.update(block, stats)
         return self._captured(output)
@@ -252,7 +252,7 @@ class Context:
 
         one_by_one = implementation() == "gpu" and num <= self.unroll_blocks
         in_loop = not one_by_one and self._may_loop()
-        gathered_again = num - self._num_kept_gathered(num)
+        gathered_again = num - self._num_gathered(num)
         updates = []
         for part in (
             *_parts(0, gathered_again, len(variants), keep=False),
@@ -285,12 +285,12 @@ class Context:
             self.capture_intermediates.append(output)
         return output
 
-    def _num_kept_gathered(self, num: int) -> int:
+    def _num_gathered(self, num: int) -> int:
         """Returns how many of the next `num` blocks keep their gathered parameters."""
         first = self.blocks.add(num) if self.blocks else 0
         if not self.rules.shard or self.axes.num_shard == 1:
             return num
-        return self.remat.kept_of(first, num, self.blocks.total if self.blocks else 0)
+        return self.remat.num_saved(first, num, self.blocks.total if self.blocks else 0)
 
     def _cast(self, params: Any) -> Any:
         """Casts stacked parameters for which no block gathers anything, all at once."""
@@ -395,8 +395,8 @@ class _Part:
         """`scan` without a loop; small arrays are sliced together (`unstack`)."""
         traced_once = [jax.jit(run) for run in runs]
         stats = []
-        indices, own = self._inputs(stacked)
-        for i, (index, *leaves) in enumerate(unstack([indices, *own])):
+        indices, slices = self._inputs(stacked)
+        for i, (index, *leaves) in enumerate(unstack([indices, *slices])):
             carry, updated = traced_once[i % self.group](carry, (index, leaves))
             stats.append(updated)
         return carry, _stacked(stats)
@@ -404,8 +404,8 @@ class _Part:
     def _inputs(self, stacked: Sequence[Array]) -> tuple[Array, list[Array]]:
         """Returns the indices of these blocks, and their slices of stacked arrays."""
         stop = self.first + self.turns * self.group
-        own = [leaf[self.first : stop] for leaf in stacked]
-        return jnp.arange(self.first, stop), own
+        slices = [leaf[self.first : stop] for leaf in stacked]
+        return jnp.arange(self.first, stop), slices
 
     def _grouped(self, stacked: Array) -> Array:
         """Splits the dim of blocks into (turns, group) if there are groups."""

@@ -42,12 +42,14 @@ def matmul(
     if context.float8_matrices is not None:
         context.float8_matrices.append(shape)
     tensor = context.axes.tensor
-    summed, made = (tensor if split == which else None for which in ("row", "column"))
+    summed, output_axis = (
+        tensor if split == which else None for which in ("row", "column")
+    )
     return float8_dense(
         x,
         kernel,
         summed=summed,
-        made=made,
+        output_axis=output_axis,
         dtype=dtype,
         gradient_dtype=getattr(jnp, float8.gradient_dtype),
     )

@@ -117,8 +117,8 @@ class MatrixFamily:
         self, rows: Sequence[Array], side: str, shapes: Shapes, into: Collection
     ) -> Collection:
         """Returns `into` plus the rows, in shapes by path and side: inverts `rows`."""
-        for group, own in zip(self.groups, rows, strict=True):
-            into = group.unstack(own, side, shapes, into)
+        for group, packed_rows in zip(self.groups, rows, strict=True):
+            into = group.unstack(packed_rows, side, shapes, into)
         return into
 
     def paths(self) -> Iterator[tuple[str, ParamSpec]]:
@@ -166,7 +166,7 @@ def group_matrices(
         specs: PartitionSpec of each parameter; None on one device.
         large: matrices with more elements stay alone.
     """
-    found: dict[tuple, list[str]] = {}
+    paths_by_key: dict[tuple, list[str]] = {}
     for path, param_spec in param_specs.items():
         spec = specs[path] if specs else None
         inputs, outputs = param_spec.matrix_in, param_spec.matrix_out or ()
@@ -177,10 +177,10 @@ def group_matrices(
         alone = path if rows * columns > large else ""
         axes = _axes(spec, inputs), _axes(spec, outputs)
         key = (*axes, rows, columns, _count(param_spec), alone)
-        found.setdefault(key, []).append(path)
+        paths_by_key.setdefault(key, []).append(path)
     return [
         MatrixGroup(tuple(paths), tuple(param_specs[p] for p in paths), *key[:2])
-        for key, paths in found.items()
+        for key, paths in paths_by_key.items()
     ]
 
 

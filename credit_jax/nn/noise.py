@@ -30,17 +30,17 @@ class Noise:
     Attributes:
         key: typed PRNG key, equal on all devices; or (batch,) keys of local
             samples.
-        given: global arrays that replace draws, by name of the call site, for
+        replacements: global arrays that replace draws, by name of the call site, for
             comparisons with other implementations: fields (samples, lat, lon, channel),
             vectors (samples, size) or integers (samples,).
     """
 
     key: Array
-    given: Mapping[str, Array] = field(default_factory=dict)
+    replacements: Mapping[str, Array] = field(default_factory=dict)
 
     def fold_in(self, data: Array | int) -> Noise:
         """Returns the noise with `data`, such as the index of a block, folded in."""
-        return Noise(_fold_in(self.key, data), self.given)
+        return Noise(_fold_in(self.key, data), self.replacements)
 
     def normal_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
@@ -74,8 +74,8 @@ class Noise:
         columns: int,
         channels: int,
     ) -> Array:
-        if name in self.given:
-            whole = jnp.take(self.given[name], samples, axis=0)
+        if name in self.replacements:
+            whole = jnp.take(self.replacements[name], samples, axis=0)
             rows = jnp.maximum(layout.global_rows(), 0)[:, None]
             return whole[:, rows, layout.columns(columns)]
         rows = jnp.maximum(layout.global_rows(), 0)
@@ -94,8 +94,8 @@ class Noise:
             name, samples: as for `normal_field`.
             size: number of draws of a sample.
         """
-        if name in self.given:
-            return jnp.take(self.given[name], samples, axis=0)
+        if name in self.replacements:
+            return jnp.take(self.replacements[name], samples, axis=0)
         key = self._key_of(name)
         indices = self._indices(samples)
         drawn = random_normal(key, indices[:, None], jnp.arange(size)[None])
@@ -110,8 +110,8 @@ class Noise:
             name, samples: as for `normal_field`.
             bound: at most 2**24.
         """
-        if name in self.given:
-            return jnp.take(self.given[name], samples, axis=0)
+        if name in self.replacements:
+            return jnp.take(self.replacements[name], samples, axis=0)
         indices = self._indices(samples)
         drawn = random_uniform(self._key_of(name), indices, jnp.zeros_like(samples))
         return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
@@ -127,7 +127,7 @@ class Noise:
 def _fold_in(key: Array, data: Array | int) -> Array:
     """Folds `data` into a key, or into each of (batch,) keys."""
     if key.ndim:
-        return jax.vmap(lambda own: jax.random.fold_in(own, data))(key)
+        return jax.vmap(lambda single_key: jax.random.fold_in(single_key, data))(key)
     return jax.random.fold_in(key, data)
 
 

@@ -116,8 +116,8 @@ def init_spectral_norm(
     # A power iteration returns u that vary as the matrices do, except where it sums.
     us = [
         pvary(packed.pack(family.rows(start, "u")), sorted(axes - {*family.axes("v")}))
-        for family, own in zip(families, matrices, strict=True)
-        for axes in [varying_axes(own[0])]
+        for family, family_matrices in zip(families, matrices, strict=True)
+        for axes in [varying_axes(family_matrices[0])]
     ]
 
     def again(us: list[Array], _: None) -> tuple[list[Array], list[Array]]:
@@ -258,7 +258,7 @@ def _divided_for_calls(
     families = _families(matrices, specs, weights)
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
-        lambda own: divided(weights, own, families),
+        lambda call_state: divided(weights, call_state, families),
         in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
         out_axes=dims,
     )
@@ -269,8 +269,8 @@ def _with_calls(
     paths: Iterable[str], param_specs: Mapping[str, ParamSpec], times: int
 ) -> dict[str, ParamSpec]:
     """Returns specs of the matrices among `paths` with more than `times` calls."""
-    found = {path: param_specs[path] for path in paths}
-    return {path: spec for path, spec in found.items() if spec.calls > times}
+    specs = {path: param_specs[path] for path in paths}
+    return {path: spec for path, spec in specs.items() if spec.calls > times}
 
 
 def _calls_dim(param_spec: ParamSpec) -> int:
@@ -325,8 +325,10 @@ def _with_vectors(
     into: Collection,
 ) -> Collection:
     """Returns `into` plus the packed vectors of families, in their shapes by path."""
-    for side, own in vectors.items():
-        for family, each, packed_rows in zip(families, matrices, own, strict=True):
+    for side, side_vectors in vectors.items():
+        for family, each, packed_rows in zip(
+            families, matrices, side_vectors, strict=True
+        ):
             rows = packed.unpack(packed_rows, packed.rows_of(each, side))
             into = family.with_rows(rows, side, shapes, into)
     return into
@@ -344,15 +346,15 @@ def _divided(
     mapped = _products(families, stacked, v, "v")
     sigmas = psum_each(
         [
-            packed_dots(a, b, packed.rows_of(own, "u"))
-            for a, b, own in zip(u, mapped, stacked, strict=True)
+            packed_dots(a, b, packed.rows_of(family_matrices, "u"))
+            for a, b, family_matrices in zip(u, mapped, stacked, strict=True)
         ],
         [family.axes("u") for family in families],
     )
     # One sum of the gradients of all sigmas over the shards, which need not be equal.
     axes = [
-        sorted(varying_axes(own[0]) - varying_axes(sigma))
-        for own, sigma in zip(stacked, sigmas, strict=True)
+        sorted(varying_axes(family_matrices[0]) - varying_axes(sigma))
+        for family_matrices, sigma in zip(stacked, sigmas, strict=True)
     ]
     inverses = pvary_each([1.0 / sigma for sigma in sigmas], axes)
     out = {}
@@ -372,17 +374,17 @@ def _divided_exactly(
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
     groups = [group for family in families for group in family.groups]
     sums = [group.elements(weights, state) for group in groups]
-    parts = [parts_to_sum(*compensated_sum(own)) for own in sums]
+    parts = [parts_to_sum(*compensated_sum(terms)) for terms in sums]
     axes = [(*group.axes("u"), *group.axes("v")) for group in groups]
-    tops, rests = (psum_each(own, axes) for own in zip(*parts, strict=True))
+    tops, rests = (psum_each(part, axes) for part in zip(*parts, strict=True))
     out = {}
     for group, *pair in zip(groups, tops, rests, strict=True):
         high, low = two_sum(*pair)
         for (path, sigma), (_, rest) in zip(
             group.parts(high), group.parts(low), strict=True
         ):
-            own = (_beside(weights[path], part) for part in (sigma, rest))
-            out[path] = quotient(weights[path], *own)
+            divisor = (_beside(weights[path], part) for part in (sigma, rest))
+            out[path] = quotient(weights[path], *divisor)
     return out
 
 
@@ -412,8 +414,8 @@ def _products(
     """Returns W v (side "v") or W' u (side "u") of families, summed over shards."""
     return psum_each(
         [
-            packed_products(own, given, side)
-            for own, given in zip(matrices, vectors, strict=True)
+            packed_products(family_matrices, packed_vectors, side)
+            for family_matrices, packed_vectors in zip(matrices, vectors, strict=True)
         ],
         [family.axes(side) for family in families],
     )
@@ -426,7 +428,7 @@ def _unit(
     side: Side,
 ) -> list[Array]:
     """Returns unit vectors x / max(|x|, epsilon) for each row of packed u or v."""
-    shapes = [packed.rows_of(own, side) for own in matrices]
+    shapes = [packed.rows_of(family_matrices, side) for family_matrices in matrices]
     squares = psum_each(
         [packed_dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
         [family.axes(side) for family in families],

@@ -78,22 +78,22 @@ def _pair(block: nnx.Module, pair: Any) -> tuple[Linear | Conv, Linear | Conv]:
 
 def _layer(block: nnx.Module, path: str, what: str) -> Linear | Conv:
     """Returns the layer at a dotted path; raises ValueError if it cannot be split."""
-    found: Any = block
+    layer: Any = block
     for part in path.split("."):
-        children = _children(found)
+        children = _children(layer)
         if part not in children:
             raise ValueError(
-                f"{what} names {path!r}, but {type(found).__name__} has no {part!r}; "
+                f"{what} names {path!r}, but {type(layer).__name__} has no {part!r}; "
                 f"there are: {', '.join(children) or 'none'}"
             )
-        found = children[part]
-    problem = _why_not(found)
+        layer = children[part]
+    problem = _why_not(layer)
     if problem:
         raise ValueError(
             f"{what} names {path!r}, {problem}; expected a Linear, or a Conv of kernel "
             "1 and stride 1 without padding, that no other pair names"
         )
-    return found
+    return layer
 
 
 def _children(module: Any) -> dict[str, Any]:
@@ -128,12 +128,13 @@ def _why_not(layer: Any) -> str | None:
 def _check_widths(
     block: nnx.Module, pair: tuple[str, str], column: Any, row: Any
 ) -> None:
-    made = param_spec_of(column.kernel).shape[-1]
-    taken = param_spec_of(row.kernel).shape[-2]
-    if made != taken:
+    output_width = param_spec_of(column.kernel).shape[-1]
+    input_width = param_spec_of(row.kernel).shape[-2]
+    if output_width != input_width:
         raise ValueError(
-            f"{type(block).__name__}.tp_plan: {pair[0]!r} makes {made} channels, but "
-            f"{pair[1]!r} takes {taken}; a pair shares its hidden channels"
+            f"{type(block).__name__}.tp_plan: {pair[0]!r} makes {output_width} "
+            f"channels, but {pair[1]!r} takes {input_width}; a pair shares its hidden "
+            "channels"
         )
 
 

@@ -102,25 +102,30 @@ def _apply_derivative(
     varied = [k for k in range(number) if k not in known]
     results, result_tree = jax.tree.flatten(result)
     types = tuple(jax.typeof(leaf).strip_weak_type() for leaf in results)
-    kept, kept_tree = jax.tree.flatten(saved)
+    residuals, residual_tree = jax.tree.flatten(saved)
 
-    def pull(kept: Values, cotangents: Values) -> list[Any]:
-        given = kept_tree.unflatten(kept), result_tree.unflatten(cotangents)
-        gradients = jax.tree.leaves(backward(*given))
+    def pull(residuals: Values, cotangents: Values) -> list[Any]:
+        arguments = (
+            residual_tree.unflatten(residuals),
+            result_tree.unflatten(cotangents),
+        )
+        gradients = jax.tree.leaves(backward(*arguments))
         assert len(gradients) == number, "one cotangent for each argument"
         return [gradients[k] for k in varied]
 
-    def push_by_transpose(kept: Values, tangents: Values) -> Values:
-        zeros = [_zeros(own) for own in types]
-        _, transposed = jax.vjp(partial(pull, kept), zeros)
+    def push_by_transpose(residuals: Values, tangents: Values) -> Values:
+        zeros = [_zeros(aval) for aval in types]
+        _, transposed = jax.vjp(partial(pull, residuals), zeros)
         return transposed(tangents)[0]
 
-    def push_by_definition(kept: Values, tangents: Values) -> Values:
+    def push_by_definition(residuals: Values, tangents: Values) -> Values:
         assert tangent is not None
-        every = {k: _zeros(own) for k, own in known.items()}
+        every = {k: _zeros(aval) for k, aval in known.items()}
         every |= zip(varied, tangents, strict=True)
-        given = tree.unflatten([every[k] for k in range(number)])
-        return jax.tree.leaves(tangent(kept_tree.unflatten(kept), *given))
+        full_tangents = tree.unflatten([every[k] for k in range(number)])
+        return jax.tree.leaves(
+            tangent(residual_tree.unflatten(residuals), *full_tangents)
+        )
 
     if tangent:
         push: Any = push_by_definition
@@ -128,9 +133,9 @@ def _apply_derivative(
     else:
         push = push_by_transpose
     out = _derivative_p.bind(
-        *kept,
+        *residuals,
         *(leaves[k] for k in varied),
-        num_saved=len(kept),
+        num_saved=len(residuals),
         push=push,
         pull=pull,
         types=types,
@@ -143,8 +148,10 @@ def _differentiable(
 ) -> Callable[..., Any]:
     """Returns `pull` with the derivative of the transpose of `push`."""
 
-    def transposed(kept: Values, cotangents: Values) -> Any:
-        _, by_tangents = jax.vjp(partial(push, kept), [_zeros(own) for own in types])
+    def transposed(residuals: Values, cotangents: Values) -> Any:
+        _, by_tangents = jax.vjp(
+            partial(push, residuals), [_zeros(aval) for aval in types]
+        )
         return by_tangents(cotangents)[0]
 
     pulled = jax.custom_jvp(pull)
@@ -156,9 +163,11 @@ def _differentiable(
     return pulled
 
 
-def _zeros(own: Any) -> Array:
+def _zeros(aval: Any) -> Array:
     """Returns zeros of a type, which vary over the same mesh axes."""
-    return pvary(jnp.zeros(own.shape, own.dtype), sorted(own.manual_axis_type.varying))
+    return pvary(
+        jnp.zeros(aval.shape, aval.dtype), sorted(aval.manual_axis_type.varying)
+    )
 
 
 # The derivative of a function at some point: (saved..., tangents...) -> tangents of the
@@ -197,11 +206,11 @@ def _transpose(
     pull: Callable[..., Any],
     **_: Any,
 ) -> list[Any]:
-    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-    pulled = pull(list(args[:num_saved]), given)
+    full_cotangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    pulled = pull(list(args[:num_saved]), full_cotangents)
     return [None] * num_saved + [
-        own if ad.is_undefined_primal(arg) else None
-        for own, arg in zip(pulled, args[num_saved:], strict=True)
+        gradient if ad.is_undefined_primal(arg) else None
+        for gradient, arg in zip(pulled, args[num_saved:], strict=True)
     ]
 
 
@@ -226,7 +235,7 @@ def _batch(
         num_saved=num_saved,
         push=jax.vmap(push, in_axes=(mapped, 0)),
         pull=jax.vmap(pull, in_axes=(mapped, 0)),
-        types=tuple(core.unmapped_aval(size, 0, own) for own in types),
+        types=tuple(core.unmapped_aval(size, 0, aval) for aval in types),
     )
     return out, [0] * len(out)
 

@@ -63,14 +63,14 @@ class Dispatch:
         sizes: (experts,), number of choices of each expert of the range.
         expert: (places,), index within the range of the expert at each sorted place;
             the last index where the choice is outside of the range.
-        own: (places, 1), whether the choice at each sorted place is in the range.
+        is_local: (places, 1), whether the choice at each sorted place is in the range.
         choices: number of experts for each token.
     """
 
     order: Int[Array, " places"]
     sizes: Int[Array, " experts"]
     expert: Int[Array, " places"]
-    own: Bool[Array, "places 1"]
+    is_local: Bool[Array, "places 1"]
     choices: int
 
     @classmethod
@@ -88,9 +88,9 @@ class Dispatch:
         group = jnp.where((local >= 0) & (local < num), local, num)
         order = jnp.argsort(group, stable=True).astype(jnp.int32)
         sizes = jnp.sum(group[:, None] == jnp.arange(num)[None], 0, dtype=jnp.int32)
-        there = group[order]
-        expert = jnp.minimum(there, num - 1).astype(jnp.int32)
-        return cls(order, sizes, expert, (there < num)[:, None], chosen.shape[1])
+        sorted_group = group[order]
+        expert = jnp.minimum(sorted_group, num - 1).astype(jnp.int32)
+        return cls(order, sizes, expert, (sorted_group < num)[:, None], chosen.shape[1])
 
     @property
     def token(self) -> Int[Array, " places"]:
@@ -103,7 +103,7 @@ class Dispatch:
         kernels: Float[Array, "experts channel out"],
         dtype: Any = None,
     ) -> Float[Array, "places out"]:
-        """Returns each row times the kernel of its expert; zero where `own` is False.
+        """Returns each row times the kernel of its expert; zero where not local.
 
         Uses `lax.ragged_dot`, a grouped matrix product for which XLA has a kernel on
         TPU only; on other platforms every row is multiplied by every kernel.
@@ -115,7 +115,7 @@ class Dispatch:
         """
         wide = dtype or x.dtype
         y = lax.ragged_dot(x, kernels, self.sizes, preferred_element_type=wide)
-        return jnp.where(self.own, y, jnp.zeros((), y.dtype))
+        return jnp.where(self.is_local, y, jnp.zeros((), y.dtype))
 
     def combine(
         self,
@@ -142,7 +142,7 @@ def expert_biases(
         bias: (experts, out), of the experts `first` to `first + experts - 1`.
         first: index of the first expert of the range.
     """
-    own = jnp.arange(bias.shape[0])
-    here = chosen[..., None] - first == own[None, None]
+    experts = jnp.arange(bias.shape[0])
+    here = chosen[..., None] - first == experts[None, None]
     shares = jnp.sum(jnp.where(here, weights[..., None], 0.0), 1)
     return jnp.matmul(shares.astype(bias.dtype), bias, precision="highest")

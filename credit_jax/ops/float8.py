@@ -35,7 +35,7 @@ def float8_dense(
     kernel: Float[Array, " channel *out"],
     *,
     summed: str | None = None,
-    made: str | None = None,
+    output_axis: str | None = None,
     dtype: Any = None,
     gradient_dtype: Any = FLOAT8,
 ) -> Float[Array, "*batch *out"]:
@@ -50,12 +50,12 @@ def float8_dense(
         kernel: (channel, out...).
         summed: mesh axis over which the channels are sharded, if any; the scales are
             computed from maxima over it.
-        made: mesh axis over which the output dims are sharded, if any.
+        output_axis: mesh axis over which the output dims are sharded, if any.
         dtype: dtype of the result; None for that of x.
         gradient_dtype: `FLOAT8` or `WIDE_FLOAT8`, to which the gradient of the result
             is rounded.
     """
-    static = (summed, made, dtype or x.dtype, gradient_dtype)
+    static = (summed, output_axis, dtype or x.dtype, gradient_dtype)
     return of_matrices(lambda a, b: _product(a, b, *static), *match_vma(x, kernel))
 
 
@@ -99,41 +99,41 @@ def _product(
     x: Array,
     kernel: Array,
     summed: str | None,
-    made: str | None,
+    output_axis: str | None,
     dtype: Any,
     gradient_dtype: Any,
 ) -> Array:
-    return _product_forward(x, kernel, summed, made, dtype, gradient_dtype)[0]
+    return _product_forward(x, kernel, summed, output_axis, dtype, gradient_dtype)[0]
 
 
 def _product_forward(
     x: Array,
     kernel: Array,
     summed: str | None,
-    made: str | None,
+    output_axis: str | None,
     dtype: Any,
     gradient_dtype: Any,
 ) -> tuple[Array, Any]:
     del gradient_dtype
     tokens, token_scales = quantize(x, 1, _named(summed))
-    matrix, matrix_scale = quantize(kernel, None, _named(summed, made))
+    matrix, matrix_scale = quantize(kernel, None, _named(summed, output_axis))
     scales = token_scales * matrix_scale
     y = _multiply(tokens, matrix, scales.dtype) * scales
-    kept = (x, matrix, matrix_scale, kernel.dtype.type(0))
-    return y.astype(dtype), kept
+    residuals = (x, matrix, matrix_scale, kernel.dtype.type(0))
+    return y.astype(dtype), residuals
 
 
 def _product_backward(
     summed: str | None,
-    made: str | None,
+    output_axis: str | None,
     dtype: Any,
     gradient_dtype: Any,
-    kept: Any,
+    residuals: Any,
     grad: Array,
 ) -> tuple[Array, Array]:
-    x, matrix, matrix_scale, zero = kept
+    x, matrix, matrix_scale, zero = residuals
     narrow = grad.astype(x.dtype)
-    tokens, token_scales = quantize(narrow, 1, _named(made), gradient_dtype)
+    tokens, token_scales = quantize(narrow, 1, _named(output_axis), gradient_dtype)
     scales = token_scales * matrix_scale
     grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
     grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)
@@ -142,15 +142,15 @@ def _product_backward(
 
 def _product_tangent(
     summed: str | None,
-    made: str | None,
+    output_axis: str | None,
     dtype: Any,
     gradient_dtype: Any,
-    kept: Any,
+    residuals: Any,
     *tangents: Array,
 ) -> Array:
     """The exact tangent of the product of rounded values; nothing more is rounded."""
-    del summed, made, gradient_dtype
-    x, matrix, matrix_scale, _ = kept
+    del summed, output_axis, gradient_dtype
+    x, matrix, matrix_scale, _ = residuals
     by_x, by_kernel = (tangent.astype(matrix_scale.dtype) for tangent in tangents)
     kernel = matrix.astype(matrix_scale.dtype) * matrix_scale
     return (by_x @ kernel + x.astype(kernel.dtype) @ by_kernel).astype(dtype)

@@ -42,7 +42,7 @@ def unstack(arrays: Sequence[Shaped[Array, "num ..."]]) -> list[list[Array]]:
         `num` lists with a slice of each array.
     """
     each = [slices(array) for array in arrays]
-    return [list(own) for own in zip(*each, strict=True)]
+    return [list(item) for item in zip(*each, strict=True)]
 
 
 def slices(array: Shaped[Array, "num ..."]) -> list[Array]:

@@ -56,8 +56,8 @@ def beyond_edge(window: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
         Two (tokens, tokens) bool arrays, for rows and for columns.
     """
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")
-    found = []
+    masks = []
     for position, size, by in zip(grid, window, shift, strict=True):
         wrapped = (position >= size - by).reshape(-1)
-        found.append(wrapped[:, None] != wrapped[None, :])
-    return found[0], found[1]
+        masks.append(wrapped[:, None] != wrapped[None, :])
+    return masks[0], masks[1]

@@ -98,8 +98,8 @@ def failed_collective(error: BaseException | None) -> str | None:
 def _signature(args: Any) -> Any:
     """Returns all that the compiled program depends on."""
     leaves, tree = jax.tree.flatten(args)
-    own = ((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
-    return tree, tuple(own)
+    types = ((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
+    return tree, tuple(types)
 
 
 @cache

@@ -63,8 +63,8 @@ class LocalRows:
             index = [slice(None)] * x.ndim
             index[dim] = slice(begin - self.first, end - self.first)
             return x[tuple(index)]
-        wanted = np.minimum(np.arange(begin, end), self.size - 1) - self.first
-        return np.take(x, wanted, axis=dim)
+        positions = np.minimum(np.arange(begin, end), self.size - 1) - self.first
+        return np.take(x, positions, axis=dim)
 
 
 def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
@@ -323,10 +323,10 @@ def rows_of(mesh: Mesh, size: int) -> LocalRows:
     if axes.domain is None:
         return LocalRows(0, size, size)
     dim = mesh.axis_names.index(axes.domain)
-    own = [coords[dim] for coords in local_coords(mesh)]
+    shards = [coords[dim] for coords in local_coords(mesh)]
     length = LocalRows(0, size).block(axes.num_domain)
-    first = min(min(own) * length, size - 1)
-    return LocalRows(first, size, min((max(own) + 1) * length, size) - first)
+    first = min(min(shards) * length, size - 1)
+    return LocalRows(first, size, min((max(shards) + 1) * length, size) - first)
 
 
 def array_spec(

@@ -37,23 +37,23 @@ class Agreement:
     num_processes: int = field(default_factory=num_processes)
     connect: Callable[[], Coordinator] = coordinator
     _round: int = 0
-    _found: tuple[int, str] | None = None
+    _agreed: tuple[int, str] | None = None
 
-    def reached(self, step: int, wanted: str | None) -> str | None:
+    def reached(self, step: int, request: str | None) -> str | None:
         """Returns the request to carry out before the next step, or None.
 
         Args:
             step: number of steps that this process has started so far. Every process
                 calls this method before each step.
-            wanted: request of this process, or None.
+            request: request of this process, or None.
         """
         if self.num_processes == 1:
-            return wanted
-        if self._found is None:
-            self._found = self._look() or self._announce(step, wanted)
-        if self._found is None or step < self._found[0]:
+            return request
+        if self._agreed is None:
+            self._agreed = self._look() or self._announce(step, request)
+        if self._agreed is None or step < self._agreed[0]:
             return None
-        (_, what), self._found = self._found, None
+        (_, what), self._agreed = self._agreed, None
         self._round += 1
         return what
 
@@ -70,11 +70,11 @@ class Agreement:
             return None
         return int(step), what
 
-    def _announce(self, step: int, wanted: str | None) -> tuple[int, str] | None:
-        if wanted is None:
+    def _announce(self, step: int, request: str | None) -> tuple[int, str] | None:
+        if request is None:
             return None
         try:
-            self.connect().key_value_set(self._key, f"{step + _LEAD}:{wanted}")
+            self.connect().key_value_set(self._key, f"{step + _LEAD}:{request}")
         except Exception as error:
             # Another process was first.
             if "ALREADY_EXISTS" not in str(error):

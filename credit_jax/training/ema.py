@@ -59,6 +59,6 @@ def with_averaged_statistics(model_state: Any, averaged: Any) -> Any:
     """Returns the model state with averaged batch-norm statistics, if given."""
     if averaged is None:
         return model_state
-    own = model_state[BATCH_STATS]
-    taken = jax.tree.map(lambda x, mean: mean.astype(x.dtype), own, averaged)
+    batch_stats = model_state[BATCH_STATS]
+    taken = jax.tree.map(lambda x, mean: mean.astype(x.dtype), batch_stats, averaged)
     return {**model_state, BATCH_STATS: taken}

@@ -49,8 +49,8 @@ def _with_plateau(
     if progress.plateau is None or rate is None:
         return progress
     assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
-    found = math.nan if value is None else value
-    state, rate = plateau.after_epoch(config, progress.plateau, rate, found)
+    metric = math.nan if value is None else value
+    state, rate = plateau.after_epoch(config, progress.plateau, rate, metric)
     return dataclasses.replace(progress, plateau=state, learning_rate=rate)
 
 

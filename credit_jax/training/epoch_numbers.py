@@ -62,8 +62,8 @@ class EpochNumbers:
             "train_loss": float(np.mean(self.losses)) if self.losses else math.nan,
             **{
                 f"{phase}_{name}": value
-                for phase, found in (("train", self.means), ("valid", valid))
-                for name, value in logged_metrics(found, chosen).items()
+                for phase, metrics in (("train", self.means), ("valid", valid))
+                for name, value in logged_metrics(metrics, chosen).items()
             },
         }
 

@@ -86,7 +86,8 @@ def _usable(
         for k in range(num_steps)
     ]
     reasons = [
-        next(filter(None, map(fault, own)), None) for own in zip(*steps, strict=True)
+        next(filter(None, map(fault, start_steps)), None)
+        for start_steps in zip(*steps, strict=True)
     ]
     faults = [reason for reason in reasons if reason is not None]
     if not faults:
@@ -200,17 +201,17 @@ class HeldOut:
             for earlier in (folder, sums):
                 shutil.rmtree(earlier, ignore_errors=True)
         wait_for_all("earlier forecasts are removed")
-        kept = self._archive(folder)
+        archive = self._archive(folder)
         forecaster = Forecaster(
             model, state.evaluation_params, state.evaluation_model_state
         )
         config = self.setup.config
-        store = ZarrStore(folder, self.outputs, kept.schedule, software())
+        store = ZarrStore(folder, self.outputs, archive.schedule, software())
         assert self.setup.valid_loader is not None, "asked for by the caller"
         seen = self.setup.valid_loader.seen_in(config.data)
         period = "validation" if seen else "held-out"
         try:
-            found = score_campaign(
+            scores = score_campaign(
                 plan,
                 model,
                 forecaster.weights,
@@ -235,14 +236,14 @@ class HeldOut:
             if first:
                 shutil.rmtree(sums, ignore_errors=True)
         if first:
-            kept.create()
-            kept.mark(Task(0, 0), {})
-        return found
+            archive.create()
+            archive.mark(Task(0, 0), {})
+        return scores
 
     def _archive(self, folder: Path) -> Archive:
         """The record of the forecast of the last start date."""
         schedule = replace(self.plan.schedule, starts=self.plan.schedule.starts[-1:])
-        kept = replace(self.plan, schedule=schedule)
-        identity = identity_of(kept, self.setup.valid_model, "zarr")
+        archived_plan = replace(self.plan, schedule=schedule)
+        identity = identity_of(archived_plan, self.setup.valid_model, "zarr")
         config = dump_config(self.setup.config)
         return Archive(folder, schedule, identity, {"config": config, **software()})

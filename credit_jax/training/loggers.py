@@ -148,9 +148,9 @@ def logged_metrics(
     """
     if chosen is True:
         return dict(metrics)
-    wanted = [] if chosen is False else list(chosen)
+    patterns = [] if chosen is False else list(chosen)
     return {
         name: value
         for name, value in metrics.items()
-        if "/" not in name or any(text in name for text in wanted)
+        if "/" not in name or any(text in name for text in patterns)
     }

@@ -120,7 +120,7 @@ class TrainingLoop:
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     @property
-    def _kept_rate(self) -> np.float32 | None:
+    def _plateau_rate(self) -> np.float32 | None:
         rate = self._progress.learning_rate
         return None if rate is None else np.float32(rate)
 
@@ -153,7 +153,7 @@ class TrainingLoop:
                 profile.switch(self._next_update)
             with activity(f"update {self._next_update}"):
                 self._state, info = self.steps.train(
-                    self._state, self.steps.place_train(group), self._kept_rate
+                    self._state, self.steps.place_train(group), self._plateau_rate
                 )
             pending.append((info, group))
             while len(pending) > ahead:
@@ -328,8 +328,8 @@ class TrainingLoop:
         }
 
     def _logged_rate(self) -> float:
-        kept = self._progress.learning_rate
-        return self.steps.learning_rate(self._micro_step) if kept is None else kept
+        rate = self._progress.learning_rate
+        return self.steps.learning_rate(self._micro_step) if rate is None else rate
 
     def _patience_over(self, epoch: int) -> str | None:
         best, patience = self._progress.best_epoch, self.trainer.stopping_patience

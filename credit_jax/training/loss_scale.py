@@ -64,8 +64,8 @@ def unscale(grads: PyTree[Array], state: LossScale | None) -> PyTree[Array]:
 
 def all_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
     """Whether every number of a tree is finite."""
-    found = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
-    return jnp.stack(found).all() if found else jnp.array(True)
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(finite).all() if finite else jnp.array(True)
 
 
 def keep_if(finite: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

@@ -48,12 +48,12 @@ def check_finite(
     raise NonFiniteLossError(
         f"{what} at step {micro_step + place + 1} (epoch {progress.epoch + 1}, batch "
         f"{progress.batches + place + 1}, samples of {_dates(group[place])}); training "
-        f"has stopped. {_kept(checkpoints)} A lower trainer.learning_rate or a "
-        "trainer.grad_max_norm of 1.0 may help."
+        f"has stopped. {_newest_checkpoint(checkpoints)} A lower "
+        "trainer.learning_rate or a trainer.grad_max_norm of 1.0 may help."
     )
 
 
-def _kept(checkpoints: CheckpointStore) -> str:
+def _newest_checkpoint(checkpoints: CheckpointStore) -> str:
     checkpoints.wait()
     saved = checkpoints.latest_step()
     if saved is None:

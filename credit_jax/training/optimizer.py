@@ -81,7 +81,7 @@ def adamw(
             itself.
         learning_rate: constant; None takes the extra argument of `update`.
     """
-    rate = scale_by_given_learning_rate()
+    rate = scale_by_rate_argument()
     if learning_rate is not None:
         rate = optax.scale(-learning_rate)
     clips = max_norm is None or max_norm > 0
@@ -126,7 +126,7 @@ def clip_by_global_norm(
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def scale_by_given_learning_rate() -> optax.GradientTransformationExtraArgs:
+def scale_by_rate_argument() -> optax.GradientTransformationExtraArgs:
     """Multiplies by minus the extra argument `learning_rate` of `update`."""
 
     def update(

@@ -63,9 +63,9 @@ def parse_updates(text: str) -> tuple[int, int]:
     >>> parse_updates("100:105")
     (100, 105)
     """
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if found and 1 <= int(found[1]) <= int(found[2]):
-        return int(found[1]), int(found[2])
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
     raise ValueError(
         f"--profile must be FIRST:LAST, updates counted from 1, such as 100:105, got "
         f"{text!r}"

@@ -47,8 +47,8 @@ def peak_of(device_kind: str) -> float | None:
     >>> peak_of("NVIDIA A100-SXM4-40GB")
     312000000000000.0
     """
-    found = (peak for name, peak in PEAKS.items() if device_kind.startswith(name))
-    return next(found, None)
+    peaks = (peak for name, peak in PEAKS.items() if device_kind.startswith(name))
+    return next(peaks, None)
 
 
 @runtime_checkable
@@ -116,13 +116,13 @@ class StepRecords:
         Args:
             step: of the checkpoint that the run resumes from; None begins a new file.
         """
-        kept = [] if step is None else list(_kept(self.path, step))
+        records = [] if step is None else list(_records_until(self.path, step))
         start = {"event": "start", "time": self.wall(), "step": step or 0}
-        kept.append(start)
-        self._first_start = min(r["time"] for r in kept if r.get("event") == "start")
-        self._productive = sum(r.get("productive_seconds", 0.0) for r in kept)
+        records.append(start)
+        self._first_start = min(r["time"] for r in records if r.get("event") == "start")
+        self._productive = sum(r.get("productive_seconds", 0.0) for r in records)
         with new_file(self.path) as partial:
-            partial.write_text("".join(f"{json.dumps(record)}\n" for record in kept))
+            partial.write_text("".join(f"{json.dumps(record)}\n" for record in records))
         self._file = self.path.open("a")
         self._flushed = self._ended_at = self.clock()
 
@@ -201,10 +201,10 @@ class StepRecords:
             self._ended_at = self.clock()
         flops, devices = count * self._flops, self.work.devices
         peak = peak_of(devices[0].device_kind)
-        found = {"model_flops": flops / updates}
+        record = {"model_flops": flops / updates}
         if peak is not None and self._warm:
-            found["mfu"] = flops / (max(seconds, 1e-9) * peak * len(devices))
-        return found
+            record["mfu"] = flops / (max(seconds, 1e-9) * peak * len(devices))
+        return record
 
     def _goodput(self) -> float:
         """Productive fraction of the time since the start; the wall clock may jump."""
@@ -234,7 +234,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
             yield json.loads(line)
 
 
-def _kept(path: Path, step: int) -> Iterator[Record]:
+def _records_until(path: Path, step: int) -> Iterator[Record]:
     if path.exists():
         for record in read_records(path):
             if record["step"] <= step:
@@ -245,12 +245,12 @@ def _memory(devices: Sequence[Any]) -> Record:
     """Peak memory so far: of this process, and the largest of its devices."""
     # Kilobytes on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
-    found: Record = {
+    record: Record = {
         "host_memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         * unit
     }
-    own = [d for d in devices if d.process_index == jax.process_index()]
-    stats = [s for d in own if (s := d.memory_stats()) and "peak_bytes_in_use" in s]
+    local = [d for d in devices if d.process_index == jax.process_index()]
+    stats = [s for d in local if (s := d.memory_stats()) and "peak_bytes_in_use" in s]
     if stats:
-        found["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
-    return found
+        record["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
+    return record

@@ -66,7 +66,7 @@ def report_scores(
         display.message(f"note: scores: {seen}")
     if held_out.left_out:
         display.message(f"note: {held_out.left_out}")
-    names = [own.name for own in held_out.outputs.variables]
+    names = [variable.name for variable in held_out.outputs.variables]
     maps = _maps(held_out, folder, scored(names, scores))
     log, losses = folder / LOG_NAME, None
     if log.exists() and (rows := read_log(log)):
@@ -108,8 +108,8 @@ def scored(names: Sequence[str], scores: xr.Dataset) -> list[str]:
 
     Those that the data do not have, such as ones that postblocks compute, have none.
     """
-    there = set(scores["variable"].values.tolist())
-    return [name for name in names if name in there]
+    scored_names = set(scores["variable"].values.tolist())
+    return [name for name in names if name in scored_names]
 
 
 @activity("drawing maps")
@@ -119,17 +119,17 @@ def _maps(
     """Captions and maps of some variables at the last lead time; writes the first."""
     known = held_out.setup.plan.open_files
     files = open_forecasts(str(folder / FORECAST_FOLDER), known)
-    last, made = len(files.leads) - 1, []
+    last, images = len(files.leads) - 1, []
     # A forecast of one step needs only one map.
     for name in _chosen(names) if last else names[:1]:
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle)
         scene = Scene(choice, truth_of(choice, held_out.plan.truth, [last], known))
-        made.append((choice.title(last), png_of(scene.figure(last).figure)))
+        images.append((choice.title(last), png_of(scene.figure(last).figure)))
     with new_file(folder / FIGURE_NAME) as partial:
-        partial.write_bytes(made[0][1])
-    return made
+        partial.write_bytes(images[0][1])
+    return images
 
 
 def _chosen(names: Sequence[str]) -> list[str]:

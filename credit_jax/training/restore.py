@@ -112,12 +112,12 @@ class RunStore:
         Raises:
             ValueError: see `CheckpointStore.check_fits` and `check_channels`.
         """
-        wanted = self.items_of(state)
+        items = self.items_of(state)
         for optional in _OPTIONAL:
-            wanted.pop(optional, None)
+            items.pop(optional, None)
         if not resume:
-            del wanted[OPTIMIZER]
-        self.checkpoints.check_fits(step, wanted)
+            del items[OPTIMIZER]
+        self.checkpoints.check_fits(step, items)
         self.check_channels(step)
 
     def check_channels(self, step: int) -> None:
@@ -174,13 +174,13 @@ class RunStore:
             targets.pop(LOSS_SCALE, None)
         for optional in _OPTIONAL.difference(stored):
             targets.pop(optional, None)
-        found = self.checkpoints.restore(step, targets)
-        fields = self._fields(state, found)
+        items = self.checkpoints.restore(step, targets)
+        fields = self._fields(state, items)
         if not position:
             fields.pop("micro_step", None)
         elif not optimizer:
             fields["micro_step"] = self._count(step, "micro_step", state)
-        if EMA in found and not optimizer and OPTIMIZER in stored:
+        if EMA in items and not optimizer and OPTIMIZER in stored:
             fields["update_step"] = self._count(step, "update_step", state)
         return dataclasses.replace(state, **fields)
 
@@ -206,16 +206,16 @@ class RunStore:
             stats = model_state[BATCH_STATS]
             like[EMA_STATS] = jax.tree.map(lambda x: x.update(dtype="float32"), stats)
         targets = unpacked_targets(like, self._packing)
-        found = self.checkpoints.restore(step, targets)
-        packed = pack_tree(found, like, self._packing)
+        items = self.checkpoints.restore(step, targets)
+        packed = pack_tree(items, like, self._packing)
         weights = packed[WEIGHTS]
         params = self._packing.unpack(packed[EMA] if average else weights["params"])
         model_state = {name: weights[name] for name in COLLECTIONS}
         return params, with_averaged_statistics(model_state, packed.get(EMA_STATS))
 
-    def _fields(self, state: TrainState, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(self, state: TrainState, items: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a state from the items of a checkpoint, packed."""
-        weights, optimizer = found[WEIGHTS], dict(found.get(OPTIMIZER, {}))
+        weights, optimizer = items[WEIGHTS], dict(items.get(OPTIMIZER, {}))
         fields: dict[str, Any] = {
             "stored_params": weights["params"],
             "model_state": {name: weights[name] for name in COLLECTIONS},
@@ -225,14 +225,14 @@ class RunStore:
         if state.stored_ema is not None:
             # An average that begins in this run begins with the restored weights.
             copied = jax.tree.map(jnp.copy, weights["params"])
-            fields["stored_ema"] = found.get(EMA, copied)
-            fields["ema_stats"] = found.get(EMA_STATS, wide_statistics(weights))
+            fields["stored_ema"] = items.get(EMA, copied)
+            fields["ema_stats"] = items.get(EMA_STATS, wide_statistics(weights))
         like = {name: getattr(state, name) for name in fields}
         fields = pack_tree(fields, like, self._packing)
-        if LOSS_SCALE in found:
-            fields["loss_scale"] = LossScale(**found[LOSS_SCALE])
-        if LOSS in found:
-            fields["loss_state"] = LossState(**found[LOSS])
+        if LOSS_SCALE in items:
+            fields["loss_scale"] = LossScale(**items[LOSS_SCALE])
+        if LOSS in items:
+            fields["loss_state"] = LossState(**items[LOSS])
         return fields
 
     def _count(self, step: int, name: str, state: TrainState) -> jax.Array:
@@ -320,9 +320,9 @@ def average_is_taken(store: CheckpointStore, step: int, weights: str | None) -> 
 
 def coordinates_at(store: CheckpointStore, step: int) -> Coordinates | None:
     """The coordinates of the data of a run, as a checkpoint records them."""
-    found = store.progress(step).coordinates
+    stored = store.progress(step).coordinates
     where = f"checkpoint {store.path(step)}"
-    return None if found is None else Coordinates.from_json(found, where)
+    return None if stored is None else Coordinates.from_json(stored, where)
 
 
 def no_coordinates(path: object) -> str:

@@ -98,8 +98,8 @@ class ForecastLoss:
             model_state, grads, fields = carry
             step = partial(self._step, batch, fields, model_state, inputs, key)
             if counts:
-                own, aux = jax.grad(step, has_aux=True)(trained)
-                grads = jax.tree.map(jnp.add, grads, own)
+                step_grads, aux = jax.grad(step, has_aux=True)(trained)
+                grads = jax.tree.map(jnp.add, grads, step_grads)
             else:
                 _, aux = step(trained)
             after, fields, *numbers = lax.stop_gradient(aux)
@@ -132,8 +132,8 @@ class ForecastLoss:
                 values = jax.tree.map(lambda value: value * factor, values)
                 return (after, fields), (scaled * factor, values, scores)
 
-            carry, found = _turns(turn, (model_state, fields), inputs)
-            scaled, values, scores = found
+            carry, outputs = _turns(turn, (model_state, fields), inputs)
+            scaled, values, scores = outputs
             return scaled.sum(), (carry[0], jax.tree.map(jnp.sum, values), scores)
 
         grads, aux = jax.grad(forecast, has_aux=True)(trained)
@@ -163,15 +163,17 @@ class ForecastLoss:
         with jax.named_scope(PARAMETERS):
             params, weights = map(self.packing.unpack, (self.params, weights))
         model_state = model.local_iterate(params, model_state)
-        given = rollout.inputs(model.model_def.input_shapes, batch, fields, index)
+        model_inputs = rollout.inputs(
+            model.model_def.input_shapes, batch, fields, index
+        )
         noised = None
         if model.model_def.process is not None:
             noised = model.local_noised(rollout.clamped(target), key)
-            given |= {NOISED: noised.x, TIME: noised.time}
+            model_inputs |= {NOISED: noised.x, TIME: noised.time}
         prediction, after = model.local_training_forward(
             {**weights, **self.frozen},
             model_state,
-            given,
+            model_inputs,
             key,
             num_members=rollout.num_members,
         )
@@ -186,8 +188,8 @@ class ForecastLoss:
         with jax.named_scope(LOSS):
             value, values = value_and_parts(self.loss, tree, weighted)
             check_global("the loss", value)
-            own = model.model_def.auxiliary_losses(after[BATCH_STATS])
-            value, values = sum(own.values(), value), values | own
+            auxiliary = model.model_def.auxiliary_losses(after[BATCH_STATS])
+            value, values = sum(auxiliary.values(), value), values | auxiliary
         if self.measure is not None:
             values = values | self.measure(tree, context)
         scores = {} if self.metrics is None else self.metrics(tree, context)
@@ -226,14 +228,14 @@ def evaluate_forecast(
 
     def step(fields: Batch, inputs: Any) -> FieldTree:
         index, target, _ = inputs
-        own = noise
+        step_noise = noise
         if noise is not None and rollout.num_steps > 1:
-            own = noise.fold_in(index)
+            step_noise = noise.fold_in(index)
         prediction = model.local_forward(
             params,
             model_state,
             rollout.inputs(model.model_def.input_shapes, batch, fields, index),
-            own,
+            step_noise,
             interleaved=True,
             num_members=rollout.num_members,
         )

@@ -79,10 +79,10 @@ class RunWeights:
             targets[EMA] = params
         if self.average and EMA_STATS in self.run.item_names(self.step):
             targets[EMA_STATS] = wide_statistics(state)
-        found = self.run.restore(self.step, targets)
-        weights = found[EMA] if self.average else found[WEIGHTS]["params"]
-        state = {name: found[WEIGHTS][name] for name in COLLECTIONS}
-        state = with_averaged_statistics(state, found.get(EMA_STATS))
+        items = self.run.restore(self.step, targets)
+        weights = items[EMA] if self.average else items[WEIGHTS]["params"]
+        state = {name: items[WEIGHTS][name] for name in COLLECTIONS}
+        state = with_averaged_statistics(state, items.get(EMA_STATS))
         return jax.tree.map(np.asarray, (weights, state))
 
     @cached_property

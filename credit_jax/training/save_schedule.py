@@ -79,5 +79,5 @@ class SaveSchedule:
 
     def seconds(self) -> float:
         """Seconds that training was blocked by saving since the last call."""
-        found, self._asked = self._total - self._asked, self._total
-        return found
+        blocked, self._asked = self._total - self._asked, self._total
+        return blocked

@@ -227,8 +227,8 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     if plan.config.shares_batches:
         shards["train"] = ((0,), 1)
     rows = rows_of(mesh, model.model_def.image_height).part
-    own = {
+    loaders = {
         split: loader.for_ranks(*shards[split]).for_rows(rows)
         for split, loader in plan.loaders.items()
     }
-    return Setup(plan, model, own["train"], own.get("valid"))
+    return Setup(plan, model, loaders["train"], loaders.get("valid"))

@@ -81,5 +81,5 @@ class StopRequests:
 
         All processes of a run call it at the same place.
         """
-        found = of_all("stop requests", self.caught or "")
-        return next((reason for reason in _REASONS if reason in found), None)
+        requests = of_all("stop requests", self.caught or "")
+        return next((reason for reason in _REASONS if reason in requests), None)

@@ -234,12 +234,12 @@ def init_state(
             loss_state=loss_state,
         )
 
-    given: Any = PartitionSpec()
+    weight_specs: Any = PartitionSpec()
     if weights is not None:
-        given = model.specs, model.model_state_specs
+        weight_specs = model.specs, model.model_state_specs
     body = model.parallel_config.shard_map(
         init,
-        in_specs=(PartitionSpec(), given),
+        in_specs=(PartitionSpec(), weight_specs),
         out_specs=state_specs(model, optimizer, ema=ema, loss_state=loss_state),
     )
     return joint(jax.jit(body), model.mesh)(key, weights)

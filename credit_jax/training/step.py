@@ -118,10 +118,10 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Batch, rate: Scalar | None
     ) -> tuple[TrainState, dict[str, Array]]:
-        found = _accumulate(
+        accumulated = _accumulate(
             state, batch, model, loss, accumulate, rollout, measure, metrics
         )
-        return updated(state, batch, rate, *found)
+        return updated(state, batch, rate, *accumulated)
 
     @jax.named_scope(UPDATE)
     def updated(
@@ -253,9 +253,9 @@ def make_eval_step(
     """
 
     def eval_step(
-        params: Weights, model_state: ModelState, given: tuple[Batch, Noise | None]
+        params: Weights, model_state: ModelState, inputs: tuple[Batch, Noise | None]
     ) -> dict[str, Scalar]:
-        return evaluate_forecast(model, rollout, metrics, params, model_state, *given)
+        return evaluate_forecast(model, rollout, metrics, params, model_state, *inputs)
 
     @cache
     def run_on(names: tuple[str, ...]) -> Callable[..., dict[str, Scalar]]:

@@ -45,13 +45,13 @@ def validate(
     total = num_batches(loader, trainer.valid_batches_per_epoch)
     display.start(f"validation {epoch + 1}/{last}", total=total)
     weights = steps.fuse(state.evaluation_params, state.evaluation_model_state)
-    found: dict[str, list[float]] = {}
+    collected: dict[str, list[float]] = {}
     for index, batch in enumerate(itertools.islice(loader.epoch(epoch), total)):
         noise = Noise(jax.random.key(index))
         with activity(f"validation batch {index + 1}/{total}"):
             values = steps.evaluate(*weights, steps.place_valid(batch), noise)
             for name, value in values.items():
-                found.setdefault(name, []).append(float(value))
+                collected.setdefault(name, []).append(float(value))
         seen(batch)
         display.advance(1, len(batch.x) * jax.process_count())
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    return {name: float(np.mean(values)) for name, values in collected.items()}

@@ -98,7 +98,7 @@ def test_sixteen_bits_round_to_the_same_values() -> None:
 
 def pair(x, up, down, axis=None):
     """Two layers split by tensor parallelism: by columns, then by rows."""
-    made = jax.nn.gelu(float8_dense(x, up, made=axis))
+    made = jax.nn.gelu(float8_dense(x, up, output_axis=axis))
     return psum(float8_dense(made, down, summed=axis), axis)
 
 

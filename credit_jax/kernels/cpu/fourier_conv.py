@@ -108,8 +108,8 @@ def fourier_conv(
     more = [(0, end - have) for end, have in zip(ends, x.shape[1:3], strict=True)]
     x = pad_spatial(x, more)
     starts = range(0, tiles.count * step, step)
-    made = [one_tile(x[:, :, start : start + size]) for start in starts]
-    return jnp.concatenate(made, 2)[:, :, :width]
+    outputs = [one_tile(x[:, :, start : start + size]) for start in starts]
+    return jnp.concatenate(outputs, 2)[:, :, :width]
 
 
 def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
@@ -132,19 +132,19 @@ def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
 
 
 @partial(custom_vjp, nondiff_argnums=(1,))
-def _sum_rows(made: Array, high: int) -> Array:
+def _sum_rows(tap_products: Array, high: int) -> Array:
     """Returns out[h] = sum over `high` taps i of made[row h + i, tap i].
 
     Maps (frequency, part, batch, row, tap, channel) to
     (frequency, part, batch, row, channel).
     """
-    height = made.shape[3] - high + 1
-    rows = (made[:, :, :, i : i + height, i] for i in range(high))
+    height = tap_products.shape[3] - high + 1
+    rows = (tap_products[:, :, :, i : i + height, i] for i in range(high))
     return reduce(jnp.add, rows)
 
 
-def _sum_rows_forward(made: Array, high: int) -> tuple[Array, tuple[()]]:
-    return _sum_rows(made, high), ()
+def _sum_rows_forward(tap_products: Array, high: int) -> tuple[Array, tuple[()]]:
+    return _sum_rows(tap_products, high), ()
 
 
 def _sum_rows_backward(high: int, _: tuple[()], cotangent: Array) -> tuple[Array]:

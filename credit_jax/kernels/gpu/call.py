@@ -107,5 +107,5 @@ def named_flops(op_name: str) -> int:
     >>> named_flops("jit(step)/window_attention_forward_1200_flops/pallas_call")
     1200
     """
-    found = _FLOPS.findall(op_name)
-    return int(found[-1]) if found else 0
+    matches = _FLOPS.findall(op_name)
+    return int(matches[-1]) if matches else 0

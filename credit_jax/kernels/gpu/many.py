@@ -104,14 +104,14 @@ def unstack(
         flat = iter(_unpack(ops.pack(small), tuple(sizes), interpret))
         for k, array in zip(alike, small, strict=True):
             each[k] = [next(flat).reshape(array.shape[1:]) for _ in array]
-    return [list(own) for own in zip(*each, strict=True)]
+    return [list(item) for item in zip(*each, strict=True)]
 
 
 @partial(custom_vjp, nondiff_argnums=(1, 2))
 def _unpack(packed: Array, sizes: tuple[int, ...], interpret: bool) -> list[Array]:
     """Returns flat arrays of these sizes, one after the other in the packed one."""
     starts = _starts(sizes)
-    tasks = [_Copy(*own) for own in zip(starts, sizes, strict=True)]
+    tasks = [_Copy(*span) for span in zip(starts, sizes, strict=True)]
 
     def kernel(ref: Any, *results: Any) -> None:
         _share(tasks, lambda k, task, program: task.run(ref, results[k], program))
@@ -282,17 +282,17 @@ class _Sum:
         return self.shape[self.along]
 
     @property
-    def kept(self) -> int:
+    def num_outputs(self) -> int:
         return self.shape[3 - self.along]
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Sides of a tile, powers of two: of the kept dim, and of the summed one."""
+        """Sides of a tile, powers of two: of the dim of outputs, of the summed one."""
         if self.along == 2:
             summed = min(next_power_of_2(self.summed), _VALUES)
-            return min(next_power_of_2(self.kept), _VALUES // summed), summed
-        kept = min(next_power_of_2(self.kept), _COLUMNS)
-        return kept, min(next_power_of_2(self.summed), _VALUES // kept)
+            return min(next_power_of_2(self.num_outputs), _VALUES // summed), summed
+        outputs = min(next_power_of_2(self.num_outputs), _COLUMNS)
+        return outputs, min(next_power_of_2(self.summed), _VALUES // outputs)
 
     @property
     def parts(self) -> int:
@@ -301,29 +301,29 @@ class _Sum:
 
     @property
     def partial_sums(self) -> int:
-        return self.shape[0] * self.parts * self.kept
+        return self.shape[0] * self.parts * self.num_outputs
 
     @property
     def programs(self) -> int:
-        return self.shape[0] * self.parts * cdiv(self.kept, self.tile[0])
+        return self.shape[0] * self.parts * cdiv(self.num_outputs, self.tile[0])
 
     def run(
         self, left: _Place, right: _Place | None, out: _Place, program: Array
     ) -> None:
-        """Computes one tile of the partial sums, (count, parts, kept)."""
-        kept_tile, summed_tile = self.tile
-        tiles = cdiv(self.kept, kept_tile)
+        """Computes one tile of the partial sums, (count, parts, num_outputs)."""
+        output_tile, summed_tile = self.tile
+        tiles = cdiv(self.num_outputs, output_tile)
         block, tile = program // tiles, program % tiles
         count, part = block // self.parts, block % self.parts
-        kept = tile * kept_tile + lax.iota(jnp.int32, kept_tile)
-        inside = kept < self.kept
+        output = tile * output_tile + lax.iota(jnp.int32, output_tile)
+        inside = output < self.num_outputs
         turns = cdiv(cdiv(self.summed, summed_tile), self.parts)
 
         def turn(index: Array, total: Array) -> Array:
             first = (part * turns + index) * summed_tile
             summed = first + lax.iota(jnp.int32, summed_tile)
             mask = inside[:, None] & (summed < self.summed)[None, :]
-            row, column = kept[:, None], summed[None, :]
+            row, column = output[:, None], summed[None, :]
             if self.along == 1:
                 row, column = column, row
             cell = (count * self.shape[1] + row) * self.shape[2] + column
@@ -336,9 +336,9 @@ class _Sum:
                 values *= vector.astype(total.dtype)[None, :]
             return total + values
 
-        zeros = jnp.zeros((kept_tile, summed_tile), out.ref.dtype)
+        zeros = jnp.zeros((output_tile, summed_tile), out.ref.dtype)
         total = lax.fori_loop(0, turns, turn, zeros).sum(1)
-        where = out.start + (count * self.parts + part) * self.kept + kept
+        where = out.start + (count * self.parts + part) * self.num_outputs + output
         store(out.ref.at[where], total, mask=inside)
 
 
@@ -401,7 +401,7 @@ def _reduce(
     if all(one.parts == 1 for one in sums):
         return partial_sums
     rest = [
-        _Sum((one.shape[0], one.parts, one.kept), 1, left=start)
+        _Sum((one.shape[0], one.parts, one.num_outputs), 1, left=start)
         for one, start in zip(sums, starts, strict=True)
     ]
     return _reduce(rest, (partial_sums,), (), "sums", interpret)

@@ -173,15 +173,15 @@ def _backward_kernel(
     def turn(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         cells, mask = _cells(x, first + index, rows)
         normal, inverse = _standardize(x, cells, mask, epsilon)
-        given = _load(cotangent, cells, mask).astype(normal.dtype)
-        by_normal = given * _vector(scale, normal)
+        grad = _load(cotangent, cells, mask).astype(normal.dtype)
+        by_normal = grad * _vector(scale, normal)
         along = (by_normal * normal).sum(1, keepdims=True) / count
         mean = by_normal.sum(1, keepdims=True) / count
         gradient = inverse * (by_normal - mean - normal * along)
         gradient += _load(skip, cells, mask).astype(normal.dtype)
         store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
         by_scale, by_bias = totals
-        return by_scale + (given * normal).sum(0), by_bias + given.sum(0)
+        return by_scale + (grad * normal).sum(0), by_bias + grad.sum(0)
 
     zeros = jnp.zeros(_width(x), sums.dtype)
     totals = lax.fori_loop(0, turns, turn, (zeros, zeros))

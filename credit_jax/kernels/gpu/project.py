@@ -174,9 +174,9 @@ def _linear_kernel(
         return total + dot(left, right)
 
     zeros = jnp.zeros((_ROWS, _COLUMNS), jnp.promote_types(x.dtype, jnp.float32))
-    made = lax.fori_loop(0, cdiv(depth, _DEPTH), turn, zeros)
-    made += at.vector(bias).astype(made.dtype)[None, :]
-    at.store(out, made + at.load(skip).astype(made.dtype))
+    product = lax.fori_loop(0, cdiv(depth, _DEPTH), turn, zeros)
+    product += at.vector(bias).astype(product.dtype)[None, :]
+    at.store(out, product + at.load(skip).astype(product.dtype))
 
 
 def layer_gradients(
@@ -199,8 +199,8 @@ def layer_gradients(
         rows, float32 or wider. Both are sums over groups of rows in that precision.
     """
     rows, shape = len(x), (x.shape[1], cotangent.shape[1])
-    wanted = num_groups(rows, *shape, itemsize=x.dtype.itemsize)
-    turns = cdiv(cdiv(rows, _DEPTH), wanted)
+    target_groups = num_groups(rows, *shape, itemsize=x.dtype.itemsize)
+    turns = cdiv(cdiv(rows, _DEPTH), target_groups)
     groups = cdiv(rows, turns * _DEPTH)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     stored = dtype if groups == 1 else wide

@@ -300,8 +300,8 @@ def _backward_kernel(
         every = tiling.locate(start + index)
         k, v = (_load(qkv, *every, part, head, heads) for part in (1, 2))
 
-        def piece(part: Array | int, made: Any) -> Any:
-            by_k, by_v, total = made
+        def piece(part: Array | int, carry: Any) -> Any:
+            by_k, by_v, total = carry
             first = part * tiling.queries
             some = tiling.locate(start + index, first, tiling.queries)
             q = _load(qkv, *some, 0, head, heads)
@@ -315,9 +315,9 @@ def _backward_kernel(
             return by_k, by_v, None if total is None else total + by_logits
 
         zeros = jnp.zeros((tiling.size, heads.width), wide)
-        made = (zeros, zeros, total)
-        made = piece(0, made) if parts == 1 else lax.fori_loop(0, parts, piece, made)
-        by_k, by_v, total = made
+        carry = (zeros, zeros, total)
+        carry = piece(0, carry) if parts == 1 else lax.fori_loop(0, parts, piece, carry)
+        by_k, by_v, total = carry
         for part, by_part in ((1, by_k * scale), (2, by_v)):
             _store(gradient, by_part, *every, part, head, heads)
         return total

@@ -150,9 +150,11 @@ class Gen1PostConf(PostConf):
             ValueError: the grid or the variables of a file do not fit.
         """
         for fixer, _ in self.fixers.fixers:
-            own = getattr(fixer, "grid", None)
-            if isinstance(own, PhysicsGrid) and own.weights.shape != grid:
-                shapes = [" x ".join(map(str, s)) for s in (own.weights.shape, grid)]
+            fixer_grid = getattr(fixer, "grid", None)
+            if isinstance(fixer_grid, PhysicsGrid) and fixer_grid.weights.shape != grid:
+                shapes = [
+                    " x ".join(map(str, s)) for s in (fixer_grid.weights.shape, grid)
+                ]
                 raise ValueError(
                     f"model.gen1_post_conf.data.save_loc_physics: "
                     f"{self.data.save_loc_physics} has a grid of {shapes[0]} points, "
@@ -172,14 +174,16 @@ class Gen1PostConf(PostConf):
         conf, where = self.data, "model.gen1_post_conf.data"
         pairs: list[tuple[str, Kind, Values | None, Values | None]] = []
         for fixer, _ in self.fixers.fixers:
-            own = getattr(fixer, "grid", None)
-            if isinstance(own, PhysicsGrid):
+            fixer_grid = getattr(fixer, "grid", None)
+            if isinstance(fixer_grid, PhysicsGrid):
                 file = f"{where}.save_loc_physics: {conf.save_loc_physics}"
                 for kind in ("latitude", "longitude"):
-                    ours, theirs = (getattr(axes, kind) for axes in (data, own.axes))
+                    ours, theirs = (
+                        getattr(axes, kind) for axes in (data, fixer_grid.axes)
+                    )
                     pairs.append((file, kind, ours, theirs))
-                pairs.append((file, "level", data.levels, own.axes.levels))
-                numbers = own.levels.numbers
+                pairs.append((file, "level", data.levels, fixer_grid.axes.levels))
+                numbers = fixer_grid.levels.numbers
                 if are_numbered_alike(data.levels, numbers):
                     pairs.append((file, "level", data.levels, numbers))
         for key, path in (("mean_path", conf.mean_path), ("std_path", conf.std_path)):
@@ -202,23 +206,25 @@ class Gen1PostConf(PostConf):
             num_channels: number of channels of the model's output.
             frames: number of frames of the model's output.
         """
-        where, found = "model.gen1_post_conf", []
+        where, problems = "model.gen1_post_conf", []
         sums = " + ".join(f"{n} {count}" for n, count in self.data.by_variable.items())
         if len(self.data.by_channel) != num_channels:
-            found.append(
+            problems.append(
                 f"{where}.data: its variables have {len(self.data.by_channel)} "
                 f"channels ({sums}), the model's output has {num_channels}; name all "
                 "variables of the output, in channel order"
             )
         if self.on_grid and self.data.save_loc_physics is None:
-            found.append(
+            problems.append(
                 f"{where}.data.save_loc_physics: missing; the global fixers read the "
                 "grid from this file"
             )
         if frames > 1:
-            found.append(
+            problems.append(
                 f"{where}: output_frames is {frames}; the fixers take one output time"
             )
         if (self.data.mean_path is None) != (self.data.std_path is None):
-            found.append(f"{where}.data: needs both mean_path and std_path, or neither")
-        return found
+            problems.append(
+                f"{where}.data: needs both mean_path and std_path, or neither"
+            )
+        return problems

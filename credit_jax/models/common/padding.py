@@ -67,11 +67,11 @@ def flat_padding_problems(
         pad_lat, pad_lon: the flat keys of older configs.
     """
     flat = {"pad_lat": pad_lat, "pad_lon": pad_lon}
-    given = {key: value for key, value in flat.items() if value}
-    if not given or padding is not None:
+    nonzero = {key: value for key, value in flat.items() if value}
+    if not nonzero or padding is not None:
         return []
     return [
-        f"model has {' and '.join(f'{k}: {v}' for k, v in given.items())} and "
+        f"model has {' and '.join(f'{k}: {v}' for k, v in nonzero.items())} and "
         "no padding_conf: CREDIT's older programs pad by reflection then, "
         "its newer ones not at all. For the weights of an older run write "
         "padding_conf: {activate: true, mode: mirror, pad_lat: "

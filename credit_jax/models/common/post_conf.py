@@ -231,14 +231,16 @@ def build_channel_fixers(
         "tracer_fixer": build.tracers,
         "global_mass_fixer": build.mass,
         "global_water_fixer": build.water,
-        "global_energy_fixer": lambda own: build.energy(own, _NET),
-        "global_energy_fixer_updown": lambda own: build.energy(own, _UP_DOWN),
+        "global_energy_fixer": lambda fixer_conf: build.energy(fixer_conf, _NET),
+        "global_energy_fixer_updown": lambda fixer_conf: build.energy(
+            fixer_conf, _UP_DOWN
+        ),
     }
     fixers: list[tuple[ChannelFixer, ChannelUnits | None]] = []
     for name, make in makers.items():
-        own: Any = getattr(conf, name)
-        if conf.activate and own.activate:
-            fixers.append((make(own), units if own.denorm else None))
+        fixer_conf: Any = getattr(conf, name)
+        if conf.activate and fixer_conf.activate:
+            fixers.append((make(fixer_conf), units if fixer_conf.denorm else None))
     return ChannelFixers(fixers)
 
 
@@ -251,65 +253,65 @@ class _Builder:
         self.conf, self.variables, self.path = conf, list(variables), path
         self.seconds = hours * SECONDS_PER_HOUR
 
-    def tracers(self, own: TracerConf) -> TracerLimits:
-        largest = own.tracer_thres_max or (None,) * len(own.tracer_name)
+    def tracers(self, conf: TracerConf) -> TracerLimits:
+        largest = conf.tracer_thres_max or (None,) * len(conf.tracer_name)
         by_name = dict(
             zip(
-                own.tracer_name,
-                zip(own.tracer_thres, largest, strict=True),
+                conf.tracer_name,
+                zip(conf.tracer_thres, largest, strict=True),
                 strict=True,
             )
         )
-        self._channels(own, "tracer_name")
+        self._channels(conf, "tracer_name")
         return TracerLimits(
             {i: by_name[v] for i, v in enumerate(self.variables) if v in by_name}
         )
 
-    def mass(self, own: MassConf) -> DryMass:
-        return DryMass(self._grid(own), *self._moisture(own), own.fix_level_num)
+    def mass(self, conf: MassConf) -> DryMass:
+        return DryMass(self._grid(conf), *self._moisture(conf), conf.fix_level_num)
 
-    def water(self, own: WaterConf) -> Precipitation:
+    def water(self, conf: WaterConf) -> Precipitation:
         names = ("precipitation_name", "evaporation_name")
-        rain, evaporation = (self._channels(own, name)[0] for name in names)
-        moisture = self._moisture(own)
+        rain, evaporation = (self._channels(conf, name)[0] for name in names)
+        moisture = self._moisture(conf)
         return Precipitation(
-            self._grid(own), *moisture, rain, evaporation, self.seconds
+            self._grid(conf), *moisture, rain, evaporation, self.seconds
         )
 
-    def energy(self, own: AirConf, signs: Sequence[tuple[str, float]]) -> Energy:
+    def energy(self, conf: AirConf, signs: Sequence[tuple[str, float]]) -> Energy:
         names = ("air_temperature_name", "specific_total_water_name")
         names = (*names, "u_wind_name", "v_wind_name")
-        temperature, humidity, u, v = (self._range(own, name) for name in names)
+        temperature, humidity, u, v = (self._range(conf, name) for name in names)
         fluxes = [
             (channel, sign)
             for name, sign in signs
-            for channel in self._channels(own, name)
+            for channel in self._channels(conf, name)
         ]
         return Energy(
-            self._grid(own),
-            read_surface(self.path, own.surface_geopotential_name[0]),
+            self._grid(conf),
+            read_surface(self.path, conf.surface_geopotential_name[0]),
             temperature,
             humidity,
             u,
             v,
-            self._moisture(own)[1],
+            self._moisture(conf)[1],
             fluxes,
             self.seconds,
         )
 
-    def _moisture(self, own: FixerConf) -> tuple[slice, int | None]:
-        humidity = self._range(own, "specific_total_water_name")
-        if self._of_grid(own).grid_type == "pressure":
+    def _moisture(self, conf: FixerConf) -> tuple[slice, int | None]:
+        humidity = self._range(conf, "specific_total_water_name")
+        if self._of_grid(conf).grid_type == "pressure":
             return humidity, None
-        return humidity, self._channels(own, "surface_pressure_name")[0]
+        return humidity, self._channels(conf, "surface_pressure_name")[0]
 
-    def _of_grid(self, own: FixerConf) -> FixerConf:
+    def _of_grid(self, conf: FixerConf) -> FixerConf:
         """Returns the section with the grid: that of the mass fixer, if it has one."""
         mass = self.conf.global_mass_fixer
-        return mass if mass.lon_lat_level_name else own
+        return mass if mass.lon_lat_level_name else conf
 
-    def _grid(self, own: FixerConf) -> PhysicsGrid:
-        grid = self._of_grid(own)
+    def _grid(self, conf: FixerConf) -> PhysicsGrid:
+        grid = self._of_grid(conf)
         return read_grid(
             self.path,
             grid.lon_lat_level_name,
@@ -317,20 +319,20 @@ class _Builder:
             midpoint=grid.midpoint,
         )
 
-    def _channels(self, own: StrictModel, key: str) -> list[int]:
+    def _channels(self, conf: StrictModel, key: str) -> list[int]:
         """Returns the channels of the variables that a key names."""
-        names = getattr(own, key)
-        found = [i for i, name in enumerate(self.variables) if name in names]
+        names = getattr(conf, key)
+        channels = [i for i, name in enumerate(self.variables) if name in names]
         missing = [name for name in names if name not in self.variables]
-        if missing or not found:
-            there = ", ".join(dict.fromkeys(self.variables))
+        if missing or not channels:
+            known = ", ".join(dict.fromkeys(self.variables))
             raise ValueError(
                 f"model.post_conf: {key} is {list(names)}; expected variables of the "
-                f"output: {there}"
+                f"output: {known}"
             )
-        return found
+        return channels
 
-    def _range(self, own: StrictModel, key: str) -> slice:
+    def _range(self, conf: StrictModel, key: str) -> slice:
         """Returns the channels of a variable on levels."""
-        channels = self._channels(own, key)
+        channels = self._channels(conf, key)
         return slice(channels[0], channels[-1] + 1)

@@ -83,8 +83,8 @@ class QueryKeyValue(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        made = self.side_by_side(x, context)
-        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+        qkv = self.side_by_side(x, context)
+        return jnp.transpose(qkv, (3, 0, 1, 4, 2, 5))
 
     def side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context
@@ -131,8 +131,8 @@ class SeparateQueryKeyValue(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        made = self.side_by_side(x, context)
-        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+        qkv = self.side_by_side(x, context)
+        return jnp.transpose(qkv, (3, 0, 1, 4, 2, 5))
 
     def side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context

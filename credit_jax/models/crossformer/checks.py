@@ -14,78 +14,80 @@ from credit_jax.models.common.frames import mean_problems
 
 def shape_problems(config: Any) -> list[str]:
     """Returns errors of keys that do not depend on the grid."""
-    found = []
+    problems = []
     if len(config.cross_embed_kernel_sizes) != 4:
-        found.append(
+        problems.append(
             "model.cross_embed_kernel_sizes has "
             f"{len(config.cross_embed_kernel_sizes)} entries; expected 4, one list "
             "of kernel sizes a stage"
         )
     empty = [i for i, sizes in enumerate(config.cross_embed_kernel_sizes) if not sizes]
     for index in empty:
-        found.append(
+        problems.append(
             f"model.cross_embed_kernel_sizes[{index}] is empty; expected at least one "
             "kernel size"
         )
     if min(config.depth) < 0:
-        found.append(f"model.depth is {list(config.depth)}; expected no negative entry")
+        problems.append(
+            f"model.depth is {list(config.depth)}; expected no negative entry"
+        )
     if max(config.depth) > MAX_DEPTH:
-        found.append(
+        problems.append(
             f"model.depth is {list(config.depth)}; expected at most {MAX_DEPTH} blocks "
             "a stage"
         )
-    found += config.channel_problems()
+    problems += config.channel_problems()
     for index, channels in enumerate(config.dim):
         if channels < config.dim_head:
-            found.append(
+            problems.append(
                 f"model.dim[{index}] is {channels}, smaller than dim_head "
                 f"{config.dim_head}; set dim_head to at most {min(config.dim)}"
             )
-    return found
+    return problems
 
 
 def patch_problems(config: Any) -> list[str]:
     """Returns errors of patches and of frames."""
-    found = []
+    problems = []
     if (config.patch_height == 1) != (config.patch_width == 1):
-        found.append(
+        problems.append(
             f"model.patch_height is {config.patch_height} and model.patch_width is "
             f"{config.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
             "patches only then)"
         )
     mean = config.frame_fold == "mean"
     if config.patch != (1, 1) and config.frames > 1 and not mean:
-        found.append(
+        problems.append(
             f"model.frames is {config.frames} with patches of {config.patch_height} x "
             f"{config.patch_width}; expected frames: 1 (CREDIT's patch embedding "
             "cannot take more), or patch_height: 1 and patch_width: 1"
         )
     if config.patch == (1, 1) and mean:
-        found += mean_problems(config.frames)
-    return found
+        problems += mean_problems(config.frames)
+    return problems
 
 
 def dropout_problems(config: Any) -> list[str]:
     """Returns errors of dropout rates."""
-    found = []
+    problems = []
     for name in ("attn_dropout", "ff_dropout"):
         rate = getattr(config, name)
         if not 0.0 <= rate < 1.0:
-            found.append(f"model.{name} is {rate}; expected 0 <= {name} < 1")
-    return found
+            problems.append(f"model.{name} is {rate}; expected 0 <= {name} < 1")
+    return problems
 
 
 def stage_problems(config: Any) -> list[str]:
     """Returns errors of embedding kernels, their channels, and window sizes."""
-    found = []
+    problems = []
     geometry = config.geometry()
     above = geometry.patched
     for index, stage in enumerate(geometry.stages):
-        found += _embed_problems(config, index, above)
+        problems += _embed_problems(config, index, above)
         above = stage.height, stage.width
         if config.depth[index]:
-            found += _window_problems(config, index, stage)
-    return found
+            problems += _window_problems(config, index, stage)
+    return problems
 
 
 def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
@@ -103,13 +105,13 @@ def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
 
 def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str]:
     """Returns errors of kernels that do not fit the field of the previous stage."""
-    found = []
+    problems = []
     kernels = sorted(config.cross_embed_kernel_sizes[index])
     stride = config.cross_embed_strides[index]
     where = f"model.cross_embed_kernel_sizes[{index}]"
     for points in above:
         sizes = config.scale_sizes(index, points)
-        found += [
+        problems += [
             f"{where} has {kernel}, but stage {index} gets {above[0]} x {above[1]} "
             f"points and its stride is {stride}: no output point is left; use a larger "
             "grid or padding"
@@ -117,27 +119,27 @@ def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str
             if size < 1
         ]
         if len(set(sizes)) > 1:
-            found.append(
+            problems.append(
                 f"{where} is {kernels}, which make {sizes} of {points} points with "
                 f"stride {stride}; they are joined, so they must make the same: choose "
                 f"kernels that are all odd or all even"
             )
     if config.dim[index] < 2 ** len(kernels) // 2:
-        found.append(
+        problems.append(
             f"{where} has {len(kernels)} kernels for {config.dim[index]} channels; "
             f"expected 1 to {config.dim[index].bit_length()}"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(problems))
 
 
 def decoder_problems(config: Any) -> list[str]:
     """Returns errors of skip connections, groups and cropping."""
-    found = []
+    problems = []
     stages = config.geometry().stages
     for index in (1, 2, 3):
         small, large = stages[index], stages[index - 1]
         if (small.height * 2, small.width * 2) != (large.height, large.width):
-            found.append(
+            problems.append(
                 f"stage {index} has {small.height} x {small.width} points; the "
                 f"decoder doubles it to {small.height * 2} x {small.width * 2}, "
                 f"but stage {index - 1}, which it is joined with, has "
@@ -145,56 +147,57 @@ def decoder_problems(config: Any) -> list[str]:
                 f"model.cross_embed_strides[{index}] must be 2 and height and "
                 "width of the stage above even: change the padding"
             )
-    found += group_problems(config)
+    problems += group_problems(config)
     pad, decoded = config.padding, config.geometry().decoded
     if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
-        found.append(
+        problems.append(
             f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
             f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
             "left; use less padding or smaller strides"
         )
-    made, grid = config.geometry().output, (config.image_height, config.image_width)
-    if not found and made != grid:
-        found.append(
-            f"model.interp is false and the decoder makes {made[0]} x {made[1]} points "
-            f"of the {grid[0]} x {grid[1]} of the grid; set interp: true, or "
+    output = config.geometry().output
+    grid = config.image_height, config.image_width
+    if not problems and output != grid:
+        problems.append(
+            f"model.interp is false and the decoder makes {output[0]} x {output[1]} "
+            f"points of the {grid[0]} x {grid[1]} of the grid; set interp: true, or "
             "model.cross_embed_strides[0]: 2 without patches"
         )
-    return found
+    return problems
 
 
 def group_problems(config: Any) -> list[str]:
     """Returns errors of channels that the groups of decoder norms do not divide."""
-    found = []
+    problems = []
     for index in range(3):
         channels = config.dim[3] // 2 ** (index + 1)
         if not channels or channels % config.dim[0]:
-            found.append(
+            problems.append(
                 f"decoder block {index + 1} has dim[3] / {2 ** (index + 1)} = "
                 f"{channels} channels, which the {config.dim[0]} groups "
                 "(model.dim[0]) of its GroupNorm do not divide; choose dim[3] a "
                 f"multiple of {8 * config.dim[0]}"
             )
-    return found
+    return problems
 
 
 def tensor_problems(config: Any, tensor: int) -> list[str]:
     """Returns errors of heads and hidden units that the tp degree does not divide."""
-    found = []
+    problems = []
     for index, channels in enumerate(config.dim):
         heads, hidden = channels // config.dim_head, 4 * channels
         if config.depth[index] and heads % tensor:
-            found.append(
+            problems.append(
                 f"stage {index} has {channels} // {config.dim_head} = {heads} heads, "
                 f"which tensor = {tensor} of the parallelism does not divide; "
                 f"would fit: {divisors(heads)}, or a smaller model.dim_head"
             )
         elif config.depth[index] and hidden % tensor:
-            found.append(
+            problems.append(
                 f"stage {index} has 4 * {channels} = {hidden} feed-forward units, "
                 f"which tensor = {tensor} of the parallelism does not divide"
             )
-    return found
+    return problems
 
 
 def _trail(config: Any, name: str, index: int) -> str:

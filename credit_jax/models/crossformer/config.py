@@ -145,10 +145,10 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        found = super().without_effect()
+        notes = super().without_effect()
         if self.frame_fold == "mean" and self.patch == (1, 1):
-            found |= unseen_frames(self.frames)
-        return found
+            notes |= unseen_frames(self.frames)
+        return notes
 
     @property
     def patch(self) -> tuple[int, int]:

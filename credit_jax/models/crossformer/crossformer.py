@@ -66,20 +66,20 @@ class CrossFormerKeys(EncoderConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        found = super().without_effect()
+        notes = super().without_effect()
         if self.padding_conf is None:
-            return found
+            return notes
         keys = ("pad_lat", "pad_lon")
         flat = [key for key in keys if getattr(self, key) is not None]
-        return found | dict.fromkeys(flat, "padding_conf is there and counts")
+        return notes | dict.fromkeys(flat, "padding_conf is there and counts")
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderConfig.problems`."""
-        return [*self._own_problems(), *super().problems(tensor, domain)]
+        return [*self._family_problems(), *super().problems(tensor, domain)]
 
-    def _own_problems(self) -> list[str]:
-        found = flat_padding_problems(self.padding_conf, self.pad_lat, self.pad_lon)
-        return [*found, *checks.kernel_problems(self)]
+    def _family_problems(self) -> list[str]:
+        problems = flat_padding_problems(self.padding_conf, self.pad_lat, self.pad_lon)
+        return [*problems, *checks.kernel_problems(self)]
 
 
 class CrossFormerConfig(CrossFormerKeys):

@@ -52,13 +52,13 @@ class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConf
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderDecoderConfig.problems`."""
-        found = [*self.process_problems(), *checks.kernel_problems(self)]
+        problems = [*self.process_problems(), *checks.kernel_problems(self)]
         if self.patch != (1, 1):
-            found.append(
+            problems.append(
                 f"model.patch_height and model.patch_width are {self.patch[0]} and "
                 f"{self.patch[1]}; expected 1: CREDIT's {self.type} fails with patches"
             )
-        return [*found, *super().problems(tensor, domain)]
+        return [*problems, *super().problems(tensor, domain)]
 
 
 class DiffusionCrossFormer(EncoderDecoder):

@@ -51,32 +51,32 @@ class EnsembleConfig(CrossFormerKeys):
     freeze: bool = True
     correlated: bool = False
 
-    def _own_problems(self) -> list[str]:
-        return [*self._noise_problems(), *super()._own_problems()]
+    def _family_problems(self) -> list[str]:
+        return [*self._noise_problems(), *super()._family_problems()]
 
     def _noise_problems(self) -> list[str]:
         """Returns errors of settings with which CREDIT's forward pass fails."""
-        found = []
+        problems = []
         for key in ("frames", "output_frames"):
             if getattr(self, key) != 1:
-                found.append(
+                problems.append(
                     f"model.{key} is {getattr(self, key)}; expected 1: CREDIT's "
                     f"{self.type} takes and gives one frame"
                 )
         if self.patch != (1, 1):
-            found.append(
+            problems.append(
                 f"model.patch_height and model.patch_width are {self.patch[0]} and "
                 f"{self.patch[1]}; expected 1: CREDIT's {self.type} fails with patches"
             )
         for index in range(3):
             channels = self.dim[3] // 2 ** (3 - index)
             if self.encoder_noise and self.dim[index] != channels:
-                found.append(
+                problems.append(
                     f"model.dim[{index}] is {self.dim[index]}; expected {channels}, "
                     f"dim[3] / {2 ** (3 - index)}: the noise of a stage has the "
                     "channels of the block of the decoder, as in CREDIT"
                 )
-        return found
+        return problems
 
 
 class EnsembleCrossFormer(CrossFormer):

@@ -90,25 +90,25 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
         ]
 
     def _level_problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.channels < 1 or self.levels < 1:
-            found.append(
+            problems.append(
                 f"model has {self.channels} channels on {self.levels} levels; expected "
                 "at least 1 of each: the model has attention over levels"
             )
         elif self.channels % self.col_attn_heads:
-            found.append(
+            problems.append(
                 f"model.channels is {self.channels}, which model.col_attn_heads = "
                 f"{self.col_attn_heads} does not divide; would fit: "
                 f"{checks.divisors(self.channels)}"
             )
         smallest = min(self.image_height, self.image_width)
         if self.col_attn_stride > smallest:
-            found.append(
+            problems.append(
                 f"model.col_attn_stride is {self.col_attn_stride}; expected at most "
                 f"{smallest}, the smaller side of the grid"
             )
-        return found
+        return problems
 
 
 class NextGenWXFormer(nnx.Module):

@@ -46,13 +46,13 @@ class WXFormerMoEConfig(WXFormerKeys):
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderConfig.problems`."""
-        found = super().problems(tensor, domain)
+        problems = super().problems(tensor, domain)
         if self.moe_top_k > self.num_experts:
-            found.append(
+            problems.append(
                 f"model.moe_top_k is {self.moe_top_k}, more than the "
                 f"{self.num_experts} experts; expected at most model.num_experts"
             )
-        return found
+        return problems
 
     @property
     def routing(self) -> Routing:

@@ -80,35 +80,35 @@ class DiffusionConfig(StrictModel):
 
     def problems(self, height: int, width: int) -> list[str]:
         """Returns errors of the process for a grid (height, width), one line each."""
-        found = []
+        problems = []
         if self.image_size != (height, width):
-            found.append(
+            problems.append(
                 f"model.diffusion.image_size is {list(self.image_size)}; expected "
                 f"the grid of the model, [{height}, {width}]"
             )
         if not self.condition:
-            found.append(
+            problems.append(
                 "model.diffusion.condition is false; expected true: without the input "
                 "there is nothing to forecast from, and CREDIT's samplers fail"
             )
         steps = self.sampling_timesteps
         if steps is not None and not 0 <= steps <= self.timesteps:
-            found.append(
+            problems.append(
                 f"model.diffusion.sampling_timesteps is {steps}; expected 1 to "
                 f"timesteps = {self.timesteps}, or null for all of them"
             )
         if self.beta_schedule == "linear" and self.timesteps < FEWEST_LINEAR:
-            found.append(
+            problems.append(
                 f"model.diffusion.timesteps is {self.timesteps} with the linear "
                 f"schedule; expected at least {FEWEST_LINEAR}: the last beta is 20 / "
                 "timesteps, which must be below 1"
             )
         if not 0.0 <= self.ddim_sampling_eta <= 1.0:
-            found.append(
+            problems.append(
                 f"model.diffusion.ddim_sampling_eta is {self.ddim_sampling_eta}; "
                 "expected 0 (no noise) to 1 (that of DDPM)"
             )
-        return [*found, *self._schedule_problems()]
+        return [*problems, *self._schedule_problems()]
 
     def _schedule_problems(self) -> list[str]:
         schedule = SCHEDULES[self.beta_schedule]
@@ -174,10 +174,10 @@ class DiffusionKeys(ModelConfig):
     def process_problems(self) -> list[str]:
         """Returns errors of the process, and of settings with which CREDIT fails."""
         keys: Any = self
-        found = self.diffusion.problems(keys.image_height, keys.image_width)
+        problems = self.diffusion.problems(keys.image_height, keys.image_width)
         if keys.frames != 1:
-            found.append(
+            problems.append(
                 f"model.frames is {keys.frames}; expected 1: CREDIT's {keys.type} "
                 "joins the input and the noised target, which has one frame"
             )
-        return found
+        return problems

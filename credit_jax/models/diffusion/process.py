@@ -111,7 +111,7 @@ class Process:
             return at[name].astype(target.dtype)[:, None, None, None, None]
 
         signal, rest = of("sqrt_alphas_cumprod"), of("sqrt_one_minus_alphas_cumprod")
-        wanted = {
+        targets = {
             "pred_noise": noise,
             "pred_x0": target,
             "pred_v": signal * noise - rest * target,
@@ -119,7 +119,7 @@ class Process:
         return Noised(
             signal * target + rest * noise,
             time[:, None].astype(target.dtype),
-            wanted[self.objective],
+            targets[self.objective],
             at["loss_weight"],
         )
 
@@ -150,8 +150,8 @@ class Process:
             time = at["time"]
             at = {name: number.astype(dtype) for name, number in at.items()}
             output = network(x, jnp.full((batch, 1), time, dtype)).astype(dtype)
-            own = context.fold_in(time)
-            return step(x, output, at, own), None
+            step_context = context.fold_in(time)
+            return step(x, output, at, step_context), None
 
         return lax.scan(body, start, jax.tree.map(jnp.asarray, tables))[0]
 

@@ -80,7 +80,7 @@ class Gates(nnx.Module):
     def __call__(self, context: Context) -> dict[str, tuple[Array, Array]]:
         del context
         layers: dict[str, Any] = {name: getattr(self, name) for name in GATES}
-        return {n: (own.kernel[...], own.bias[...]) for n, own in layers.items()}
+        return {n: (gate.kernel[...], gate.bias[...]) for n, gate in layers.items()}
 
 
 class GraphAttention(nnx.Module):
@@ -108,14 +108,14 @@ class GraphAttention(nnx.Module):
     def __call__(
         self, field: Field, along: Array | None, edges: ShardEdges, context: Context
     ) -> Field:
-        x, own = field.data, {}
+        x, projections = field.data, {}
         for name in self.names:
             kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
-            own[name] = add_bias(x @ kernel[...], bias[...])
-        skip = own.pop("skip")
+            projections[name] = add_bias(x @ kernel[...], bias[...])
+        skip = projections.pop("skip")
         split = {
             name: field.like(value.reshape(*x.shape[:3], self.heads, -1))
-            for name, value in own.items()
+            for name, value in projections.items()
         }
         if along is not None and self.edge is not None:
             along = (along @ self.edge[...]).reshape(len(along), self.heads, -1)

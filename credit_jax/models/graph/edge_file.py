@@ -58,7 +58,7 @@ def _read(path: str, _: int) -> EdgeFile:
         pairs, *rest = (dataset[name].values for name in names)
     distances, latitude, longitude = (x.astype(np.float32) for x in rest)
     height, width = _grid(path, latitude)
-    given = np.concatenate(
+    edge_values = np.concatenate(
         [
             _standard(latitude + np.float32(180))[pairs].T[1:]
             - _standard(latitude + np.float32(180))[pairs].T[:1],
@@ -66,8 +66,8 @@ def _read(path: str, _: int) -> EdgeFile:
             _standard(distances)[None],
         ]
     ).T
-    given = np.exp(-(given**2)).astype(np.float32)
-    edges, attributes = _both_ways(pairs.astype(np.int64), given, height * width)
+    edge_values = np.exp(-(edge_values**2)).astype(np.float32)
+    edges, attributes = _both_ways(pairs.astype(np.int64), edge_values, height * width)
     return EdgeFile(height, width, edges, attributes)
 
 

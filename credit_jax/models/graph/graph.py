@@ -118,21 +118,23 @@ class GraphConfig(ChannelKeys):
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `ModelConfig.problems`; any tp and domain degree is valid."""
         del tensor, domain
-        found = self.channel_problems()
+        problems = self.channel_problems()
         if self.history_len != 2:
-            found.append(
+            problems.append(
                 f"model.history_len is {self.history_len}; expected 2: CREDIT's graph "
                 "adds its output to the frames after the first, of which the output "
                 "has one"
             )
         if self.hidden_size % self.dim_head:
-            found.append(
+            problems.append(
                 f"model.hidden_size is {self.hidden_size}, which model.dim_head = "
                 f"{self.dim_head} does not divide"
             )
         if not 0.0 <= self.dropout < 1.0:
-            found.append(f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
-        return found
+            problems.append(
+                f"model.dropout is {self.dropout}; expected 0 <= dropout < 1"
+            )
+        return problems
 
 
 @lru_cache(8)
@@ -182,8 +184,8 @@ class Graph(nnx.Module):
         field = context.run(self.encoder, field)
         along = None
         if self.edges is not None:
-            given = context.precision.cast(edges.local(attributes))
-            along = context.run(self.edges, given, edges=edges)
+            edge_features = context.precision.cast(edges.local(attributes))
+            along = context.run(self.edges, edge_features, edges=edges)
         gates = context.run(self.gates)
         carry = {"x": field, "gates": gates, "along": along}
         with jax.named_scope(BLOCKS):

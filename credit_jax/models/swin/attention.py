@@ -77,10 +77,10 @@ class QueryKeyValue(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        made = matmul(x, self.kernel[...], context, shape=self.shape, split="column")
-        flat = made.reshape(*made.shape[:3], -1)
-        made = add_bias(flat, self._bias().reshape(-1)).reshape(made.shape)
-        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+        qkv = matmul(x, self.kernel[...], context, shape=self.shape, split="column")
+        flat = qkv.reshape(*qkv.shape[:3], -1)
+        qkv = add_bias(flat, self._bias().reshape(-1)).reshape(qkv.shape)
+        return jnp.transpose(qkv, (3, 0, 1, 4, 2, 5))
 
     def _bias(self) -> Float[Array, "three heads head_dim"]:
         if self.key_bias:

@@ -27,31 +27,33 @@ def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
         sizes: sizes of the U-Transformer.
         tensor: tensor-parallel degree.
     """
-    found, dim = [], sizes.channels
+    problems, dim = [], sizes.channels
     if dim % sizes.heads:
-        found.append(
+        problems.append(
             f"model.num_heads is {sizes.heads}, which does not divide dim {dim}; would "
             f"fit: {divisors(dim)}"
         )
-    found += [
+    problems += [
         f"model.num_groups has {groups}, which does not divide dim {dim}; would fit: "
         f"{divisors(dim)}"
         for groups in dict.fromkeys(sizes.num_groups)
         if groups < 1 or dim % groups
     ]
     if sizes.window < 2:
-        found.append(
+        problems.append(
             f"model.window_size is {sizes.window}; expected at least 2: the position "
             "bias of CREDIT divides by window_size - 1"
         )
     if not 0 <= sizes.depth <= MAX_DEPTH:
-        found.append(f"model.depth is {sizes.depth}; expected 0 to {MAX_DEPTH} blocks")
-    if not found and sizes.depth and sizes.heads % tensor:
-        found.append(
+        problems.append(
+            f"model.depth is {sizes.depth}; expected 0 to {MAX_DEPTH} blocks"
+        )
+    if not problems and sizes.depth and sizes.heads % tensor:
+        problems.append(
             f"model.num_heads is {sizes.heads}, which tensor = {tensor} of "
             f"the parallelism does not divide; would fit: {divisors(sizes.heads)}"
         )
-    return found
+    return problems
 
 
 def patch_problems(
@@ -64,11 +66,11 @@ def patch_problems(
         patch: rows and columns of a patch.
         names: config keys of the patch.
     """
-    found = []
+    problems = []
     for size, side, name in zip(padded, patch, names, strict=True):
         tokens, expected = -(-(size // side) // 2), round(size / side / 2)
         if size < side:
-            found.append(
+            problems.append(
                 f"model.{name} is {side}, more than the {size} points of the padded "
                 "grid; use smaller patches"
             )
@@ -78,12 +80,12 @@ def patch_problems(
                 for more in range(size, size + 4 * side, side)
                 if -(-(more // side) // 2) == round(more / side / 2)
             ]
-            found.append(
+            problems.append(
                 f"model.{name} is {side}: {size} points make {size // side} patches, "
                 f"whose half is {tokens}, but CREDIT expects round({size} / {side} / "
                 f"2) = {expected} and fails; pad to {fits[0]} points"
             )
-    return found
+    return problems
 
 
 def frame_problems(frames: int, cube: int) -> list[str]:
@@ -103,40 +105,40 @@ def frame_problems(frames: int, cube: int) -> list[str]:
 
 def grid_problems(config: Any) -> list[str]:
     """Returns errors of patches, windows, frames and channels of `swin`."""
-    found = []
+    problems = []
     patch = config.patch_size
     for name, size, count, window in zip(
         ("rows", "columns"), config.padded, config.patches, config.window, strict=True
     ):
         if size % patch:
-            found.append(
+            problems.append(
                 f"model.patch_size is {patch}, which does not divide the {size} {name} "
                 f"of the padded grid; would fit: {divisors(size)}"
             )
         elif window < 2:
-            found.append(
+            problems.append(
                 f"the windows have {window} {name}: {size} points // img_window_ratio "
                 f"{config.img_window_ratio}, or model.window_size; expected at least 2"
             )
         elif count % window:
-            found.append(
+            problems.append(
                 f"the {count} {name} of patches are not whole windows of {window} "
                 f"({size} points // img_window_ratio {config.img_window_ratio}, or "
                 f"model.window_size); would fit: {divisors(count)}"
             )
     if config.frames > 3:
-        found.append(
+        problems.append(
             f"model.frames is {config.frames}; expected 1 to 3: the model takes the "
             "mean of two frames, and CREDIT fails where a third and a fourth make "
             "another mean"
         )
     if config.residual and config.input_channels < config.output_channels:
-        found.append(
+        problems.append(
             f"model.residual adds the input to the output, but they have "
             f"{config.input_channels} and {config.output_channels} channels; expected "
             "at least as many channels in as out"
         )
-    return found
+    return problems
 
 
 def head_problems(config: Any, tensor: int) -> list[str]:
@@ -152,17 +154,17 @@ def head_problems(config: Any, tensor: int) -> list[str]:
             f"model.depths has {len(depths)} entries and model.num_heads {len(heads)}; "
             "expected as many, one for each stage"
         ]
-    found = [
+    problems = [
         f"model.num_heads has {number}, which does not divide embed_dim {dim}; would "
         f"fit: {divisors(dim)}"
         for number in dict.fromkeys(heads)
         if dim % number
     ]
     if max(depths) > MAX_DEPTH:
-        found.append(f"model.depths has {max(depths)}; expected at most {MAX_DEPTH}")
+        problems.append(f"model.depths has {max(depths)}; expected at most {MAX_DEPTH}")
     if config.mlp_ratio * dim < 1:
-        found.append(f"model.mlp_ratio is {config.mlp_ratio}; expected more than 0")
-    return found or [
+        problems.append(f"model.mlp_ratio is {config.mlp_ratio}; expected more than 0")
+    return problems or [
         f"model.num_heads has {number}, which tensor = {tensor} of the "
         f"parallelism does not divide; would fit: {divisors(number)}"
         for number in dict.fromkeys(heads)

@@ -70,11 +70,11 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        found = super().without_effect()
+        notes = super().without_effect()
         if self.padding_conf is not None:
             flat = [k for k in ("pad_lat", "pad_lon") if getattr(self, k) is not None]
-            found |= dict.fromkeys(flat, "padding_conf is there and counts")
-        return found
+            notes |= dict.fromkeys(flat, "padding_conf is there and counts")
+        return notes
 
     @property
     def patch(self) -> tuple[int, int]:

@@ -106,13 +106,13 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        found = super().without_effect()
+        notes = super().without_effect()
         if self.frames == 3:
-            found["frames"] = (
+            notes["frames"] = (
                 "3: the model takes the mean of the first two frames and does not see "
                 "the last, as in CREDIT"
             )
-        return found
+        return notes
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -149,10 +149,10 @@ class SwinConfig(VariableKeys, PaddedConfig):
     @property
     def window(self) -> Pair:
         """Rows and columns of a window, at most those of the grid of patches."""
-        given = self.window_size
-        if given is None:
-            given = tuple(size // self.img_window_ratio for size in self.padded)
-        rows, columns = (min(g, p) for g, p in zip(given, self.patches, strict=True))
+        window = self.window_size
+        if window is None:
+            window = tuple(size // self.img_window_ratio for size in self.padded)
+        rows, columns = (min(g, p) for g, p in zip(window, self.patches, strict=True))
         return rows, columns
 
     @property
@@ -286,8 +286,8 @@ class Swin(nnx.Module):
         field = context.run(self.head, field)
         field = unpatch_field(field, (config.patch_size, config.patch_size))
         if config.residual:
-            kept = entered.data[..., : config.output_channels]
-            field = add(field, entered.like(kept))
+            skip = entered.data[..., : config.output_channels]
+            field = add(field, entered.like(skip))
         y = leave(field, config, interpolate=False).astype(x.dtype)
         return correct(config, x, y, context)
 

@@ -61,15 +61,15 @@ class UTransformerConfig(PaddedConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        found, keys = super().without_effect(), _keys(self)
+        notes, keys = super().without_effect(), _keys(self)
         if keys.frame_patch_size < keys.frames < 2 * keys.frame_patch_size:
-            found["frames"] = (
+            notes["frames"] = (
                 f"{keys.frames}: a patch has {keys.frame_patch_size}, and the model "
                 "does not see the others, as in CREDIT"
             )
         if self.train_qkv and not self.use_spectral_norm:
-            found["train_qkv"] = "without spectral norm all is trained"
-        return found
+            notes["train_qkv"] = "without spectral norm all is trained"
+        return notes
 
     @property
     def dropouts(self) -> tuple[float, float]:
@@ -141,7 +141,7 @@ class UTransformerConfig(PaddedConfig):
             domain: domain-parallel degree; any degree works, but shards may be idle.
         """
         keys = _keys(self)
-        found = [
+        problems = [
             *checks.frame_problems(keys.frames, keys.frame_patch_size),
             *checks.rate_problems(self, self.rates),
             *padding_problems(self.padding, self.output.height, self.output.width),
@@ -150,14 +150,14 @@ class UTransformerConfig(PaddedConfig):
             ),
         ]
         if self.window_size[0] != self.window_size[1]:
-            found.append(
+            problems.append(
                 f"model.window_size is {list(self.window_size)}; expected equal sides: "
                 "CREDIT attends in squares of the first"
             )
-        found += checks.stage_problems(self.stage, tensor)
-        if not found and not self.interp:
-            found += self._crop_problems()
-        return [*found, *self.post_problems()]
+        problems += checks.stage_problems(self.stage, tensor)
+        if not problems and not self.interp:
+            problems += self._crop_problems()
+        return [*problems, *self.post_problems()]
 
     @property
     def rates(self) -> tuple[str, ...]:
@@ -208,8 +208,10 @@ class Film(nnx.Module):
     def __call__(
         self, field: Field, vector: Float[Array, "batch size"], context: Context
     ) -> Field:
-        made = add_bias(vector @ self.kernel[...], self.bias[...])
-        scale, shift = (part[:, None, None] for part in jnp.split(made, 2, axis=-1))
+        modulation = add_bias(vector @ self.kernel[...], self.bias[...])
+        scale, shift = (
+            part[:, None, None] for part in jnp.split(modulation, 2, axis=-1)
+        )
         return field.like(scale * field.data + shift)
 
 

@@ -131,11 +131,11 @@ class WRFConfig(UTransformerConfig):
 
     def channel_sum(self, direction: str) -> str:
         """See `ChannelKeys.channel_sum`."""
-        own = self.param_interior
+        conf = self.param_interior
         only = f"{direction}_only_channels"
         return (
-            f"param_interior: channels {own.channels} x levels {own.levels} + "
-            f"surface_channels {own.surface_channels} + {only} {getattr(own, only)}"
+            f"param_interior: channels {conf.channels} x levels {conf.levels} + "
+            f"surface_channels {conf.surface_channels} + {only} {getattr(conf, only)}"
         )
 
     @property
@@ -156,10 +156,10 @@ class WRFConfig(UTransformerConfig):
             outside.image_height // outside.patch_height,
             outside.image_width // outside.patch_width,
         )
-        found = checks.frame_problems(outside.frames, outside.frame_patch_size)
-        found = [f"{line} (model.param_outside)" for line in found]
+        problems = checks.frame_problems(outside.frames, outside.frame_patch_size)
+        problems = [f"{line} (model.param_outside)" for line in problems]
         if patches != self.patches:
-            found.append(
+            problems.append(
                 f"model.param_outside makes {patches[0]} x {patches[1]} patches of "
                 f"{outside.image_height} x {outside.image_width} points, "
                 f"param_interior {self.patches[0]} x {self.patches[1]} of "
@@ -167,17 +167,17 @@ class WRFConfig(UTransformerConfig):
                 "they must be equal"
             )
         if outside.dim != self.dim:
-            found.append(
+            problems.append(
                 f"model.param_outside.dim is {outside.dim} and param_interior.dim "
                 f"{self.dim}; the embeddings are added, so they must be equal"
             )
         if min(self.input_channels, self.output_channels, outside.variables) < 1:
-            found.append(
+            problems.append(
                 f"model has {self.input_channels} channels of the region, "
                 f"{outside.variables} around it and {self.output_channels} of the "
                 "output; expected at least 1 of each"
             )
-        return [*found, *super().problems(tensor, domain)]
+        return [*problems, *super().problems(tensor, domain)]
 
 
 class WRF(UTransformerModel):

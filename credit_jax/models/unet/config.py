@@ -203,7 +203,7 @@ class UNetKeys(CorrectedConfig, ChannelKeys):
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `ModelConfig.problems`; any tp and domain degree is valid."""
         del tensor, domain
-        found = [
+        problems = [
             *self.architecture.problems(),
             *mean_problems(self.frames),
             *self.channel_problems(),
@@ -211,12 +211,12 @@ class UNetKeys(CorrectedConfig, ChannelKeys):
         ]
         channels = self.input_channels, self.output_channels
         if self.rk4_integration and channels[0] != channels[1]:
-            found.append(
+            problems.append(
                 "model.rk4_integration adds the output to the input, but there are "
                 f"{channels[0]} input and {channels[1]} output channels: "
                 f"{self.channel_sum('input')}; {self.channel_sum('output')}"
             )
-        return found
+        return problems
 
 
 class UNetConfig(VariableKeys, UNetKeys):

@@ -126,9 +126,9 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns notes on `post_conf`, `full_attn`, and further entries of `dim`."""
-        found = super().without_effect()
+        notes = super().without_effect()
         if isinstance(self.full_attn, str):
-            found["full_attn"] = (
+            notes["full_attn"] = (
                 f"got the string {self.full_attn!r}, which is true, as in CREDIT: "
                 "attention between all points on every level; for attention on the "
                 "last level alone write null"
@@ -137,43 +137,45 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
             len(self.dim) > 1
             and self.dim[1:] != type(self).model_fields["dim"].default[1:]
         ):
-            found["dim"] = "only its first entry counts, as in CREDIT; see dim_mults"
-        return found
+            notes["dim"] = "only its first entry counts, as in CREDIT; see dim_mults"
+        return notes
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `ModelConfig.problems`; any tp and domain degree is valid."""
         del tensor, domain
-        found = [
+        problems = [
             *self.process_problems(),
             *self.channel_problems(),
             *padding_problems(self.padding, self.image_height, self.image_width),
             *self._size_problems(),
         ]
         if self.gen1_post_conf is not None:
-            found.append(
+            problems.append(
                 "model.gen1_post_conf: CREDIT's unet-diffusion corrects nothing inside "
                 "the model; remove it, and correct samples in postblocks.per_step"
             )
-        return found
+        return problems
 
     def _size_problems(self) -> list[str]:
-        count, found = len(self.dim_mults), []
+        count, problems = len(self.dim_mults), []
         if not self.dim or not count:
             return ["model.dim and model.dim_mults: expected at least one entry each"]
         if self.dim[0] < 4 or self.dim[0] % 2:
-            found.append(
+            problems.append(
                 f"model.dim[0] is {self.dim[0]}; expected an even number of at least "
                 "4: half of the embedding of the time are sines, half cosines"
             )
         for key in ("attn_heads", "attn_dim_head", "full_attn"):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != count:
-                found.append(
+                problems.append(
                     f"model.{key} has {len(value)} entries; expected one for each of "
                     f"the {count} levels of dim_mults"
                 )
         if not 0.0 <= self.dropout < 1.0:
-            found.append(f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
+            problems.append(
+                f"model.dropout is {self.dropout}; expected 0 <= dropout < 1"
+            )
         factor = 2 ** (count - 1)
         for name, size, pad in zip(
             ("height", "width"),
@@ -183,12 +185,12 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         ):
             padded = size + sum(pad)
             if padded % factor or padded // factor < 2:
-                found.append(
+                problems.append(
                     f"model.image_{name} is {size} + {sum(pad)} padding = {padded}; "
                     f"expected a multiple of {factor} (2^{count - 1}, for {count} "
                     f"levels), at least {2 * factor}: change the padding"
                 )
-        return found
+        return problems
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
@@ -241,35 +243,37 @@ class DiffusionUNet(nnx.Module):
                 (batch, 1).
             context: context of the forward pass.
         """
-        config, cast, given = self.config, context.precision.cast, inputs["x"]
-        x = cast(jnp.concatenate([inputs[NOISED], given], 1))
+        config, cast, condition = self.config, context.precision.cast, inputs["x"]
+        x = cast(jnp.concatenate([inputs[NOISED], condition], 1))
         field = enter(x, config.image_height, context, config.padding)
         field = first = context.run(self.entry, field)
         time = context.run(self.time, inputs[TIME])
         skips: list[Field] = []
         for index, stage in enumerate(self.downs):
-            own = context.fold_in(index)
-            field = own.run(stage.block_1, field, None, time)
+            stage_context = context.fold_in(index)
+            field = stage_context.run(stage.block_1, field, None, time)
             skips.append(field)
-            field = own.fold_in(1).run(stage.block_2, field, None, time)
+            field = stage_context.fold_in(1).run(stage.block_2, field, None, time)
             attention, resize = stage.layers
-            field = own.run(attention, field)
+            field = stage_context.run(attention, field)
             skips.append(field)
-            field = own.run(resize, field)
-        own = context.fold_in(len(self.downs))
-        field = own.run(self.middle[0], field, None, time)
-        field = own.run(self.middle_attention, field)
-        field = own.fold_in(1).run(self.middle[1], field, None, time)
+            field = stage_context.run(resize, field)
+        stage_context = context.fold_in(len(self.downs))
+        field = stage_context.run(self.middle[0], field, None, time)
+        field = stage_context.run(self.middle_attention, field)
+        field = stage_context.fold_in(1).run(self.middle[1], field, None, time)
         for index, stage in enumerate(self.ups):
-            own = context.fold_in(len(self.downs) + 1 + index)
-            field = own.run(stage.block_1, field, skips.pop(), time)
-            field = own.fold_in(1).run(stage.block_2, field, skips.pop(), time)
+            stage_context = context.fold_in(len(self.downs) + 1 + index)
+            field = stage_context.run(stage.block_1, field, skips.pop(), time)
+            field = stage_context.fold_in(1).run(
+                stage.block_2, field, skips.pop(), time
+            )
             attention, resize = stage.layers
-            field = own.run(resize, own.run(attention, field))
-        own = context.fold_in(2 * len(self.downs) + 1)
-        field = own.run(self.final_block, field, first, time)
+            field = stage_context.run(resize, stage_context.run(attention, field))
+        stage_context = context.fold_in(2 * len(self.downs) + 1)
+        field = stage_context.run(self.final_block, field, first, time)
         field = context.run(self.final, field)
-        return leave(field, config, interpolate=False).astype(given.dtype)
+        return leave(field, config, interpolate=False).astype(condition.dtype)
 
 
 def _attention(level: Level, channels: int) -> GlobalAttention:

@@ -214,12 +214,12 @@ class ResNetEncoder(nnx.Module):
 
     def __call__(self, field: Field, context: Context, depth: int) -> list[Field]:
         """Returns `depth` fields, on 1/2, 1/4, ... of the grid."""
-        found = [context.run(self.stem, field)]
+        features = [context.run(self.stem, field)]
         field = max_pool2d_field(
-            found[0], (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))
+            features[0], (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))
         )
         layers = self.layer1, self.layer2, self.layer3, self.layer4
         for layer in layers[: depth - 1]:
             field = layer(field, context)
-            found.append(field)
-        return found
+            features.append(field)
+        return features

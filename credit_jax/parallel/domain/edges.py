@@ -59,8 +59,8 @@ class ShardEdges:
     def mean(self, values: Float[Array, "edge channel"]) -> Float[Array, " channel"]:
         """Returns the mean over the edges of all shards."""
         axes = () if self.layout.axis is None else (self.layout.axis,)
-        kept = jnp.where(self.real()[:, None], values, 0.0)
-        return sum_parts(kept.sum(0), axes) / (self.number >= 0).sum()
+        real_values = jnp.where(self.real()[:, None], values, 0.0)
+        return sum_parts(real_values.sum(0), axes) / (self.number >= 0).sum()
 
 
 def shard_edges(
@@ -82,16 +82,16 @@ def shard_edges(
                 shard_of[row], place[row] = shard, position
     parts, needed = [], []
     for shard in range(layout.num_shards):
-        own = np.flatnonzero(shard_of[end // columns] == shard)
-        local = place[end[own] // columns] * columns + end[own] % columns
+        chosen = np.flatnonzero(shard_of[end // columns] == shard)
+        local = place[end[chosen] // columns] * columns + end[own] % columns
         order = np.argsort(local, kind="stable")
-        own, local = own[order], local[order]
-        rows = np.unique(begin[own] // columns)
-        where = np.searchsorted(rows, begin[own] // columns)
-        parts.append((where * columns + begin[own] % columns, local, own))
+        chosen, local = own[order], local[order]
+        rows = np.unique(begin[chosen] // columns)
+        where = np.searchsorted(rows, begin[chosen] // columns)
+        parts.append((where * columns + begin[chosen] % columns, local, own))
         needed.append(rows.tolist() or [0])
     sources = layout.with_rows(needed, layout.size)
-    longest = max(1, *(len(own) for *_, own in parts))
+    longest = max(1, *(len(chosen) for *_, own in parts))
 
     def filled(index: int, value: int) -> np.ndarray:
         rows = [
@@ -152,8 +152,8 @@ def _softmax(
     real = (target < points)[None, :, None]
     fixed = jax.lax.stop_gradient(jnp.where(real, logits, -jnp.inf))
     largest = jax.vmap(
-        lambda own: jax.ops.segment_max(
-            own, target, points + 1, indices_are_sorted=True
+        lambda sample: jax.ops.segment_max(
+            sample, target, points + 1, indices_are_sorted=True
         )
     )(fixed)
     largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
@@ -165,7 +165,7 @@ def _softmax(
 def _summed(values: Array, target: Array, points: int) -> Array:
     """Sums values (batch, edge, ...) over the edges of each of `points` targets."""
     return jax.vmap(
-        lambda own: jax.ops.segment_sum(
-            own, target, points, indices_are_sorted=True, mode="drop"
+        lambda sample: jax.ops.segment_sum(
+            sample, target, points, indices_are_sorted=True, mode="drop"
         )
     )(values)

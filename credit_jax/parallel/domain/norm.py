@@ -55,11 +55,11 @@ def _moments(field: Field, dims: Sequence[int]) -> tuple[Array, Array]:
     x, layout = field.data, field.layout
     per_row = math.prod(x.shape[dim] for dim in dims) // layout.length
     counts = per_row * (np.asarray(layout.rows) >= 0).sum(1)
-    own = layout.of_shard(np.maximum(counts, 1)).astype(x.dtype)
-    mean = field_sum(field, dims, keepdims=True) / own
+    num_points = layout.of_shard(np.maximum(counts, 1)).astype(x.dtype)
+    mean = field_sum(field, dims, keepdims=True) / num_points
     squares = field_sum(field.like((x - mean) ** 2), dims, keepdims=True)
     if layout.num_shards == 1:
-        return mean, squares / own
+        return mean, squares / num_points
     parts = keep_moved(lax.all_gather(jnp.stack([mean, squares]), layout.axis))
     means, squares = parts[:, 0], parts[:, 1]
     share = jnp.asarray(counts, x.dtype).reshape(-1, *(1,) * x.ndim)

@@ -104,10 +104,10 @@ def max_pool2d_field(
     for dim in (WIDTH, HEIGHT):
         num, low = _span(local, target, windows[dim - 1], dim)
         data = window_max(data, windows[dim - 1], num, dim, low=low)
-    made = Field(data, target)
+    pooled = Field(data, target)
     if target.has_padding:
-        made = made.like(jnp.where(made.mask(), data, jnp.zeros((), data.dtype)))
-    return to_layout(made, out)
+        pooled = pooled.like(jnp.where(pooled.mask(), data, jnp.zeros((), data.dtype)))
+    return to_layout(pooled, out)
 
 
 def _rows_of_windows(
@@ -202,10 +202,10 @@ def _scattered_means(field: Field, windows: list[range], target: Layout) -> Fiel
 
 def _shares(layout: Layout, windows: list[range], target: Layout) -> np.ndarray:
     """Returns weights of rows in means, (shard, global output row, local row)."""
-    wanted = [row for rows in target.rows for row in rows]
-    shares = np.zeros((layout.num_shards, len(wanted), layout.length))
+    target_rows = [row for rows in target.rows for row in rows]
+    shares = np.zeros((layout.num_shards, len(target_rows), layout.length))
     rows_per_shard = np.asarray(layout.rows)
-    for position, row in enumerate(wanted):
+    for position, row in enumerate(target_rows):
         if row >= 0:
             window = windows[row]
             inside = (rows_per_shard >= window.start) & (rows_per_shard < window.stop)

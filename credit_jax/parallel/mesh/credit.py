@@ -211,8 +211,10 @@ def writing_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
     owners: dict[int, set[int]] = {}
     for coords, device in np.ndenumerate(mesh.devices):
         owners.setdefault(_dp_rank(mesh, coords), set()).add(device.process_index)
-    own = jax.process_index()
-    return tuple(sorted(r for r, found in owners.items() if min(found) == own))
+    this_process = jax.process_index()
+    return tuple(
+        sorted(r for r, processes in owners.items() if min(processes) == this_process)
+    )
 
 
 def shares_samples(mesh: Mesh) -> bool:

@@ -125,7 +125,7 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
     degrees: Degrees = {}
     names: dict[str, str] = {}
     for degree, keys in NAMES.items():
-        given: Degrees = {}
+        numbers: Degrees = {}
         for key in keys:
             if section.get(key) is None:
                 continue
@@ -136,9 +136,9 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
                     f"{key} must be {least}an integer >= 1, got {got(section[key])}"
                 )
             else:
-                given[key] = number
+                numbers[key] = number
         # A 1 is ignored as a default if another name gives a larger degree.
-        said = {key: n for key, n in given.items() if n != 1} or given
+        said = {key: n for key, n in numbers.items() if n != 1} or numbers
         if len(set(said.values())) > 1:
             listed = " and ".join(f"{key} is {n}" for key, n in said.items())
             problems.append(f"{listed}, but they name one degree; give one of them")

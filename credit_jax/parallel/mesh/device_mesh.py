@@ -67,8 +67,8 @@ def submesh(mesh: Mesh, axes: Sequence[str]) -> Mesh:
     Returns:
         A mesh of these axes only, in the order of `mesh`.
     """
-    own = local_coords(mesh)
-    coords = own[0] if own else (0,) * mesh.devices.ndim
+    local = local_coords(mesh)
+    coords = local[0] if local else (0,) * mesh.devices.ndim
     index = tuple(
         slice(None) if name in axes else coord
         for name, coord in zip(mesh.axis_names, coords, strict=True)

@@ -24,10 +24,10 @@ def required_devices(parallelism_conf: Parallelism) -> int:
 
     It is tensor * domain, times the further degrees that are given.
     """
-    return math.prod(_given_degrees(parallelism_conf).values())
+    return math.prod(_configured_degrees(parallelism_conf).values())
 
 
-def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
+def _configured_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
     """Returns tensor, domain, and the further degrees of the mesh that are above 1."""
     section = normalize_parallelism(parallelism_conf)
     further = {axis: section.get(axis, 1) for axis in ORDER if axis != DOMAIN}
@@ -73,7 +73,7 @@ def forward_devices(
     return training_devices(parallelism_conf, num_devices)
 
 
-def ensure_devices(wanted: int | Parallelism) -> None:
+def ensure_devices(request: int | Parallelism) -> None:
     """Ensures that there are enough devices; call it before the first use of JAX.
 
     On a CPU-only machine the devices are simulated and a line is printed. If a run has
@@ -81,16 +81,16 @@ def ensure_devices(wanted: int | Parallelism) -> None:
     Accelerators are never simulated.
 
     Args:
-        wanted: number of devices of all processes, or a parallelism section (see
+        request: number of devices of all processes, or a parallelism section (see
             `required_devices`).
 
     Raises:
         ValueError: there are too few accelerators; JAX is already in use with too few
-            CPU devices; or `wanted` is not a multiple of the number of processes.
+            CPU devices; or `request` is not a multiple of the number of processes.
     """
-    needs, why = _needs(wanted)
+    needs, why = _needs(request)
     processes = num_processes()
-    if isinstance(wanted, int) and needs % processes:
+    if isinstance(request, int) and needs % processes:
         raise ValueError(
             f"{why}, which {processes} processes cannot share equally; take a multiple "
             f"of {processes}"
@@ -104,33 +104,33 @@ def ensure_devices(wanted: int | Parallelism) -> None:
         if platform == "cpu" and needs > 1 and first and not late:
             print(f"No accelerator found: running on {needs} simulated CPU devices.")
         return
-    found = counted(len(devices), f"{platform} device")
+    available = counted(len(devices), f"{platform} device")
     if platform == "cpu" and late:
         raise ValueError(
-            f"{why}, but JAX is already in use with {found}; call "
+            f"{why}, but JAX is already in use with {available}; call "
             f"ensure_devices({needs}) before the first JAX operation, or start Python "
             f"with JAX_NUM_CPU_DEVICES={needs}"
         )
     raise ValueError(
-        f"{why}, but this machine has {found}; "
+        f"{why}, but this machine has {available}; "
         f"tensor*domain can be {divisors(len(devices))} here, or set "
         "JAX_PLATFORMS=cpu to simulate the devices"
     )
 
 
-def _needs(wanted: int | Parallelism) -> tuple[int, str]:
+def _needs(request: int | Parallelism) -> tuple[int, str]:
     """Returns the number of devices, and its explanation for error messages."""
-    if isinstance(wanted, int):
-        if wanted < 1:
-            raise ValueError(f"the number of devices must be at least 1, got {wanted}")
-        return wanted, f"{wanted} devices are asked for"
-    degrees = _given_degrees(wanted)
+    if isinstance(request, int):
+        if request < 1:
+            raise ValueError(f"the number of devices must be at least 1, got {request}")
+        return request, f"{request} devices are asked for"
+    degrees = _configured_degrees(request)
     needs = math.prod(degrees.values())
     terms = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
     return needs, f"{terms} = {needs} devices are needed"
 
 
-def simulate(own: int, total: int) -> bool:
+def simulate(local: int, total: int) -> bool:
     """Sets the number of CPU devices and of XLA's threads of this process.
 
     Some sums on CPU are split among the threads, whose number thereby decides the last
@@ -140,7 +140,7 @@ def simulate(own: int, total: int) -> bool:
     kept.
 
     Args:
-        own: number of devices of this process.
+        local: number of devices of this process.
         total: number of devices of all processes.
 
     Returns:
@@ -148,12 +148,12 @@ def simulate(own: int, total: int) -> bool:
     """
     flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
     configured = jax.config.values["jax_num_cpu_devices"]
-    there = max(configured, int(flag[1]) if flag else 1)
-    if own > there:
+    current = max(configured, int(flag[1]) if flag else 1)
+    if local > current:
         try:
-            jax.config.update("jax_num_cpu_devices", own)
+            jax.config.update("jax_num_cpu_devices", local)
         except RuntimeError:
             return False
-    if total > max(own, there) and not _THREADS & os.environ.keys():
+    if total > max(local, current) and not _THREADS & os.environ.keys():
         os.environ["PJRT_NPROC"] = str(max(total, os.cpu_count() or 1))
     return True

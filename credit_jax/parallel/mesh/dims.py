@@ -71,8 +71,8 @@ class ParallelDims:
     cp: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        resolved, problems = resolve(given, given.pop("world_size"))
+        sizes = {f.name: getattr(self, f.name) for f in fields(self)}
+        resolved, problems = resolve(sizes, sizes.pop("world_size"))
         if problems:
             raise ConfigError(problems, _SOURCE)
         for name, value in (resolved | {"cp": resolved[DOMAIN]}).items():
@@ -143,9 +143,11 @@ class ParallelDims:
             ValueError: the number of devices is not `world_size`; or ulysses_degree or
                 etp is given, which are no axes of a mesh and would be lost.
         """
-        lost = self._beside_axes
-        if lost:
-            listed = " and ".join(f"{name} is {value}" for name, value in lost.items())
+        without_axis = self._beside_axes
+        if without_axis:
+            listed = " and ".join(
+                f"{name} is {value}" for name, value in without_axis.items()
+            )
             raise ValueError(
                 f"{listed}, which a Mesh cannot carry; pass the ParallelDims to "
                 "build_parallel_model or restore, and take the mesh of the model"
@@ -175,24 +177,24 @@ class ParallelDims:
     @property
     def fsdp(self) -> tuple[str, ...]:
         """Axes over which parameters are sharded and gathered."""
-        return self._there(DP_SHARD)
+        return self._present(DP_SHARD)
 
     @property
     def dp(self) -> tuple[str, ...]:
         """Data-parallel axes: dp_replicate and dp_shard."""
-        return self._there(*DP_AXES)
+        return self._present(*DP_AXES)
 
     @property
     def batch(self) -> tuple[str, ...]:
         """Axes over which samples are sharded."""
-        return self._there(*BATCH_AXES)
+        return self._present(*BATCH_AXES)
 
     @property
     def loss(self) -> tuple[str, ...]:
         """Axes over which a loss is summed: samples and rows."""
-        return self._there(*BATCH_AXES, DOMAIN)
+        return self._present(*BATCH_AXES, DOMAIN)
 
-    def _there(self, *axes: str) -> tuple[str, ...]:
+    def _present(self, *axes: str) -> tuple[str, ...]:
         return tuple(axis for axis in axes if axis in self.axis_degrees)
 
     @property

@@ -34,22 +34,22 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
     config = getattr(model, "config", model)
     name = getattr(config, "type", type(config).__name__)
     tp, domain, ep = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP))
-    own = getattr(config, "problems", None)
-    found = list(own(tp, domain)) if own else []
+    check = getattr(config, "problems", None)
+    problems = list(check(tp, domain)) if check else []
     for key, axis in _DIVIDED:
         size, degree = getattr(config, key, None), degrees.get(axis) or 1
         if size is not None and size % degree:
-            found.append(
+            problems.append(
                 f"{key} is {size}, which {axis} {degree} does not divide; would fit: "
                 f"{divisors(size)}"
             )
     if ep > 1 and getattr(config, "num_experts", None) is None:
-        found.append(
+        problems.append(
             f"ep is {ep}, but {name} has no experts to share; use ep: 1, or "
             "wxformer_moe"
         )
-    found += _ulysses_problems(config, name, tp, degrees.get(ULYSSES) or 1)
-    return found
+    problems += _ulysses_problems(config, name, tp, degrees.get(ULYSSES) or 1)
+    return problems
 
 
 def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]:
@@ -131,21 +131,21 @@ def validate_sharding_constraints(
         raise ValueError(f"local_h is {local_h}; expected at least 1 row per shard")
     config = getattr(model, "config", model)
     height = getattr(config, "image_height", None)
-    found, levels = [], []
+    notes, levels = [], []
     if height:
         domain = -(-height // local_h)
-        found += [*_block_notes(height, local_h, domain), *model_notes(model, domain)]
+        notes += [*_block_notes(height, local_h, domain), *model_notes(model, domain)]
         levels = _stage_rows(config, domain)
     if window_sizes is not None:
         levels = _halved(local_h, window_sizes)
     for level, (rows, window) in enumerate(levels):
         if window > 1 and rows % window:
-            found.append(
+            notes.append(
                 f"level {level}: {rows} rows a shard are no whole windows of {window}; "
                 "rows move to neighbors before the attention and back after it; "
                 "results are exact nonetheless"
             )
-    return found
+    return notes
 
 
 def _block_notes(height: int, local_h: int, domain: int) -> Iterator[str]:

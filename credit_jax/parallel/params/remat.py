@@ -51,7 +51,7 @@ class Remat:
         """Whether the policy depends on the index of a block."""
         return not isinstance(self.reshard_after_forward, bool)
 
-    def kept_of(self, first: int, num: int, total: int) -> int:
+    def num_saved(self, first: int, num: int, total: int) -> int:
         """Returns how many of `num` consecutive blocks save their gathered parameters.
 
         They are the last of the blocks.

@@ -57,13 +57,13 @@ def launch_by_hand(
     Raises:
         ValueError: some of the options are missing, or they are inconsistent.
     """
-    given = {
+    arguments = {
         "--coordinator": coordinator,
         "--process": process,
         "--processes": num_processes,
     }
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+    missing = [name for name, value in arguments.items() if value is None]
+    if len(missing) == len(arguments):
         return None
     if coordinator is None or process is None or num_processes is None:
         raise ValueError(
@@ -99,12 +99,18 @@ def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
     launcher makes only its own GPUs visible to each process (`srun --gpus-per-task`,
     `--gpu-bind`), each uses all of them.
     """
-    own, count = launch.local_process, launch.local_processes
+    local_rank, count = launch.local_process, launch.local_processes
     visible = _num_gpus(environ)
-    if launch.bound or own is None or count is None or count == 1 or visible < count:
+    if (
+        launch.bound
+        or local_rank is None
+        or count is None
+        or count == 1
+        or visible < count
+    ):
         return None
     share = visible // count
-    return list(range(own * share, (own + 1) * share))
+    return list(range(local_rank * share, (local_rank + 1) * share))
 
 
 def _num_gpus(environ: Environment) -> int:
@@ -143,9 +149,9 @@ def _torchrun(environ: Environment) -> Launch | None:
         return None
     rank, size, local = (_number(environ, name) for name in names[:3])
     coordinator = f"{environ['MASTER_ADDR']}:{_number(environ, 'MASTER_PORT') + 1}"
-    own = environ.get("JAX_COORDINATOR_ADDRESS", coordinator)
+    address = environ.get("JAX_COORDINATOR_ADDRESS", coordinator)
     local_size = _optional(environ, "LOCAL_WORLD_SIZE")
-    return _several("torchrun", rank, size, own, local, local_size, names=names)
+    return _several("torchrun", rank, size, address, local, local_size, names=names)
 
 
 def _open_mpi(environ: Environment) -> Launch | None:
@@ -159,8 +165,8 @@ def _open_mpi(environ: Environment) -> Launch | None:
     rank, size, local, local_size = (_number(environ, name) for name in names)
     # Version 4 gives the address of mpirun, which runs on the first host.
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
-    found = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri)
-    hosts = [next(filter(None, found.groups()))] if found else []
+    match = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri)
+    hosts = [next(filter(None, match.groups()))] if match else []
     job = uri.split(".")[0] or environ.get("PMIX_NAMESPACE", "")
     # Version 5: prterun-HOST-PID@1.
     namespace = re.match(r"prterun-(.+)-\d+@", environ.get("PMIX_NAMESPACE", ""))
@@ -278,13 +284,13 @@ def _is_bound(environ: Environment) -> bool:
 
 def _tasks_here(counts: str, node: int) -> int | None:
     """Returns the number of tasks of a node, from a list such as SLURM's "4(x2),3"."""
-    found: list[int] = []
+    tasks: list[int] = []
     for part in filter(None, counts.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             return None
-        found += [int(match[1])] * int(match[2] or 1)
-    return found[node] if node < len(found) else None
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks[node] if node < len(tasks) else None
 
 
 def _coordinator(

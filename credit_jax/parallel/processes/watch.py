@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from credit_jax.parallel.processes.exit_code import RESUME
 
-_BEAT, _BYE, _LOST = "beat", "bye", "lost"
+_BEAT, _BYE, _FAILED = "beat", "bye", "lost"
 _GRACE = 2.0  # seconds for processes with the same failure to report it themselves
 _WAIT = 10.0  # seconds that a failed process waits for the others to end
 _DONE = (0, RESUME)
@@ -141,7 +141,7 @@ class Watch:
 
     def _take(self, peer: _Peer, line: str) -> bool:
         word, _, rest = line.partition(" ")
-        if word == _LOST:
+        if word == _FAILED:
             code, _, text = rest.partition(" ")
             self._fail(int(code), text)
             return False
@@ -173,7 +173,7 @@ class Watch:
             self._ended = code, text
 
     def _announce_and_end(self, code: int, text: str) -> None:
-        self._send_all(f"{_LOST} {code} {text}")
+        self._send_all(f"{_FAILED} {code} {text}")
         self.end(code, text)
 
     def _send_all(self, line: str) -> None:

@@ -57,13 +57,13 @@ def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
     where.pop(PADDING, None)
     check_rows_exist(where, need)
     num = len(need)
-    found: dict[tuple[int, int], list[int]] = {
+    rows_by_pair: dict[tuple[int, int], list[int]] = {
         (s, d): [] for s in range(num) for d in range(num)
     }
     for d, rows in enumerate(need):
         for row in sorted(set(rows) - {PADDING}):
-            found[where[row][0], d].append(row)
-    needed = found
+            rows_by_pair[where[row][0], d].append(row)
+    needed = rows_by_pair
     pairs = sum(bool(rows) for (s, d), rows in needed.items() if s != d)
     if 2 * pairs > num * (num - 1):
         pieces, slots = _pieces_all_to_all(needed, where, num)
@@ -101,14 +101,14 @@ def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
     return keep_rows(rows, plan.valid, axis, dim)
 
 
-def check_rows_exist(there: Iterable[int], needed: Rows) -> None:
-    """Raises ValueError if a needed row is not in `there`."""
-    there = set(there)
-    absent = sorted({row for rows in needed for row in rows if row >= 0} - there)
+def check_rows_exist(existing: Iterable[int], needed: Rows) -> None:
+    """Raises ValueError if a needed row is not in `existing`."""
+    existing = set(existing)
+    absent = sorted({row for rows in needed for row in rows if row >= 0} - existing)
     if absent:
         raise ValueError(
             f"rows {absent[:5]} of the {len(absent)} needed ones are on no shard; "
-            f"the field has rows 0 to {max(there)}"
+            f"the field has rows 0 to {max(existing)}"
         )
 
 

@@ -61,7 +61,7 @@ def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
     if not have.is_block or max(map(max, need.rows)) >= have.size:
         return None
     ranges = [_row_range(rows) for rows in need.rows]
-    if any(isinstance(found, str) for found in ranges):
+    if any(isinstance(row_range, str) for row_range in ranges):
         return None
     block, num = have.length, have.num_shards
     active = {d: r for d, r in enumerate(ranges) if isinstance(r, RowRange)}
@@ -102,13 +102,13 @@ def exchange_halo(x: Array, have: Layout, need: Layout, plan: HaloPlan) -> Array
 def _row_range(rows: tuple[int, ...]) -> RowRange | str | None:
     """Returns the range of a shard, None if all padding, "irregular" if not a range."""
     array = np.asarray(rows)
-    there = np.flatnonzero(array >= 0)
-    if not len(there):
+    real = np.flatnonzero(array >= 0)
+    if not len(real):
         return None
-    first = int(array[there[0]] - there[0])
-    if (array[there] != first + there).any():
+    first = int(array[real[0]] - real[0])
+    if (array[real] != first + real).any():
         return "irregular"
-    return RowRange(first, int(array[there[0]]), int(array[there[-1]]))
+    return RowRange(first, int(array[real[0]]), int(array[real[-1]]))
 
 
 def _valid_rows(

@@ -27,13 +27,13 @@ from credit_jax.parallel.rows.halo import exchange_halo, plan_halo
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.take import keep_rows, take_static
 
-_PLANS_KEPT = 4096
+_MAX_PLANS = 4096
 
 # Names of scopes in profiles and compiled programs, by the purpose of the exchange.
 HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
-_plan_halo = lru_cache(_PLANS_KEPT)(plan_halo)
-_plan_exchange = lru_cache(_PLANS_KEPT)(plan_exchange)
+_plan_halo = lru_cache(_MAX_PLANS)(plan_halo)
+_plan_exchange = lru_cache(_MAX_PLANS)(plan_exchange)
 
 
 def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:

@@ -173,11 +173,11 @@ def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray | Non
         size: number of local rows.
     """
     inverse = np.full((len(index), size), -1, np.int32)
-    for found, rows, real in zip(inverse, index, used, strict=True):
+    for positions, rows, real in zip(inverse, index, used, strict=True):
         place = np.flatnonzero(real)
         if len(np.unique(rows[place])) < len(place):
             return None
-        found[rows[place]] = place
+        positions[rows[place]] = place
     return inverse
 
 
