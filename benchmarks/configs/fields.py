@@ -114,7 +114,7 @@ def _add_source(
     remote = source.dataset_type in ("arco_era5", "weatherbench2_era5")
     level = source.level_coord or "level"
     values = source.level_values or tuple(map(float, range(1, model_levels + 1)))
-    for kind, own in source.variables.given.items():
+    for kind, own in source.variables.by_type.items():
         timed = kind != "static" or remote
         for deep, names in ((True, own.vars_3D), (False, own.vars_2D)):
             if not names:
@@ -154,7 +154,7 @@ def _write_hrrr(source: Any, times: Any, grid: tuple[int, int]) -> None:
     deep = "hybrid level" if source.product == "wrfnat" else "mb"
     for number, time in enumerate(times):
         entries = []
-        for own in source.variables.given.values():
+        for own in source.variables.by_type.values():
             for name in (*own.vars_3D, *own.vars_2D):
                 short, place = HRRR_VARIABLES[name]
                 levels = [f"{int(v)} {deep}" for v in source.levels or ()]

@@ -111,14 +111,14 @@ class StrictModel(BaseModel):
             return validate(value)
         fields = {f.alias or name: f for name, f in cls.model_fields.items()}
         errors = list(cls._errors_of_others(value, fields))
-        kept = {
+        valid = {
             key: value[key]
             for key, field in fields.items()
             if key in value and not (value[key] is None and not _takes_none(field))
         }
         section = None
         try:
-            section = validate(kept)
+            section = validate(valid)
         except ValidationError as error:
             errors += [_again(detail) for detail in error.errors(include_url=False)]
         if errors or section is None:
@@ -130,16 +130,16 @@ class StrictModel(BaseModel):
         cls, value: Mapping[Any, Any], fields: Mapping[str, Any]
     ) -> Iterator[InitErrorDetails]:
         """An error for every unknown key, and for each unavailable one in use."""
-        for key, own in value.items():
+        for key, entry in value.items():
             text = ""
             known = [*fields, *cls.ignored, *cls.unavailable]
             if key not in known and not cls.is_passed_over(key):
                 text = cls.unknown_key(key, cls._meant(known))
-            elif key in cls.unavailable and not cls.unavailable[key].accepts(own):
-                text = f"{got(own)} is not available; {cls.unavailable[key].instead}"
+            elif key in cls.unavailable and not cls.unavailable[key].accepts(entry):
+                text = f"{got(entry)} is not available; {cls.unavailable[key].instead}"
             if text:
                 error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
-                yield InitErrorDetails(type=error, loc=(str(key),), input=own)
+                yield InitErrorDetails(type=error, loc=(str(key),), input=entry)
 
     @classmethod
     def unknown_key(cls, key: object, known: Iterable[str]) -> str:
@@ -339,5 +339,5 @@ def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[tuple[str, s
             yield from _ineffective(inner, mapping[key], join(path, key))
     elif isinstance(section, tuple):
         for index, inner in enumerate(section):
-            own = mapping[index] if isinstance(mapping, list) else None
-            yield from _ineffective(inner, own, join(path, index))
+            raw = mapping[index] if isinstance(mapping, list) else None
+            yield from _ineffective(inner, raw, join(path, index))

@@ -98,23 +98,23 @@ class Config(StrictModel):
     @property
     def backprop_on_timestep(self) -> tuple[int, ...]:
         """Steps of a training forecast whose losses are minimized, from 1, sorted."""
-        given = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
+        chosen = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
         steps = range(1, self.data.forecast_len + 1)
-        return tuple(step for step in steps if not given or step in given)
+        return tuple(step for step in steps if not chosen or step in chosen)
 
     def without_effect(self) -> dict[str, str]:
         """Steps that the forecast does not have, which CREDIT passes over, too."""
         last = self.data.forecast_len
-        found = {}
+        notes = {}
         for name in ("trainer", "data"):
-            given = getattr(self, name).backprop_on_timestep or ()
-            beyond = [step for step in given if step > last]
+            chosen = getattr(self, name).backprop_on_timestep or ()
+            beyond = [step for step in chosen if step > last]
             if beyond and self.backprop_on_timestep:
                 listed = ", ".join(map(str, beyond))
-                found[f"{name}.backprop_on_timestep"] = (
+                notes[f"{name}.backprop_on_timestep"] = (
                     f"of steps {listed}: data.forecast_len is {last}"
                 )
-        return found
+        return notes
 
     @property
     def num_members(self) -> int:
@@ -169,12 +169,12 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
     for name, source in data.source.items():
         where = f"{path}.source.{name}"
         for key in ("history_len", "forecast_len"):
-            own, common = getattr(source, key), getattr(data, key)
+            value, common = getattr(source, key), getattr(data, key)
             if key == "history_len" and source.input != MAIN_INPUT:
                 continue
-            if own not in (None, common):
+            if value not in (None, common):
                 problems.append(
-                    f"{where}.{key}: {own} differs from {path}.{key} {common}; all "
+                    f"{where}.{key}: {value} differs from {path}.{key} {common}; all "
                     "sources have the same times"
                 )
         seen: dict[str, str] = {}
@@ -196,9 +196,9 @@ def _step_problems(config: Config) -> list[str]:
         return []
     last = config.data.forecast_len
     key = "trainer" if config.trainer.backprop_on_timestep else "data"
-    given = getattr(config, key).backprop_on_timestep
+    chosen = getattr(config, key).backprop_on_timestep
     return [
-        f"{key}.backprop_on_timestep: got {list(given)}, but data.forecast_len is "
+        f"{key}.backprop_on_timestep: got {list(chosen)}, but data.forecast_len is "
         f"{last}; take steps from 1 to {last}"
     ]
 

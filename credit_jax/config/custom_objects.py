@@ -151,23 +151,23 @@ def is_registered(object_type: str, name: str) -> bool:
 
 
 def _register_named(
-    name: str, wanted: CustomObject, path: str, package: Path | None
+    name: str, custom: CustomObject, path: str, package: Path | None
 ) -> None:
-    attribute = wanted.module_name or name
-    is_file = wanted.module_path.endswith(".py")
+    attribute = custom.module_name or name
+    is_file = custom.module_path.endswith(".py")
     if package is not None:
-        _check_reference(wanted.module_path, is_file, package)
+        _check_reference(custom.module_path, is_file, package)
     if is_file:
-        file = Path(wanted.module_path).expanduser().absolute()
+        file = Path(custom.module_path).expanduser().absolute()
         if not file.is_file():
             raise ValueError(f"module_path: there is no file {file}")
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         origin = _Origin(str(file), attribute, digest)
         load = functools.partial(_run_file, file, digest)
     else:
-        origin = _Origin(wanted.module_path, attribute)
-        load = functools.partial(importlib.import_module, wanted.module_path)
-    _register(wanted.object_type, name, origin, load)
+        origin = _Origin(custom.module_path, attribute)
+        load = functools.partial(importlib.import_module, custom.module_path)
+    _register(custom.object_type, name, origin, load)
 
 
 def _check_reference(module: str, is_file: bool, package: Path) -> None:
@@ -276,7 +276,7 @@ def _attribute(
             no entry of the type.
     """
     protocol = _PROTOCOLS[object_type]
-    wanted = (
+    requirement = (
         f"a {object_type} here is a {protocol.entry} of {protocol.module}, as "
         f"{protocol.page} describes"
     )
@@ -285,7 +285,9 @@ def _attribute(
     except ModuleNotFoundError as error:
         root = (error.name or "").partition(".")[0]
         if root in _PYTORCH:
-            text = f"{origin.place} is code of PyTorch: it imports {root}; {wanted}"
+            text = (
+                f"{origin.place} is code of PyTorch: it imports {root}; {requirement}"
+            )
         elif (error.name or "").split(".") == origin.place.split(".")[: _depth(error)]:
             text = (
                 f"module_path: there is no module {error.name!r}; install the package "
@@ -300,19 +302,19 @@ def _attribute(
         ) from error
     if not hasattr(module, origin.attribute):
         raise ValueError(
-            f"module_name: {origin.place} has no {origin.attribute!r}; {wanted}"
+            f"module_name: {origin.place} has no {origin.attribute!r}; {requirement}"
         )
     entry = getattr(module, origin.attribute)
     base = _pytorch_base(entry)
     if base is not None:
         raise ValueError(
             f"{origin.attribute} of {origin.place} is a class of PyTorch (it derives "
-            f"from {base}); {wanted}"
+            f"from {base}); {requirement}"
         )
     registry = _REGISTRIES.get(object_type)
     if registry is None or not isinstance(entry, registry.entry):
         raise ValueError(
-            f"{origin.attribute} of {origin.place} is {_kind(entry)}; {wanted}"
+            f"{origin.attribute} of {origin.place} is {_kind(entry)}; {requirement}"
         )
     return entry
 

@@ -108,25 +108,25 @@ class DataConfig(_Window):
 
     @model_validator(mode="after")
     def _encodes_known_times(self) -> "DataConfig":
-        own = [k for k, source in self.source.items() if source.input != MAIN_INPUT]
-        known = (INPUT_TIMES, TARGET_TIME, *own)
+        inputs = [k for k, source in self.source.items() if source.input != MAIN_INPUT]
+        known = (INPUT_TIMES, TARGET_TIME, *inputs)
         for name, times in self.time_encoding.items():
-            lost = [time for time in times if time not in known]
-            if lost or not times:
+            unknown = [time for time in times if time not in known]
+            if unknown or not times:
                 raise ValueError(
-                    f"time_encoding.{name} has {', '.join(lost) or 'no times'}; "
+                    f"time_encoding.{name} has {', '.join(unknown) or 'no times'}; "
                     f"expected some of {', '.join(known)}"
                 )
         return self
 
     def sources_of(self, name: str = MAIN_INPUT) -> dict[str, SourceConfig]:
         """The sources of one input of the model, by name."""
-        return {k: own for k, own in self.source.items() if own.input == name}
+        return {k: source for k, source in self.source.items() if source.input == name}
 
     @property
     def further_inputs(self) -> tuple[str, ...]:
         """Inputs of the model other than x that sources provide, in order."""
-        names = dict.fromkeys(own.input for own in self.source.values())
+        names = dict.fromkeys(source.input for source in self.source.values())
         return tuple(name for name in names if name != MAIN_INPUT)
 
     @property
@@ -167,13 +167,13 @@ class ValidationDataConfig(_Window):
 
     def over(self, data: DataConfig) -> DataConfig:
         """Returns `data` updated with the keys of this section; dates replace dates."""
-        given = {key: getattr(self, key) for key in type(self).model_fields}
-        given = {key: value for key, value in given.items() if value is not None}
-        if "date_ranges" in given:
-            given |= {"start_datetime": None, "end_datetime": None}
-        elif "start_datetime" in given and "end_datetime" in given:
-            given["date_ranges"] = None
-        return data.model_copy(update=given)
+        changes = {key: getattr(self, key) for key in type(self).model_fields}
+        changes = {key: value for key, value in changes.items() if value is not None}
+        if "date_ranges" in changes:
+            changes |= {"start_datetime": None, "end_datetime": None}
+        elif "start_datetime" in changes and "end_datetime" in changes:
+            changes["date_ranges"] = None
+        return data.model_copy(update=changes)
 
 
 def num_samples(data: DataConfig) -> int:
@@ -200,7 +200,7 @@ def in_training(times: Iterable[Any], data: DataConfig) -> str:
     """
     ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
     labels = [date_label(time) for time in times]
-    inside = sum(any(a <= own <= b for a, b in ranges) for own in labels)
+    inside = sum(any(a <= label <= b for a, b in ranges) for label in labels)
     if not inside:
         return ""
     period = ", ".join(f"{first} to {last}" for first, last in data.ranges)

@@ -56,17 +56,17 @@ class VariablesConfig(StrictModel):
     diagnostic: FieldConfig | None = None
 
     @property
-    def given(self) -> dict[str, FieldConfig]:
+    def by_type(self) -> dict[str, FieldConfig]:
         """The field types that are not null, by name."""
-        found = {kind: getattr(self, kind) for kind in FIELD_TYPES}
-        return {kind: field for kind, field in found.items() if field is not None}
+        fields = {kind: getattr(self, kind) for kind in FIELD_TYPES}
+        return {kind: field for kind, field in fields.items() if field is not None}
 
     @property
     def predicted(self) -> bool:
         """Whether there are variables to predict."""
-        return any(kind in self.given for kind in OUTPUT_TYPES)
+        return any(kind in self.by_type for kind in OUTPUT_TYPES)
 
     @property
     def has_levels(self) -> bool:
         """Whether there are variables with levels."""
-        return any(field.vars_3D for field in self.given.values())
+        return any(field.vars_3D for field in self.by_type.values())

@@ -149,8 +149,8 @@ class OutputConfig(StrictModel):
     @field_validator("encoding")
     @classmethod
     def _check_encoding(cls, value: dict[str, Any]) -> dict[str, Any]:
-        own = {k: v for k, v in value.items() if not isinstance(v, Mapping)}
-        for section in (own, *(v for v in value.values() if isinstance(v, Mapping))):
+        common = {k: v for k, v in value.items() if not isinstance(v, Mapping)}
+        for section in (common, *(v for v in value.values() if isinstance(v, Mapping))):
             EncodingConfig.model_validate(section)
         return value
 
@@ -163,9 +163,9 @@ class OutputConfig(StrictModel):
         encoding = {
             k: v for k, v in self.encoding.items() if not isinstance(v, Mapping)
         }
-        for key, own in self.encoding.items():
-            if isinstance(own, Mapping) and name in (key, key.split("/")[-1]):
-                encoding |= own
+        for key, value in self.encoding.items():
+            if isinstance(value, Mapping) and name in (key, key.split("/")[-1]):
+                encoding |= value
         if encoding.get("chunksizes") is not None:
             # HDF5 takes no list, which is what YAML has.
             encoding["chunksizes"] = tuple(encoding["chunksizes"])

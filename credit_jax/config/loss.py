@@ -173,14 +173,14 @@ class LossConfig(StrictModel):
 
     def without_effect(self) -> dict[str, str]:
         """See `StrictModel.without_effect`."""
-        found = {}
+        notes = {}
         terms = [
             key for key in ("use_power_loss", "use_spectral_loss") if getattr(self, key)
         ]
         if not self.is_weighted:
-            found |= dict.fromkeys(terms, "counts in a loss with weights alone")
+            notes |= dict.fromkeys(terms, "counts in a loss with weights alone")
         elif not terms:
-            own = ("spectral_lambda_reg", "spectral_wavenum_init")
-            used = [key for key in own if getattr(self, key) is not None]
-            found |= dict.fromkeys(used, "no spectral term is used")
-        return found
+            keys = ("spectral_lambda_reg", "spectral_wavenum_init")
+            used = [key for key in keys if getattr(self, key) is not None]
+            notes |= dict.fromkeys(used, "no spectral term is used")
+        return notes

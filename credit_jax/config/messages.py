@@ -70,8 +70,8 @@ def hint(value: Any, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     begun = [name for name in names if value and name.startswith(str(value))]
-    found = begun[0] if begun else nearest(str(value), names)
-    return "" if found is None else f" (nearest: {found!r})"
+    candidate = begun[0] if begun else nearest(str(value), names)
+    return "" if candidate is None else f" (nearest: {candidate!r})"
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:

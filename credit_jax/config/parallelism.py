@@ -78,8 +78,8 @@ class ParallelismConfig(StrictModel):
     def _domain_of_cp(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or "domain" in value:
             return value
-        given = str(value.get("cp"))
-        return {**value, "domain": int(given)} if given.isdigit() else value
+        cp = str(value.get("cp"))
+        return {**value, "domain": int(cp)} if cp.isdigit() else value
 
     @field_validator("dp_shard")
     @classmethod
@@ -133,8 +133,8 @@ def data_problems(
     data: str | None, dp_replicate: int | None, dp_shard: int | None
 ) -> list[str]:
     """Checks `data` against the two data-parallel degrees, one line per conflict."""
-    given = {"dp_replicate": dp_replicate, "dp_shard": dp_shard}
-    asked = [f"{key} is {n}" for key, n in given.items() if n not in (None, 1)]
+    degrees = {"dp_replicate": dp_replicate, "dp_shard": dp_shard}
+    asked = [f"{key} is {n}" for key, n in degrees.items() if n not in (None, 1)]
     if data == "none" and asked:
         return [
             f"data is 'none', which asks for one replica, but {' and '.join(asked)}; "

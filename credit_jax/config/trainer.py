@@ -259,8 +259,8 @@ class TrainerConfig(StrictModel):
     @property
     def trains_in_autocast(self) -> bool:
         """Whether `amp` is CREDIT's float16 autocast, which is for training only."""
-        given = "fsdp2_mp_policy" in self.model_fields_set
-        return self.amp and not given and self.parallelism.data != "fsdp2"
+        has_policy = "fsdp2_mp_policy" in self.model_fields_set
+        return self.amp and not has_policy and self.parallelism.data != "fsdp2"
 
     @property
     def clip_norm(self) -> float:

@@ -141,10 +141,10 @@ def _check_size(root: yaml.Node) -> None:
         if isinstance(node, yaml.MappingNode):
             inner = [part for pair in node.value for part in pair]
         parents.add(node)
-        found = [size(part) for part in inner]
+        parts = [size(part) for part in inner]
         parents.remove(node)
-        number = 1 + sum(number for number, _ in found)
-        depth = 1 + max((depth for _, depth in found), default=0)
+        number = 1 + sum(number for number, _ in parts)
+        depth = 1 + max((depth for _, depth in parts), default=0)
         if number > _MAX_NODES:
             raise yaml.YAMLError(
                 f"its aliases (*) stand for more than {_MAX_NODES} values"

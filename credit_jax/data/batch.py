@@ -73,11 +73,11 @@ class BatchArrays:
             "input": self.x[sample : sample + 1],
             "target": self.y[sample : sample + 1, :, step : step + 1],
         }
-        given = {
+        destination = {
             part: Destination(place, self._channels[part])
             for part, place in places.items()
         }
-        done = pipeline.before_step({**tree, "destination": given})
+        done = pipeline.before_step({**tree, "destination": destination})
         for name, part in (("x", "input"), ("y", "target")):
             if name in done and done[name] is not places[part]:
                 places[part][...] = done[name]
@@ -85,7 +85,7 @@ class BatchArrays:
     def _allocated(
         self, pipeline: Pipeline, tree: FieldTree
     ) -> tuple[np.ndarray, np.ndarray]:
-        field = next(x for own in tree["input"].values() for x in own.values())
+        field = next(x for fields in tree["input"].values() for x in fields.values())
         history, *space = field.shape[2:]
         if pipeline.grid is not None:
             space = pipeline.grid.shape
@@ -94,8 +94,8 @@ class BatchArrays:
             for part in ("input", "target")
         ]
         shapes = zip(channels, (history, self._num_steps), strict=True)
-        made = [
+        arrays = [
             BUFFERS.empty((self._num_samples, *shape, *space), np.float32)
             for shape in shapes
         ]
-        return made[0], made[1]
+        return arrays[0], arrays[1]

@@ -95,12 +95,12 @@ def build_loader(
     return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()
 
 
-def _check_new_grid(made: Grid | None, grid: tuple[int, int] | None) -> None:
+def _check_new_grid(new_grid: Grid | None, grid: tuple[int, int] | None) -> None:
     """Checks that preblocks that regrid make the model's grid."""
-    if made is not None and grid is not None and made.shape != grid:
+    if new_grid is not None and grid is not None and new_grid.shape != grid:
         raise ValueError(
-            f"preblocks: regrid makes fields of {made.shape[0]} x {made.shape[1]} "
-            f"(latitude x longitude), the model has image_height {grid[0]} x "
-            f"image_width {grid[1]}; take other weights, or set them to "
-            f"{made.shape[0]} and {made.shape[1]}"
+            f"preblocks: regrid makes fields of {new_grid.shape[0]} x "
+            f"{new_grid.shape[1]} (latitude x longitude), the model has image_height "
+            f"{grid[0]} x image_width {grid[1]}; take other weights, or set them to "
+            f"{new_grid.shape[0]} and {new_grid.shape[1]}"
         )

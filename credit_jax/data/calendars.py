@@ -167,8 +167,8 @@ def _timestamp(label: np.datetime64) -> pd.Timestamp:
 
 
 def near_times(
-    wanted: np.ndarray, there: np.ndarray, where: str
-) -> Int[np.ndarray, " wanted"]:
+    requested: np.ndarray, available: np.ndarray, where: str
+) -> Int[np.ndarray, " requested"]:
     """Positions of times in a time axis whose rounding may be up to a minute.
 
     Axes in days or hours of float32 are off by seconds. A time is the nearest one of
@@ -176,8 +176,8 @@ def near_times(
     the axis, away.
 
     Args:
-        wanted: (wanted,) labels.
-        there: (there,) labels of the axis.
+        requested: (requested,) labels.
+        available: (available,) labels of the axis.
         where: file of the axis, for the error.
 
     Returns:
@@ -186,9 +186,9 @@ def near_times(
     Raises:
         ValueError: a time occurs twice in the axis.
     """
-    there = there.astype("datetime64[ns]")
-    order = np.argsort(there, kind="stable")
-    ordered = there[order]
+    available = available.astype("datetime64[ns]")
+    order = np.argsort(available, kind="stable")
+    ordered = available[order]
     steps = np.diff(ordered)
     if (steps == np.timedelta64(0, "ns")).any():
         twice = ordered[1:][steps == np.timedelta64(0, "ns")][0]
@@ -196,31 +196,31 @@ def near_times(
             f"{where}: the time {str(twice)[:19]} occurs more than once; which "
             "of its fields is meant cannot be known, remove the others"
         )
-    if not there.size:
-        return np.full(wanted.shape, -1)
+    if not available.size:
+        return np.full(requested.shape, -1)
     limit = min([ROUNDING, *([steps.min() / 4] if steps.size else [])])
-    right = np.searchsorted(ordered, wanted).clip(0, len(ordered) - 1)
+    right = np.searchsorted(ordered, requested).clip(0, len(ordered) - 1)
     left = np.maximum(right - 1, 0)
-    nearer = np.abs(ordered[left] - wanted) <= np.abs(ordered[right] - wanted)
+    nearer = np.abs(ordered[left] - requested) <= np.abs(ordered[right] - requested)
     near = np.where(nearer, left, right)
-    found = np.abs(ordered[near] - wanted) <= limit
-    return np.where(found, order[near], -1)
+    is_near = np.abs(ordered[near] - requested) <= limit
+    return np.where(is_near, order[near], -1)
 
 
-def rounding_of(wanted: np.ndarray, times: np.ndarray, where: str) -> str | None:
+def rounding_of(requested: np.ndarray, times: np.ndarray, where: str) -> str | None:
     """A note on times that a file has with a rounding; None if they are exact.
 
     Args:
-        wanted: (time,) labels.
+        requested: (time,) labels.
         times: (time,) those of the file that are taken for them.
         where: the file.
     """
-    off = np.abs(times.astype("datetime64[ns]") - wanted)
+    off = np.abs(times.astype("datetime64[ns]") - requested)
     if not off.size or not off.max():
         return None
     place = int(off.argmax())
     seconds = off[place] / np.timedelta64(1, "s")
     return (
         f"{where}: its times are rounded, by up to {seconds:.3g} s: "
-        f"{str(times[place])[:19]} is taken for {str(wanted[place])[:19]}"
+        f"{str(times[place])[:19]} is taken for {str(requested[place])[:19]}"
     )

@@ -141,8 +141,8 @@ class ChannelSchema:
 
     def after(self, pipeline: Pipeline) -> "ChannelSchema":
         """The schema of x and y that preblocks make from data with this schema."""
-        made = pipeline.layout(self.as_read())
-        return ChannelSchema(tuple(made["input"]), tuple(made["target"]))  # type: ignore[arg-type]
+        layout = pipeline.layout(self.as_read())
+        return ChannelSchema(tuple(layout["input"]), tuple(layout["target"]))  # type: ignore[arg-type]
 
     def as_read(self) -> Layout:
         """The variables in the order of a sample before preblocks."""

@@ -41,7 +41,7 @@ def check_dataset(
     checks = [
         partial(source.check, kind, np.unique(dataset.window(name, kind)))
         for name, source in dataset.sources.items()
-        for kind in source.config.variables.given
+        for kind in source.config.variables.by_type
     ]
     if dataset.further is not None:
         starts = [dataset.starts_at(step) for step in range(dataset.num_steps)]
@@ -68,12 +68,13 @@ def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
         ValueError: a grid or its coordinates differ.
     """
     first = None
-    for own in dataset.grids():
-        shape, first = own.shape, first or own
+    for source_grid in dataset.grids():
+        shape, first = source_grid.shape, first or source_grid
         if grid is not None and shape != grid:
             raise ValueError(
-                f"{own.where} has a grid of {own.size} (latitude x longitude), "
-                f"the model has image_height {grid[0]} x image_width {grid[1]}; set "
-                f"them to {' and '.join(map(str, shape))}, or take other files"
+                f"{source_grid.where} has a grid of {source_grid.size} (latitude x "
+                f"longitude), the model has image_height {grid[0]} x image_width "
+                f"{grid[1]}; set them to {' and '.join(map(str, shape))}, or take "
+                "other files"
             )
-        check_same_grid(own, first)
+        check_same_grid(source_grid, first)

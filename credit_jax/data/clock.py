@@ -95,15 +95,15 @@ class SourceClock:
         """Selects the starts of the master clock for which this source has fields."""
         if self.mode == "next":
             times = self._steps_of(starts)
-            found = [(times >= first) & (times <= last) for first, last in self.ranges]
-            return starts[np.any(found, axis=0).all(axis=-1)]
-        own = self.starts()
+            inside = [(times >= first) & (times <= last) for first, last in self.ranges]
+            return starts[np.any(inside, axis=0).all(axis=-1)]
+        source_starts = self.starts()
         if self.mode == "cyclic":
             return starts
-        if self.mode == "exact" or not own.size:
-            return starts[np.isin(starts, own)]
-        last = shift(own[-1], self.step, self.master).to_datetime64()
-        return starts[(starts >= own[0]) & (starts <= last)]
+        if self.mode == "exact" or not source_starts.size:
+            return starts[np.isin(starts, source_starts)]
+        last = shift(source_starts[-1], self.step, self.master).to_datetime64()
+        return starts[(starts >= source_starts[0]) & (starts <= last)]
 
     def _steps_of(self, starts: np.ndarray) -> np.ndarray:
         """(starts, times) input times of all steps of a forecast."""
@@ -111,7 +111,9 @@ class SourceClock:
         moved = [
             shift_all(starts, k * step, self.master) for k in range(self.forecast_len)
         ]
-        return np.concatenate([self.input_times(own) for own in moved], axis=-1)
+        return np.concatenate(
+            [self.input_times(step_starts) for step_starts in moved], axis=-1
+        )
 
     def _next(self, starts: np.ndarray) -> np.ndarray:
         """The first multiple of `step` after the target of each start."""
@@ -142,15 +144,15 @@ class SourceClock:
         Raises:
             ValueError: in mode "persist", a time is before the first start.
         """
-        own = self.starts()
-        position = np.searchsorted(own, times, side="right") - 1
+        source_starts = self.starts()
+        position = np.searchsorted(source_starts, times, side="right") - 1
         if self.mode == "persist" and (position < 0).any():
             early = times[position < 0].min()
             raise ValueError(
                 f"no time at or before {str(early)[:19]} to persist: the source begins "
-                f"at {str(own[0])[:19]}"
+                f"at {str(source_starts[0])[:19]}"
             )
-        return np.asarray(own[position])
+        return np.asarray(source_starts[position])
 
 
 def source_clock(
@@ -175,8 +177,8 @@ def source_clock(
     """
 
     def key(name: str) -> Any:
-        own = getattr(source, name, None)
-        return own if own is not None else getattr(data, name, None)
+        value = getattr(source, name, None)
+        return value if value is not None else getattr(data, name, None)
 
     cyclic = source.temporal_mode == "cyclic"
     clock = SourceClock(
@@ -224,14 +226,14 @@ def master_clock(
     """
     bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
     calendar = data.calendar or most_restrictive(bound.values())
-    for name, own in bound.items():
-        if own not in (STANDARD, calendar):
+    for name, bound_calendar in bound.items():
+        if bound_calendar not in (STANDARD, calendar):
             raise ValueError(
-                f"data.source.{name}: has the calendar {own}, but data.calendar is "
-                f"{calendar}; the start times must be in the calendar with fewer "
-                "dates: leave data.calendar out"
+                f"data.source.{name}: has the calendar {bound_calendar}, but "
+                f"data.calendar is {calendar}; the start times must be in the calendar "
+                "with fewer dates: leave data.calendar out"
             )
-    own = SourceClock(
+    master = SourceClock(
         ranges=_ranges(data, data),
         step=_step(data.timestep),
         history_len=data.history_len,
@@ -239,11 +241,11 @@ def master_clock(
         calendar=calendar,
         master=calendar,
     )
-    starts = own.starts()
+    starts = master.starts()
     for clock in clocks.values():
         starts = dataclasses.replace(clock, master=calendar).keep(starts)
     if not starts.size:
-        listed = [_describe("data", own)]
+        listed = [_describe("data", master)]
         listed += [_describe(f"data.source.{k}", c) for k, c in clocks.items()]
         raise ValueError("no start time is common to all sources: " + "; ".join(listed))
     return starts, calendar
@@ -265,8 +267,8 @@ def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], 
     return _ranges(data, data)
 
 
-def _sorted_ranges(given: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    ranges = sorted((date_label(first), date_label(last)) for first, last in given)
+def _sorted_ranges(bounds: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
+    ranges = sorted((date_label(first), date_label(last)) for first, last in bounds)
     for first, last in ranges:
         if last <= first:
             raise ValueError(f"date_ranges: {first} to {last} ends before it begins")

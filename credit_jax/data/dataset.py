@@ -106,8 +106,8 @@ class Dataset:
             times = self.clocks[name].input_times(start)
             inputs[name] = {}
             for kind in READ_ORDER if step == 0 else READ_ORDER[:1]:
-                own = times if step == 0 else times[-1:]
-                inputs[name] |= source.read(kind, own, rows)
+                read_times = times if step == 0 else times[-1:]
+                inputs[name] |= source.read(kind, read_times, rows)
         targets, target_time = self.target(index, step, rows)
         return Sample(inputs, targets, start, target_time)
 
@@ -137,7 +137,9 @@ class Dataset:
     def target_array(self, index: int) -> Float[np.ndarray, "channel 1 lat lon"]:
         """Reads the target of a sample, with all variables concatenated."""
         fields, _ = self.target(index)
-        return np.concatenate([x for own in fields.values() for x in own.values()])
+        return np.concatenate(
+            [x for source_fields in fields.values() for x in source_fields.values()]
+        )
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
         """Time of the target of a step, datetime64[ns]."""
@@ -146,16 +148,16 @@ class Dataset:
 
     def window(self, name: str, field_type: str) -> np.ndarray:
         """(samples, times) at which the samples read a field type of a source."""
-        clock, wanted = self.clocks[name], []
+        clock, windows = self.clocks[name], []
         for step in range(self.num_steps):
             starts = self.starts_at(step)
             if field_type != "diagnostic" and step == 0:
-                wanted.append(clock.input_times(starts))
+                windows.append(clock.input_times(starts))
             elif field_type == "dynamic_forcing":
-                wanted.append(clock.input_times(starts)[..., -1:])
+                windows.append(clock.input_times(starts)[..., -1:])
             if field_type in OUTPUT_TYPES:
-                wanted.append(clock.target_times(starts))
-        return np.concatenate(wanted, axis=-1)
+                windows.append(clock.target_times(starts))
+        return np.concatenate(windows, axis=-1)
 
     def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
         """The file of a field; None if it is unknown.
@@ -180,8 +182,10 @@ class Dataset:
 
     def units(self) -> dict[str, tuple[str, str]]:
         """Key -> unit and file, for the variables whose files have a unit."""
-        found = {k: own for s in self.sources.values() for k, own in s.units().items()}
-        return found if self.further is None else found | self.further.units()
+        units = {
+            k: unit for s in self.sources.values() for k, unit in s.units().items()
+        }
+        return units if self.further is None else units | self.further.units()
 
     @property
     def latitude(self) -> np.ndarray:
@@ -272,7 +276,7 @@ def _available(dataset: Dataset) -> np.ndarray:
     """The starts for which every source has the whole window."""
     keep = np.ones(len(dataset), dtype=bool)
     for name, source in dataset.sources.items():
-        for kind in source.config.variables.given:
+        for kind in source.config.variables.by_type:
             if kind != "static":
                 keep &= source.available(dataset.window(name, kind)).all(axis=-1)
     if dataset.further is not None:

@@ -43,7 +43,7 @@ def further_arrays(
         for start in starts
     ]
     return {
-        name: np.concatenate([own[name] for own in steps], axis=x.ndim // 4)[None]
+        name: np.concatenate([arrays[name] for arrays in steps], axis=x.ndim // 4)[None]
         for name, x in steps[0].items()
     }
 
@@ -60,11 +60,11 @@ def _field(
     if thorough:
         check_fields(raw, start)
     batched = {
-        source: {key: field[None] for key, field in own.items()}
-        for source, own in raw.items()
+        source: {key: field[None] for key, field in fields.items()}
+        for source, fields in raw.items()
     }
     aligned = pipeline.aligned({"input": batched}, Phase.INITIAL)
-    made = np.asarray(pipeline.before_step(aligned)["x"], np.float32)
+    array = np.asarray(pipeline.before_step(aligned)["x"], np.float32)
     schema = further.schemas[name].after(pipeline)
-    check_finite(made, None, np.array([start]), schema)
-    return made[0]
+    check_finite(array, None, np.array([start]), schema)
+    return array[0]

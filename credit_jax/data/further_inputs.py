@@ -77,7 +77,7 @@ class FurtherInputs:
         """Computes the inputs that encode times of a step, (size,) each."""
         return {
             name: encode_times(
-                np.concatenate([self._times(own, start) for own in which])
+                np.concatenate([self._times(kind, start) for kind in which])
             )
             for name, which in self.data.time_encoding.items()
         }
@@ -109,7 +109,7 @@ class FurtherInputs:
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Dataset.units`."""
-        return {k: own for s in self.sources.values() for k, own in s.units().items()}
+        return {k: unit for s in self.sources.values() for k, unit in s.units().items()}
 
     def _times(self, which: str, start: np.datetime64) -> np.ndarray:
         """The times of one entry of `time_encoding`."""
@@ -117,8 +117,10 @@ class FurtherInputs:
             return self.times(which, start)
         step: pd.Timedelta = duration(self.data.timestep)
         steps = range(1 - self.data.history_len, 1) if which == INPUT_TIMES else (1,)
-        own = np.array([start], dtype="datetime64[ns]")
-        return np.concatenate([shift_all(own, k * step, self.calendar) for k in steps])
+        starts = np.array([start], dtype="datetime64[ns]")
+        return np.concatenate(
+            [shift_all(starts, k * step, self.calendar) for k in steps]
+        )
 
 
 def open_further_inputs(
@@ -139,16 +141,17 @@ def open_further_inputs(
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
     """
-    names = [own for name in data.further_inputs for own in data.sources_of(name)]
+    names = [k for name in data.further_inputs for k in data.sources_of(name)]
     if not (names or data.time_encoding):
         return None
     sources = {name: open_source(name, data, open_files) for name in names}
     sources = arrange(sources, like, same_grid=False)
     clocks = {name: clock_of(data, source) for name, source in sources.items()}
     levels = {
-        name: own.num_levels or num_levels.get(name, 0) for name, own in sources.items()
+        name: source.num_levels or num_levels.get(name, 0)
+        for name, source in sources.items()
     }
-    axes = {name: own.axes() for name, own in sources.items()}
+    axes = {name: source.axes() for name, source in sources.items()}
     schemas = {
         name: ChannelSchema.from_config(data, levels, name, axes)
         for name in data.further_inputs
@@ -184,5 +187,5 @@ def encode_times(times: np.ndarray) -> Float[np.ndarray, " size"]:
     hour = (seconds - days).astype(np.int64) / 3600.0
     number = (days - years.astype("datetime64[D]")).astype(np.int64) + 1
     angles = 2 * np.pi * hour / 24, 2 * np.pi * number / DAYS
-    found = [function(angle) for angle in angles for function in (np.sin, np.cos)]
-    return np.concatenate(found).astype(np.float32)
+    parts = [function(angle) for angle in angles for function in (np.sin, np.cos)]
+    return np.concatenate(parts).astype(np.float32)

@@ -43,7 +43,7 @@ def read_latitude(
     for name in LATITUDE_NAMES:
         if name in dataset.variables and dataset[name].ndim == 1:
             return np.asarray(dataset[name].values, np.float64)
-    found = sorted(map(str, dataset.variables))
+    variables = sorted(map(str, dataset.variables))
     raise ValueError(
-        f"{key}: {place} has no one-dimensional `latitude`; it has {found}"
+        f"{key}: {place} has no one-dimensional `latitude`; it has {variables}"
     )

@@ -94,11 +94,11 @@ class Loader:
 
     def coordinates(self) -> Coordinates:
         """The coordinates of x and y, of the sources, and the calendar."""
-        found, grid = self.dataset.coordinates(), self.pipeline.grid
+        coordinates, grid = self.dataset.coordinates(), self.pipeline.grid
         if grid is None:
-            return found
+            return coordinates
         latitude, longitude = as_values(grid.latitude), as_values(grid.longitude)
-        return dataclasses.replace(found, latitude=latitude, longitude=longitude)
+        return dataclasses.replace(coordinates, latitude=latitude, longitude=longitude)
 
     def seen_in(self, training: DataConfig) -> str:
         """How many dates of the samples are in a training period; "" if none is."""

@@ -50,27 +50,29 @@ def read_fields(
     if not place.exists():
         raise ValueError(f"{key}: {place} does not exist")
     dataset = open_files.dataset(place)
-    found = {
+    fields = {
         str(name): np.asarray(values.values, np.float32)
         for name, values in dataset.data_vars.items()
     }
-    wrong = {name: own.shape for name, own in found.items() if own.ndim not in (2, 3)}
+    wrong = {
+        name: field.shape for name, field in fields.items() if field.ndim not in (2, 3)
+    }
     if wrong:
         raise ValueError(
             f"{key}: {place}: expected (lat, lon) or (level, lat, lon) fields, got "
             f"{wrong}"
         )
-    for name, field in found.items():
+    for name, field in fields.items():
         axes = dataset[name]
         where = f"{key}: {place}: {name}", data.where
-        wanted = levels.get(name), data.latitude, data.longitude
+        coordinates = levels.get(name), data.latitude, data.longitude
         kinds: tuple[Kind, ...] = ("level", "latitude", "longitude")
         first = len(kinds) - field.ndim
-        for axis, (kind, own) in enumerate(
-            list(zip(kinds, wanted, strict=True))[first:]
+        for axis, (kind, known) in enumerate(
+            list(zip(kinds, coordinates, strict=True))[first:]
         ):
             dim = axes.dims[axis]
-            there = as_values(axes[dim].values) if dim in axes.coords else None
-            places = places_of(own, there, kind, *where)
-            found[name] = take_places(found[name], places, axis)
-    return found
+            stored = as_values(axes[dim].values) if dim in axes.coords else None
+            places = places_of(known, stored, kind, *where)
+            fields[name] = take_places(fields[name], places, axis)
+    return fields

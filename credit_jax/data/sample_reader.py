@@ -111,8 +111,8 @@ class SampleReader:
         raw = steps[0]
         first = self.pipeline.initial(raw)
         later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
-        for step, own in enumerate((first, *map(without_input, later))):
-            out.fill(self.pipeline, own, number, step)
+        for step, step_tree in enumerate((first, *map(without_input, later))):
+            out.fill(self.pipeline, step_tree, number, step)
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
         x, y = out.x[number : number + 1], out.y[number : number + 1]
         try:
@@ -138,10 +138,10 @@ class SampleReader:
     def _normalized(self) -> frozenset[str]:
         return self.pipeline.normalized(self.schema.as_read())
 
-    def _outlier(self, found: Outlier, history: int, index: int) -> OutlierError:
+    def _outlier(self, outlier: Outlier, history: int, index: int) -> OutlierError:
         """The error for an outlier of a sample, which names its place."""
-        _, time, row, column = found.place
-        step = time + 1 if found.which == "target" else time + 1 - history
+        _, time, row, column = outlier.place
+        step = time + 1 if outlier.which == "target" else time + 1 - history
         dataset, start = self.dataset, self.dataset.starts[index]
         (label,) = shift_all(
             np.array([start]), step * dataset.timestep, dataset.calendar
@@ -149,7 +149,7 @@ class SampleReader:
         row += 0 if self.rows is None else self.rows.start or 0
         grid = self.pipeline.grid or dataset.coordinates()
         error = outlier_error(
-            found, self.schema, (row, column), (grid.latitude, grid.longitude), label
+            outlier, self.schema, (row, column), (grid.latitude, grid.longitude), label
         )
         error = OutlierError(str(error), error.key, start, step)
         return error.in_file(dataset.path_of)  # type: ignore[return-value]
@@ -180,8 +180,8 @@ def _check_raw(steps: Sequence[FieldTree]) -> None:
     """Checks the fields of every step and sample, before any transform."""
     for step, part in itertools.product(steps, ("input", "target")):
         for sample, time in enumerate(step[f"{part}_times"]):
-            own = {
+            sample_fields = {
                 source: {key: field[sample] for key, field in fields.items()}
                 for source, fields in step[part].items()
             }
-            check_fields(own, time)
+            check_fields(sample_fields, time)

@@ -64,8 +64,8 @@ def check_sample(sample: Sample) -> None:
         (sample.target, sample.target_time),
     ):
         check_fields(part, time)
-        for own in part.values():
-            for key, field in own.items():
+        for fields in part.values():
+            for key, field in fields.items():
                 if np.isinf(field).any():
                     raise BadValuesError(
                         f"{_at(key, time)} has {int(np.isinf(field).sum())} of "
@@ -87,8 +87,8 @@ def check_fields(
     Raises:
         BadValuesError: see `check_sample`.
     """
-    for own in fields.values():
-        for key, field in own.items():
+    for source_fields in fields.values():
+        for key, field in source_fields.items():
             _check_fill_value(key, field, time)
 
 
@@ -109,7 +109,9 @@ def check_forcing(
     Raises:
         BadValuesError: it is not.
     """
-    for key, field in (item for own in fields.values() for item in own.items()):
+    for key, field in (
+        item for source_fields in fields.values() for item in source_fields.items()
+    ):
         for start, time, values in zip(starts, times, field, strict=True):
             bad = int((~np.isfinite(values)).sum())
             if bad:
@@ -234,7 +236,7 @@ class OutlierError(BadValuesError):
 
 
 def outlier_error(
-    found: Outlier,
+    outlier: Outlier,
     schema: ChannelSchema,
     point: tuple[int, int],
     axes: tuple[Sequence[float] | np.ndarray | None, ...],
@@ -243,22 +245,26 @@ def outlier_error(
     """The error for an outlier.
 
     Args:
-        found: the outlier.
+        outlier: the outlier.
         schema: the channels of x and y.
         point: row and column of the whole grid.
         axes: latitudes and longitudes, degrees; None if unknown.
         time: of the field.
     """
     names = zip(("latitude", "longitude"), axes, point, strict=True)
-    place = ", ".join(f"{name} {own[i]:g}" for name, own, i in names if own is not None)
-    name = schema.describe(found.channel, found.which)
+    place = ", ".join(
+        f"{name} {coordinates[i]:g}"
+        for name, coordinates, i in names
+        if coordinates is not None
+    )
+    name = schema.describe(outlier.channel, outlier.which)
     return OutlierError(
-        f"{name} at {str(time)[:16]} has a value that is {found.value:.4g} deviations "
-        f"from the mean, at row {point[0]}, column {point[1]}"
+        f"{name} at {str(time)[:16]} has a value that is {outlier.value:.4g} "
+        f"deviations from the mean, at row {point[0]}, column {point[1]}"
         f"{f' ({place})' if place else ''}; more than {OUTLIER:g} are implausible: "
         "compare the field with its neighbors in time (data.on_outlier: note, raise or "
         "skip)",
-        schema.key_of(found.channel, found.which),
+        schema.key_of(outlier.channel, outlier.which),
         time,
     )
 
@@ -317,7 +323,7 @@ def scale_notes(
     Returns:
         Key of the variable -> text.
     """
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for part, array, slices in (
         ("input", x, schema.input_slices()),
         ("target", y, schema.target_slices()),
@@ -325,14 +331,14 @@ def scale_notes(
         for key, place in slices.items():
             size = np.sqrt(np.square(array[:, place], dtype=float).mean((0, 2, 3, 4)))
             worst = int(np.argmax(size))
-            if key in found or size[worst] <= OUTSTANDING:
+            if key in notes or size[worst] <= OUTSTANDING:
                 continue
             name = schema.describe(place.start + worst, part)
             mean = array[:, place.start + worst].mean(dtype=float)
-            found[key] = (
+            notes[key] = (
                 f"{name} ({key}) is {mean:.3g} on average and {size[worst]:.3g} in "
                 f"root mean square after the preblocks, in the {part} of the sample at "
                 f"{str(times[0])[:16]}: not normalized, by a mean and deviation of "
                 "other units, or by a deviation of 0; compare them with the file"
             )
-    return found
+    return notes

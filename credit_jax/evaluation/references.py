@@ -186,7 +186,7 @@ class DataReference:
         lines = []
         for source in self._only(names).values():
             own = self._own_times(source, times)
-            for kind in source.config.variables.given:
+            for kind in source.config.variables.by_type:
                 try:
                     source.check(kind, own)
                 except (ValueError, OSError) as error:
@@ -205,7 +205,7 @@ class DataReference:
         found: dict[str, np.ndarray] = {}
         for source in self._only([*wanted]).values():
             own = self._own_times(source, np.array([time]))
-            for kind in source.config.variables.given:
+            for kind in source.config.variables.by_type:
                 fields = source.read(kind, own)
                 found |= {key: field[:, 0] for key, field in fields.items()}
         arrays = {name: found[self._known[name][0]] for name in wanted}
@@ -226,7 +226,7 @@ class DataReference:
             units = source.units()
             known = source.config.level_values or source.axes().levels
             levels = np.array(known or range(source.num_levels), dtype=float)
-            for kind in source.config.variables.given:
+            for kind in source.config.variables.by_type:
                 for dims, variable in variables_of(source.config, kind):
                     key = field_key(source.name, kind, dims, variable)
                     unit = units.get(key, ("", ""))[0]
@@ -241,7 +241,7 @@ class DataReference:
         found = {}
         for name, source in self.sources.items():
             fields: dict[str, Any] = {}
-            for kind, given in source.config.variables.given.items():
+            for kind, given in source.config.variables.by_type.items():
                 own = {
                     f"vars_{dims.upper()}": tuple(
                         v
@@ -253,7 +253,7 @@ class DataReference:
                 kept = given.model_copy(update=own)
                 fields[kind] = kept if any(own.values()) else None
             variables = source.config.variables.model_copy(update=fields)
-            if variables.given:
+            if variables.by_type:
                 config = source.config.model_copy(update={"variables": variables})
                 found[name] = replace(source, config=config)  # type: ignore[type-var]
         return found
@@ -325,10 +325,10 @@ def open_data(
     for name, source in data.source.items():
         kept = {
             kind: field if kind in OUTPUT_TYPES else None
-            for kind, field in source.variables.given.items()
+            for kind, field in source.variables.by_type.items()
         }
         variables = source.variables.model_copy(update=kept)
-        if variables.given:
+        if variables.by_type:
             sources[name] = source.model_copy(update={"variables": variables})
     read = data.model_copy(update={**dates, "source": sources})
     opened = arrange({name: open_source(name, read, open_files) for name in sources})

@@ -133,8 +133,10 @@ def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
         )
     return {
         data_type: {
-            source: {key: _named(text, f"{path}, {key}") for key, text in own.items()}
-            for source, own in sources.items()
+            source: {
+                key: _named(text, f"{path}, {key}") for key, text in scalers.items()
+            }
+            for source, scalers in sources.items()
         }
         for data_type, sources in nested.items()
     }
@@ -171,7 +173,7 @@ def levels_of(scaler: Scaler) -> tuple[float, ...] | None:
     """
     columns = getattr(scaler, "columns", ())
     counted = columns == tuple(range(len(columns)))
-    numbers = all(isinstance(own, int | float) for own in columns)
+    numbers = all(isinstance(column, int | float) for column in columns)
     return tuple(map(float, columns)) if columns and numbers and not counted else None
 
 
@@ -183,7 +185,9 @@ def take_channels(scaler: Scaler, places: Int[np.ndarray, " n"]) -> Scaler:
             return value[places]
         return tuple(value[k] for k in places) if isinstance(value, tuple) else value
 
-    named = {own.name: getattr(scaler, own.name) for own in fields(scaler)}
+    named = {
+        attribute.name: getattr(scaler, attribute.name) for attribute in fields(scaler)
+    }
     return replace(scaler, **{name: taken(value) for name, value in named.items()})
 
 
@@ -222,14 +226,14 @@ def target_variances(path: str | Path) -> dict[str, float]:
             f"scaler file {path}: got scalers of {', '.join(scalers)}, expected those "
             "of target"
         )
-    found = {
+    variances = {
         key: channel_variance(scaler)
-        for own in scalers["target"].values()
-        for key, scaler in own.items()
+        for source_scalers in scalers["target"].values()
+        for key, scaler in source_scalers.items()
     }
     return {
         key: float(variance.mean())
-        for key, variance in found.items()
+        for key, variance in variances.items()
         if variance is not None and np.isfinite(variance).all()
     }
 
@@ -248,7 +252,7 @@ def _is_nested(value: Any, depth: int = 3) -> bool:
     if depth == 0:
         return isinstance(value, str)
     return isinstance(value, dict) and all(
-        _is_nested(own, depth - 1) for own in value.values()
+        _is_nested(item, depth - 1) for item in value.values()
     )
 
 
@@ -304,7 +308,9 @@ def _quantile(values: Mapping[str, Any]) -> QuantileScaler:
     if values.get("centroids_") is None:
         raise KeyError("centroids_")
     return QuantileScaler(
-        centroids=tuple(np.asarray(own, np.float64) for own in values["centroids_"]),
+        centroids=tuple(
+            np.asarray(centroids, np.float64) for centroids in values["centroids_"]
+        ),
         minimum=_array(values, "min_"),
         maximum=_array(values, "max_"),
         size=_array(values, "size_"),

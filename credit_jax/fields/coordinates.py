@@ -124,11 +124,11 @@ def as_values(array: Any) -> Values | None:
 
 
 def places_of(
-    wanted: Any,
-    there: Any,
+    requested: Any,
+    available: Any,
     kind: Kind,
     where: str,
-    wanted_where: str,
+    requested_where: str,
     *,
     some: bool = False,
 ) -> np.ndarray | None:
@@ -139,31 +139,34 @@ def places_of(
     as many on the other side.
 
     Args:
-        wanted: values of one origin, in order; None if unknown.
-        there: values of the other origin; None if unknown.
+        requested: values of one origin, in order; None if unknown.
+        available: values of the other origin; None if unknown.
         kind: the coordinate.
-        where: file of `there`, for the error.
-        wanted_where: file or origin of `wanted`, for the error.
-        some: whether `there` may have further values, which are left out.
+        where: file of `available`, for the error.
+        requested_where: file or origin of `requested`, for the error.
+        some: whether `available` may have further values, which are left out.
 
     Returns:
-        (wanted,) positions; None if they are 0, 1, 2, ..., and where a side is unknown.
+        (requested,) positions; None if they are 0, 1, 2, ..., and where a side is
+        unknown.
 
     Raises:
         ValueError: the values differ, or one occurs twice; it names both.
     """
-    if wanted is None or there is None:
+    if requested is None or available is None:
         return None
-    wanted, there = (np.asarray(x, np.float64).ravel() for x in (wanted, there))
-    if kind == "level" and is_numbered(wanted, there):
+    requested, available = (
+        np.asarray(x, np.float64).ravel() for x in (requested, available)
+    )
+    if kind == "level" and is_numbered(requested, available):
         return None
     for factor in _UNITS if kind == "level" else _UNITS[:1]:
-        places = _places(wanted, there * factor, kind)
-        if places is not None and (some or len(there) == len(wanted)):
-            whole = len(there) == len(places)
+        places = _places(requested, available * factor, kind)
+        if places is not None and (some or len(available) == len(requested)):
+            whole = len(available) == len(places)
             in_order = whole and np.array_equal(places, np.arange(len(places)))
             return None if in_order else places
-    raise ValueError(_differ(wanted, there, kind, where, wanted_where))
+    raise ValueError(_differ(requested, available, kind, where, requested_where))
 
 
 def common_places(ours: Any, theirs: Any, kind: Kind) -> list[tuple[int, int]]:
@@ -175,20 +178,20 @@ def common_places(ours: Any, theirs: Any, kind: Kind) -> list[tuple[int, int]]:
     [(1, 0)]
     """
     theirs = np.asarray(theirs, np.float64)
-    found: list[tuple[int, int]] = []
+    best: list[tuple[int, int]] = []
     for factor in _UNITS if kind == "level" else _UNITS[:1]:
-        own = _common(ours, theirs * factor, kind)
-        found = own if len(own) > len(found) else found
-    return found
+        pairs = _common(ours, theirs * factor, kind)
+        best = pairs if len(pairs) > len(best) else best
+    return best
 
 
 def _common(ours: Any, theirs: np.ndarray, kind: Kind) -> list[tuple[int, int]]:
-    found = []
+    pairs = []
     for place, value in enumerate(ours):
         other = _places(np.array([value]), theirs, kind)
         if other is not None:
-            found.append((place, int(other[0])))
-    return found
+            pairs.append((place, int(other[0])))
+    return pairs
 
 
 def is_numbered(ours: Any, theirs: Any) -> bool:
@@ -218,16 +221,20 @@ def counts(levels: Any) -> bool:
 
 
 def _places(
-    wanted: Float[np.ndarray, " wanted"], there: Float[np.ndarray, " there"], kind: Kind
+    requested: Float[np.ndarray, " requested"],
+    available: Float[np.ndarray, " available"],
+    kind: Kind,
 ) -> np.ndarray | None:
     """The position of each value; None if one is missing, or more than one is near."""
-    if not (np.isfinite(wanted).all() and np.isfinite(there).all() and there.size):
+    if not (
+        np.isfinite(requested).all() and np.isfinite(available).all() and available.size
+    ):
         return None
     period = 360.0 if kind == "longitude" else None
-    limit = _limit(wanted, kind, period)
-    order = np.argsort(there % period if period else there, kind="stable")
-    values = there[order] % period if period else there[order]
-    asked = wanted % period if period else wanted
+    limit = _limit(requested, kind, period)
+    order = np.argsort(available % period if period else available, kind="stable")
+    values = available[order] % period if period else available[order]
+    asked = requested % period if period else requested
     if period:
         values = np.concatenate([values[-1:] - period, values, values[:1] + period])
         order = np.concatenate([order[-1:], order, order[:1]])
@@ -243,16 +250,16 @@ def _places(
 
 
 def _limit(
-    wanted: Float[np.ndarray, " wanted"], kind: Kind, period: float | None
-) -> Float[np.ndarray, " wanted"]:
+    requested: Float[np.ndarray, " requested"], kind: Kind, period: float | None
+) -> Float[np.ndarray, " requested"]:
     """Largest difference of equal values: less than a quarter of their spacing."""
     if kind == "level":
-        limit = SAME_LEVEL * np.maximum(np.abs(wanted), 1e-12)
+        limit = SAME_LEVEL * np.maximum(np.abs(requested), 1e-12)
     else:
-        limit = np.full(wanted.shape, SAME_DEGREES)
-    ordered = np.sort(wanted % period if period else wanted)
+        limit = np.full(requested.shape, SAME_DEGREES)
+    ordered = np.sort(requested % period if period else requested)
     gaps = np.diff(ordered)
-    if period and wanted.size > 1:
+    if period and requested.size > 1:
         gaps = np.append(gaps, ordered[0] + period - ordered[-1])
     if gaps.size and gaps.min() > 0:
         limit = np.minimum(limit, _OF_SPACING * gaps.min())
@@ -260,21 +267,25 @@ def _limit(
 
 
 def _differ(
-    wanted: np.ndarray, there: np.ndarray, kind: Kind, where: str, wanted_where: str
+    requested: np.ndarray,
+    available: np.ndarray,
+    kind: Kind,
+    where: str,
+    requested_where: str,
 ) -> str:
     if kind == "level":
         return (
-            f"{where}: has the levels {_listed(there)}, but {wanted_where} has "
-            f"{_listed(wanted)}; give both the same levels"
+            f"{where}: has the levels {_listed(available)}, but {requested_where} has "
+            f"{_listed(requested)}; give both the same levels"
         )
     worst = ""
-    if len(wanted) == len(there) and len(wanted):
-        distance = np.abs(wanted - there)
+    if len(requested) == len(available) and len(requested):
+        distance = np.abs(requested - available)
         worst = f", up to {distance.max():g} degrees apart"
     return (
-        f"{where}: {_described(there, kind)}, but in {wanted_where} "
-        f"{_described(wanted, kind)}{worst}; they are not the same places. Bring both "
-        "to one grid"
+        f"{where}: {_described(available, kind)}, but in {requested_where} "
+        f"{_described(requested, kind)}{worst}; they are not the same places. Bring "
+        "both to one grid"
     )
 
 

@@ -66,7 +66,7 @@ def _flat(tree: FieldTree, entry: str) -> dict[str, Array]:
             f"{entry}: the postblocks make no such fields; add {block} and what undoes "
             "the scaling to postblocks.per_step"
         )
-    return {key: x for own in tree[entry].values() for key, x in own.items()}
+    return {key: x for fields in tree[entry].values() for key, x in fields.items()}
 
 
 def _check(

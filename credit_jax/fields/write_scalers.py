@@ -27,8 +27,8 @@ def write_scalers(
     """
     nested = {
         data_type: {
-            source: {key: _dumped(scaler) for key, scaler in own.items()}
-            for source, own in sources.items()
+            source: {key: _dumped(scaler) for key, scaler in by_key.items()}
+            for source, by_key in sources.items()
         }
         for data_type, sources in scalers.items()
     }

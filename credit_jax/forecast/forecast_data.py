@@ -102,7 +102,7 @@ class ForecastData:
         ]
         lines = []
         for name, source in self.sources.items():
-            for kind in source.config.variables.given:
+            for kind in source.config.variables.by_type:
                 clock = self.clocks[name]
                 try:
                     times = [clock.input_times(starts).ravel()]
@@ -318,6 +318,6 @@ def _keeping(data: DataConfig, kinds: Sequence[str]) -> DataConfig:
     sources = {}
     for name, source in data.source.items():
         variables = source.variables.model_copy(update=dict.fromkeys(dropped))
-        if variables.given:
+        if variables.by_type:
             sources[name] = source.model_copy(update={"variables": variables})
     return data.model_copy(update={"source": sources})

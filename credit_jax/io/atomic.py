@@ -66,8 +66,8 @@ def move_aside(path: Path) -> Path:
     """
     stem = f"{path.stem}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
     stems = (f"{stem}_{n}" if n else stem for n in itertools.count())
-    names = (path.with_name(f"{own}{path.suffix}") for own in stems)
-    aside = next(own for own in names if not own.exists())
+    names = (path.with_name(f"{name}{path.suffix}") for name in stems)
+    aside = next(name for name in names if not name.exists())
     os.rename(path, aside)
     return aside
 

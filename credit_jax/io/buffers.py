@@ -53,11 +53,11 @@ class Buffers:
         with self._lock:
             while not self._returned.empty():
                 self._free.append(self._returned.get())
-            found = next((m for m in reversed(self._free) if m.nbytes == size), None)
-            self._free = [memory for memory in self._free if memory is not found]
+            buffer = next((m for m in reversed(self._free) if m.nbytes == size), None)
+            self._free = [memory for memory in self._free if memory is not buffer]
             while sum(memory.nbytes for memory in self._free) > self._free_bytes:
                 del self._free[0]
-            return found
+            return buffer
 
 
 class _Lease:

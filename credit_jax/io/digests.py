@@ -64,7 +64,7 @@ def digest_of(folder: Path) -> str:
 
 def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:
     """Writes records as JSON."""
-    content = {name: dataclasses.asdict(own) for name, own in records.items()}
+    content = {name: dataclasses.asdict(record) for name, record in records.items()}
     with new_file(path) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -87,7 +87,7 @@ def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
         return []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        records = {name: FileRecord(**own) for name, own in content.items()}
+        records = {name: FileRecord(**entry) for name, entry in content.items()}
     except (ValueError, TypeError, AttributeError) as error:
         return [f"{path}: not readable ({error})"]
 
@@ -95,18 +95,18 @@ def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
 
     def line_of(item: tuple[str, FileRecord]) -> str | None:
         name, expected = item
-        own = path.parent / name
+        file = path.parent / name
         try:
-            if or_newer and own.stat().st_mtime > written:
+            if or_newer and file.stat().st_mtime > written:
                 return None
-            found = record_of(own)
+            actual = record_of(file)
         except OSError as error:
-            return f"{own}: {error.strerror or error}"
-        if found == expected:
+            return f"{file}: {error.strerror or error}"
+        if actual == expected:
             return None
-        sizes = f"{found.size} of {expected.size} bytes"
-        what = sizes if found.size != expected.size else "its bytes were changed"
-        return f"{own}: damaged, {what}"
+        sizes = f"{actual.size} of {expected.size} bytes"
+        what = sizes if actual.size != expected.size else "its bytes were changed"
+        return f"{file}: damaged, {what}"
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         return [line for line in pool.map(line_of, records.items()) if line]

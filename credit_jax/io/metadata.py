@@ -155,17 +155,25 @@ def _check_array(where: str, node: Any) -> None:
 
 
 def _chunks(where: str, node: Mapping[str, Any], shape: Sequence[int]) -> list[int]:
-    given = node.get("chunks")
+    declared = node.get("chunks")
     if node.get("zarr_format") == 3:
         grid = node.get("chunk_grid")
-        found = grid.get("configuration") if isinstance(grid, dict) else None
-        given = found.get("chunk_shape") if isinstance(found, dict) else None
+        configuration = grid.get("configuration") if isinstance(grid, dict) else None
+        declared = (
+            configuration.get("chunk_shape")
+            if isinstance(configuration, dict)
+            else None
+        )
         for codec in node.get("codecs") or ():
             # The chunk of a shard is in memory, and its index.
             if isinstance(codec, dict) and codec.get("name") == "sharding_indexed":
-                own = codec.get("configuration")
-                given = own.get("chunk_shape") if isinstance(own, dict) else None
-    chunks = _lengths(where, "chunks", given, least=1)
+                configuration = codec.get("configuration")
+                declared = (
+                    configuration.get("chunk_shape")
+                    if isinstance(configuration, dict)
+                    else None
+                )
+    chunks = _lengths(where, "chunks", declared, least=1)
     if len(chunks) != len(shape):
         raise ValueError(
             f"{where} has shape {shape}, but chunks {chunks}; make the store again"
@@ -173,22 +181,26 @@ def _chunks(where: str, node: Mapping[str, Any], shape: Sequence[int]) -> list[i
     return chunks
 
 
-def _lengths(where: str, what: str, given: Any, *, least: int) -> list[int]:
-    good = isinstance(given, list) and all(type(n) is int and n >= least for n in given)
+def _lengths(where: str, what: str, value: Any, *, least: int) -> list[int]:
+    good = isinstance(value, list) and all(type(n) is int and n >= least for n in value)
     if not good:
         raise ValueError(
-            f"{where} has {what} {str(given)[:80]}, expected a list of integers of "
+            f"{where} has {what} {str(value)[:80]}, expected a list of integers of "
             f"{least} or more; make the store again"
         )
-    return given
+    return value
 
 
 def _item_bytes(where: str, node: Mapping[str, Any]) -> int:
     """Bytes of a value; 8 of those whose sizes differ."""
     kind = node.get("dtype", node.get("data_type"))
     if isinstance(kind, dict):
-        own = kind.get("configuration")
-        length = own.get("length_bytes", 8) if isinstance(own, dict) else 8
+        configuration = kind.get("configuration")
+        length = (
+            configuration.get("length_bytes", 8)
+            if isinstance(configuration, dict)
+            else 8
+        )
         return length if type(length) is int and length > 0 else 8
     if kind in _NO_NUMBERS:
         return 8
@@ -202,19 +214,21 @@ def _item_bytes(where: str, node: Mapping[str, Any]) -> int:
 
 def _codecs(where: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Names of all codecs of an array, those within others too."""
-    given = [node.get("compressor"), *_listed(where, node.get("filters"))]
-    given += _listed(where, node.get("codecs"))
-    while given:
-        codec = given.pop()
+    pending = [node.get("compressor"), *_listed(where, node.get("filters"))]
+    pending += _listed(where, node.get("codecs"))
+    while pending:
+        codec = pending.pop()
         if codec is None:
             continue
         name = codec
         if isinstance(codec, dict):
             name = codec.get("id", codec.get("name"))
-            own = codec.get("configuration")
+            configuration = codec.get("configuration")
             for key in ("codecs", "index_codecs"):
-                inner = own.get(key) if isinstance(own, dict) else None
-                given += _listed(where, inner)
+                inner = (
+                    configuration.get(key) if isinstance(configuration, dict) else None
+                )
+                pending += _listed(where, inner)
         if not isinstance(name, str):
             raise ValueError(f"{where} has a codec without a name, {str(codec)[:80]}")
         yield name

@@ -35,9 +35,9 @@ class CompleteStore(WrapperStore):
         value = await super().get(key, *args, **options)
         if value is not None and posixpath.basename(key) in METADATA_FILES:
             check_zarr_bytes(key, value.to_bytes())
-        if value is None and (found := _CHUNK.fullmatch(key)):
+        if value is None and (match := _CHUNK.fullmatch(key)):
             prototype = args[0] if args else options.get("prototype")
-            array = found["array"]
+            array = match["array"]
             while not await self._is_array(array, prototype) and "/" in array:
                 array = posixpath.dirname(array)  # a chunk in folders, as "T/1/0/0"
             if await self._is_lossy(array, prototype):
@@ -53,8 +53,8 @@ class CompleteStore(WrapperStore):
 
     async def _metadata(self, array: str, prototype: Any) -> bytes | None:
         key = f"{array}/{_METADATA}" if array else _METADATA
-        found = await super().get(key, prototype)
-        return None if found is None else found.to_bytes()
+        metadata = await super().get(key, prototype)
+        return None if metadata is None else metadata.to_bytes()
 
 
 def has_no_fill_value(metadata: bytes | str) -> bool:

@@ -105,12 +105,12 @@ class NetcdfSeries:
     ) -> tuple[dict[str, xr.Variable], Mapping[Any, Any]]:
         """The variables as they are in the file, and its attributes."""
         variables, attributes = encode_dataset_coordinates(dataset)
-        found = {}
+        encoded = {}
         for name, variable in variables.items():
             if name in self.encoding:
                 variable.encoding = _fitting(self.encoding[name], variable.shape)
-            found[str(name)] = encode_cf_variable(variable, name=name)
-        return found, attributes
+            encoded[str(name)] = encode_cf_variable(variable, name=name)
+        return encoded, attributes
 
     def _without_values(
         self, variables: Mapping[str, xr.Variable], attributes: Mapping[Any, Any]

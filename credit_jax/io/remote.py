@@ -10,7 +10,7 @@ from typing import Any
 from credit_jax.io.retry import brief, retried
 
 # URLs whose existence is cached.
-_KEPT = 100_000
+_CACHE_SIZE = 100_000
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -44,11 +44,11 @@ def exists(path: str) -> bool:
         OSError: the server cannot be reached.
         ValueError: obstore, which URLs need, is not installed.
     """
-    return _exists_there(path) if is_url(path) else os.path.exists(path)
+    return _url_exists(path) if is_url(path) else os.path.exists(path)
 
 
-@functools.lru_cache(_KEPT)
-def _exists_there(url: str) -> bool:
+@functools.lru_cache(_CACHE_SIZE)
+def _url_exists(url: str) -> bool:
     store, key = _parts(url)
     import obstore
 
@@ -139,6 +139,6 @@ class _Ranges(io.RawIOBase):
         return self._reader.tell()
 
     def readinto(self, buffer: Any) -> int:
-        found = memoryview(self._reader.read(len(buffer)))
-        buffer[: len(found)] = found
-        return len(found)
+        data = memoryview(self._reader.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)

@@ -40,9 +40,9 @@ class Written:
         self._stored = dataset.shape
         self._chunks = tuple(dataset.chunks or dataset.shape)
         # None if no value is lost.
-        self._there: set[Chunk] | None = None
+        self._chunks_written: set[Chunk] | None = None
         if not _masks_unwritten(dataset):
-            self._there = self._written(dataset)
+            self._chunks_written = self._written(dataset)
 
     def _written(self, dataset: h5py.Dataset) -> set[Chunk] | None:
         layout, whole = dataset.id.get_create_plist().get_layout(), self._shape
@@ -56,9 +56,9 @@ class Written:
         )
         if dataset.shape == whole and dataset.id.get_num_chunks() == expected:
             return None
-        there: set[Chunk] = set()
-        dataset.id.chunk_iter(lambda info: there.add(self._of(info.chunk_offset)))
-        return there
+        chunks: set[Chunk] = set()
+        dataset.id.chunk_iter(lambda info: chunks.add(self._of(info.chunk_offset)))
+        return chunks
 
     def _of(self, offset: Sequence[int]) -> Chunk:
         pairs = zip(offset, self._chunks, strict=True)
@@ -73,19 +73,21 @@ class Written:
         Raises:
             ValueError: some were not.
         """
-        if self._there is None:
+        if self._chunks_written is None:
             return
         places = [
-            np.atleast_1d(np.arange(size)[own])
-            for size, own in zip(self._shape, index, strict=True)
+            np.atleast_1d(np.arange(size)[indices])
+            for size, indices in zip(self._shape, index, strict=True)
         ]
         chunks = [
             # Past the end of the data set, the last chunk has no values either.
-            np.unique(np.where(own < end, own // chunk, end)).tolist()
-            for own, end, chunk in zip(places, self._stored, self._chunks, strict=True)
+            np.unique(np.where(indices < end, indices // chunk, end)).tolist()
+            for indices, end, chunk in zip(
+                places, self._stored, self._chunks, strict=True
+            )
         ]
         for chunk in itertools.product(*chunks):
-            if chunk not in self._there:
+            if chunk not in self._chunks_written:
                 raise ValueError(
                     f"the chunk {'.'.join(map(str, chunk))} of {self._name} was never "
                     "written, and the variable has no _FillValue that it could have"
@@ -106,9 +108,9 @@ class WrittenStore(H5NetCDFStore):
 
     def open_store_variable(self, name: str, var: Any) -> xr.Variable:
         """See `xarray.backends.H5NetCDFStore`."""
-        found = super().open_store_variable(name, var)
+        variable = super().open_store_variable(name, var)
         data = LazilyIndexedArray(_WrittenArray(name, self))
-        return xr.Variable(found.dims, data, found.attrs, found.encoding)
+        return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
 class _WrittenArray(H5NetCDFArrayWrapper):

@@ -96,7 +96,7 @@ def _cause(error: BaseException) -> str:
 
 def _number(error: BaseException) -> int | None:
     """The operating system's number for an error, if known."""
-    found = _NUMBER.search(str(error))
-    if found is not None:
-        return int(found.group(1))
+    match = _NUMBER.search(str(error))
+    if match is not None:
+        return int(match.group(1))
     return error.errno if isinstance(error, OSError) else None

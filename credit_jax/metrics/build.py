@@ -72,16 +72,18 @@ def build_metrics(
     is the mean of the training period; CREDIT uses the running mean of the targets seen
     so far.
     """
-    wanted = metric_settings(config, has_climatology=climatology is not None)
-    _check(wanted, channels, climatology)
+    settings = metric_settings(config, has_climatology=climatology is not None)
+    _check(settings, channels, climatology)
     shown = tuple(
         _Shown(
-            own,
-            _row_weights(own, latitude),
-            _variances(own, variances),
-            climatology if own.climatology_path or own.needs_climatology else None,
+            setting,
+            _row_weights(setting, latitude),
+            _variances(setting, variances),
+            climatology
+            if setting.climatology_path or setting.needs_climatology
+            else None,
         )
-        for own in wanted
+        for setting in settings
     )
     return Metrics(shown, channels)
 
@@ -107,9 +109,9 @@ def metric_names(
         ValueError: as `build_metrics`.
     """
     names = [
-        own.name
-        for own in metric_settings(config, has_climatology=has_climatology)
-        if not (in_training and own.needs_climatology)
+        setting.name
+        for setting in metric_settings(config, has_climatology=has_climatology)
+        if not (in_training and setting.needs_climatology)
     ]
     return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
 
@@ -120,7 +122,7 @@ def needs_climatology(config: MetricsConfig | None) -> bool:
     Raises:
         ValueError: as `build_metrics`.
     """
-    return any(own.needs_climatology for own in metric_settings(config))
+    return any(setting.needs_climatology for setting in metric_settings(config))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,12 +138,12 @@ class _Shown:
         self, tree: FieldTree, channels: Mapping[str, int], context: FieldContext
     ) -> Pair:
         """Selects the forecast and target that the metric scores."""
-        own = self.settings
+        settings = self.settings
         if has_named_pair(tree):
             prediction, target, layout = named_pair(
                 tree,
                 channels,
-                include_computed=own.args.include_computed_diagnostics,
+                include_computed=settings.args.include_computed_diagnostics,
             )
         else:
             prediction, target = (widened(tree[key]) for key in ("y_pred", "y"))
@@ -153,28 +155,34 @@ class _Shown:
             channel_weights=None,
         )
         mean_fields = None
-        if own.is_anomaly:
-            given = self.climatology
-            fields = given(own.climatology_path) if given is not None else {}
+        if settings.is_anomaly:
+            climatology = self.climatology
+            fields = (
+                climatology(settings.climatology_path)
+                if climatology is not None
+                else {}
+            )
             mean_fields = local_climatology(fields, target, context)
         target = context.repeat_members(target)
         return Pair(prediction, target, mean_fields, context)
 
     def scores(self, pair: Pair) -> dict[str, Array]:
         """Computes the weighted mean over variables, and the score of each variable."""
-        own, keys = self.settings, pair.context.layout.keys
-        warn_unscored(own.args.variable_weights, keys, "metrics.args.variable_weights")
-        parameters = {} if own.is_anomaly else dict(own.parameters)
-        values = own.entry.score(pair, **parameters)
+        settings, keys = self.settings, pair.context.layout.keys
+        warn_unscored(
+            settings.args.variable_weights, keys, "metrics.args.variable_weights"
+        )
+        parameters = {} if settings.is_anomaly else dict(settings.parameters)
+        values = settings.entry.score(pair, **parameters)
         weights = combination_weights(
             keys,
             variances=self.variances,
-            multipliers=own.args.variable_weights,
-            normalize=own.args.normalize_weights,
-            scale_power=own.entry.scale_power,
+            multipliers=settings.args.variable_weights,
+            normalize=settings.args.normalize_weights,
+            scale_power=settings.entry.scale_power,
         )
-        named = {f"{own.name}/{key}": values[i] for i, key in enumerate(keys)}
-        return {own.name: jnp.mean(values * jnp.asarray(weights)), **named}
+        named = {f"{settings.name}/{key}": values[i] for i, key in enumerate(keys)}
+        return {settings.name: jnp.mean(values * jnp.asarray(weights)), **named}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,40 +199,44 @@ class Metrics:
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
         """Computes all scores by name."""
-        found: dict[str, Array] = {}
+        scores: dict[str, Array] = {}
         for each in self.shown:
-            found |= each.scores(each.pair(tree, self.channels, context))
-        return found
+            scores |= each.scores(each.pair(tree, self.channels, context))
+        return scores
 
     def in_training(self) -> Metrics:
         """The metrics of training batches: all that need no mean of training data."""
-        kept = (own for own in self.shown if not own.settings.needs_climatology)
-        return Metrics(tuple(kept), self.channels)
+        metrics = (
+            metric for metric in self.shown if not metric.settings.needs_climatology
+        )
+        return Metrics(tuple(metrics), self.channels)
 
 
 def _check(
-    wanted: Sequence[MetricSettings],
+    settings: Sequence[MetricSettings],
     channels: Mapping[str, int],
     climatology: Climatologies | None,
 ) -> None:
-    for own in wanted:
+    for setting in settings:
         check_multipliers(
-            own.args.variable_weights,
+            setting.args.variable_weights,
             list(channels),
             "metrics.args",
-            include_computed=own.args.include_computed_diagnostics,
+            include_computed=setting.args.include_computed_diagnostics,
         )
     lacking = [
-        own.name for own in wanted if own.needs_climatology or own.climatology_path
+        setting.name
+        for setting in settings
+        if setting.needs_climatology or setting.climatology_path
     ]
     if lacking and climatology is None:
         raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
 
 
 def _row_weights(
-    own: MetricSettings, latitude: np.ndarray | None
+    settings: MetricSettings, latitude: np.ndarray | None
 ) -> Float[np.ndarray, " lat"] | None:
-    if not own.args.use_latitude_weights:
+    if not settings.args.use_latitude_weights:
         return None
     if latitude is None:
         raise ValueError(
@@ -234,6 +246,8 @@ def _row_weights(
     return latitude_weights(latitude)
 
 
-def _variances(own: MetricSettings, variances: Variances) -> Mapping[str, float] | None:
-    path = own.scaler_path
+def _variances(
+    settings: MetricSettings, variances: Variances
+) -> Mapping[str, float] | None:
+    path = settings.scaler_path
     return None if path is None else variances(path)

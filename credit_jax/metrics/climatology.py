@@ -35,23 +35,23 @@ def local_climatology(
     """
     parts = []
     for key, place in context.layout.slices.items():
-        own = target[:, place]
-        given = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
-        if given is None:
-            part = context.data_mean(own)[None]
+        values = target[:, place]
+        stored = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
+        if stored is None:
+            part = context.data_mean(values)[None]
         else:
-            part = _local(key, np.asarray(given), own, context)
-        parts.append(jnp.broadcast_to(part, (1, *own.shape[1:])))
+            part = _local(key, np.asarray(stored), values, context)
+        parts.append(jnp.broadcast_to(part, (1, *values.shape[1:])))
     return jnp.concatenate(parts, axis=1)
 
 
-def _local(key: str, field: np.ndarray, own: Array, context: FieldContext) -> Array:
-    levels, lon, lat = own.shape[1], own.shape[-1], context.reducer.rows.size
+def _local(key: str, field: np.ndarray, values: Array, context: FieldContext) -> Array:
+    levels, lon, lat = values.shape[1], values.shape[-1], context.reducer.rows.size
     field = field[None] if field.ndim == 2 else field
     if field.shape not in ((levels, lat, lon), (1, lat, lon)):
         raise ValueError(
             f"climatology of {key}: got shape {field.shape}, expected "
             f"{(levels, lat, lon)} (level, lat, lon)"
         )
-    by_row = jnp.asarray(np.moveaxis(field, 1, 0), own.dtype)
+    by_row = jnp.asarray(np.moveaxis(field, 1, 0), values.dtype)
     return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]

@@ -160,9 +160,9 @@ def _products(
 
 
 def _named(scores: dict[str, Channels], names: Sequence[str]) -> dict[str, Array]:
-    found = {
+    by_variable = {
         f"{score}_{name}": values[i]
         for i, name in enumerate(names)
         for score, values in scores.items()
     }
-    return found | {score: values.mean() for score, values in scores.items()}
+    return by_variable | {score: values.mean() for score, values in scores.items()}

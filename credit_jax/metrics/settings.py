@@ -44,17 +44,21 @@ class MetricSettings:
     @property
     def climatology_path(self) -> str | None:
         """Path of the climatology file, if the metric has one."""
-        own = self.parameters
-        return own.climatology_path if isinstance(own, AnomalyParameters) else None
+        parameters = self.parameters
+        return (
+            parameters.climatology_path
+            if isinstance(parameters, AnomalyParameters)
+            else None
+        )
 
     @property
     def needs_climatology(self) -> bool:
         """Whether it compares with the mean of the training period."""
-        own = self.parameters
+        parameters = self.parameters
         return (
-            isinstance(own, AnomalyParameters)
-            and own.climatology_path is None
-            and own.accumulate_climatology
+            isinstance(parameters, AnomalyParameters)
+            and parameters.climatology_path is None
+            and parameters.accumulate_climatology
         )
 
     @property
@@ -96,14 +100,14 @@ def metric_settings(
     if config.type != COMBINED:
         _check_names([config.type])
         return [_settings(config.type, {}, config.args, "metrics.args")]
-    own = _named(config.args.get("metrics"))
-    _check_names(own)
+    by_name = _named(config.args.get("metrics"))
+    _check_names(by_name)
     shared = {key: value for key, value in config.args.items() if key != "metrics"}
     parse(MetricArgs, shared, "metrics.args")
     path = "metrics.args.metrics"
     return [
         _settings(name, shared, args or {}, f"{path}.{name}")
-        for name, args in own.items()
+        for name, args in by_name.items()
     ]
 
 
@@ -114,10 +118,10 @@ def _settings(
     if not isinstance(args, Mapping):
         raise ValueError(f"{path}: must be a mapping of arguments, got {args!r}")
     entry, fields = METRICS[name], MetricArgs.model_fields
-    own = {key: value for key, value in args.items() if key not in fields}
+    specific = {key: value for key, value in args.items() if key not in fields}
     common = {key: value for key, value in args.items() if key in fields}
     known = [*entry.parameters.model_fields, *fields]
-    unknown = [key for key in own if key not in known]
+    unknown = [key for key in specific if key not in known]
     if unknown:
         raise ValueError(
             f"{path}.{unknown[0]}: unknown key; {nearest_key(unknown[0], known)}"
@@ -125,15 +129,15 @@ def _settings(
     return MetricSettings(
         name,
         parse(MetricArgs, {**shared, **common}, path),
-        parse(entry.parameters, own, path),
+        parse(entry.parameters, specific, path),
     )
 
 
-def _named(given: Any) -> Mapping[str, Any]:
+def _named(metrics: Any) -> Mapping[str, Any]:
     """Validates the mapping of metrics to their arguments."""
-    if isinstance(given, Mapping) and given:
-        return given
-    got = "nothing" if given in (None, {}) else repr(given)
+    if isinstance(metrics, Mapping) and metrics:
+        return metrics
+    got = "nothing" if metrics in (None, {}) else repr(metrics)
     raise ValueError(
         f"metrics.args.metrics: got {got}, expected at least one metric with its "
         "arguments, such as {rmse: {}, acc: {}}"

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.convert import key_plan_for, own_key_plan
+from credit_jax.state_dict.convert import key_plan_for, native_key_plan
 from credit_jax.state_dict.key_plan import Arrays, HostModelState, KeyPlan
 from credit_jax.state_dict.problems import raise_problems
 
@@ -78,7 +78,7 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
 def _plan(model_def: ModelDef) -> KeyPlan:
     if names_of(model_def) == CREDIT:
         return key_plan_for(model_def)
-    return own_key_plan(model_def)
+    return native_key_plan(model_def)
 
 
 def _dtypes(

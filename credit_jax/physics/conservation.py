@@ -24,7 +24,7 @@ from credit_jax.physics.constants import (
     LATENT_HEAT,
     WATER_DENSITY,
 )
-from credit_jax.physics.rows import global_mean, own_rows
+from credit_jax.physics.rows import global_mean, local_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +48,18 @@ class PhysicsGrid:
         Raises:
             ValueError: the file has another grid or other pressure levels.
         """
-        own, other = self.axes, (self.axes.where, data.where)
-        rows = places_of(data.latitude, own.latitude, "latitude", *other)
-        columns = places_of(data.longitude, own.longitude, "longitude", *other)
-        order = places_of(data.levels, own.levels, "level", *other)
+        axes, other = self.axes, (self.axes.where, data.where)
+        rows = places_of(data.latitude, axes.latitude, "latitude", *other)
+        columns = places_of(data.longitude, axes.longitude, "longitude", *other)
+        order = places_of(data.levels, axes.levels, "level", *other)
         a, b = (take_places(x, order, 0) for x in (self.levels.a, self.levels.b))
         weights = take_places(take_places(self.weights, rows, 0), columns, 1)
         levels = replace(self.levels, a=a, b=b)
         known = Axes(
-            data.latitude or own.latitude,
-            data.longitude or own.longitude,
-            own.levels and (data.levels or own.levels),
-            own.where,
+            data.latitude or axes.latitude,
+            data.longitude or axes.longitude,
+            axes.levels and (data.levels or axes.levels),
+            axes.where,
         )
         return replace(self, levels=levels, weights=weights, axes=known)
 
@@ -114,10 +114,10 @@ def fix_dry_mass(
         Surface pressure after the step, Pa.
     """
     dry, levels = 1 - after.humidity, grid.levels
-    lost = levels.integral(1 - before.humidity, before.pressure)
-    lost = lost - levels.integral(dry, after.pressure)
+    deficit = levels.integral(1 - before.humidity, before.pressure)
+    deficit = deficit - levels.integral(dry, after.pressure)
     scaled = levels.surface_part(dry) * after.pressure
-    ratio = grid.mean(lost, context) / grid.mean(scaled, context)
+    ratio = grid.mean(deficit, context) / grid.mean(scaled, context)
     return after.pressure * (1 + ratio)
 
 
@@ -150,9 +150,9 @@ def fix_dry_mass_by_humidity(
     # The thickness of pressure levels does not depend on surface pressure.
     none = namespace(after).zeros_like(after[:, :1])
     lower = levels.integral(1 - after, none, start)
-    lost = levels.integral(1 - before, none) - lower
-    lost = lost - levels.integral(1 - after, none, 0, first)
-    ratio = grid.mean(lost, context) / grid.mean(lower, context)
+    deficit = levels.integral(1 - before, none) - lower
+    deficit = deficit - levels.integral(1 - after, none, 0, first)
+    ratio = grid.mean(deficit, context) / grid.mean(lower, context)
     fixed = after[:, start:] - (1 - after[:, start:]) * ratio
     return namespace(after).concatenate([after[:, :start], fixed], axis=1)
 
@@ -213,7 +213,7 @@ def fix_energy(
     Returns:
         Temperature after the step, K.
     """
-    ground = own_rows(surface_geopotential, after.temperature, context)
+    ground = local_rows(surface_geopotential, after.temperature, context)
     energy, capacity = _energy(after, ground)
     total = grid.levels.integral(energy, after.pressure) / GRAVITY
     start = grid.levels.integral(_energy(before, ground)[0], before.pressure) / GRAVITY

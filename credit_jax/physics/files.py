@@ -33,18 +33,18 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
         FileNotFoundError: there is no such file.
         ValueError: a variable is missing or has values that are not finite.
     """
-    found = find_file(os.path.expandvars(path))
-    with opened(found) as dataset:
+    file = find_file(os.path.expandvars(path))
+    with opened(file) as dataset:
         missing = [name for name in names if name not in dataset.variables]
         if missing:
-            there = ", ".join(map(str, dataset.variables))
+            known = ", ".join(map(str, dataset.variables))
             raise ValueError(
-                f"{found}: no variable {', '.join(missing)}; there are: {there}"
+                f"{file}: no variable {', '.join(missing)}; there are: {known}"
             )
         arrays = [np.asarray(dataset[name].values, np.float64) for name in names]
     for name, array in zip(names, arrays, strict=True):
         if not np.isfinite(array).all():
-            raise ValueError(f"{found}: {name} has values that are not finite")
+            raise ValueError(f"{file}: {name} has values that are not finite")
     return arrays
 
 
@@ -66,8 +66,8 @@ def read_grid(
             other dims.
     """
     if len(names) != (4 if hybrid else 3):
-        wanted = "longitude, latitude, a, b" if hybrid else "longitude, latitude, p"
-        raise ValueError(f"lon_lat_level_name is {list(names)}; expected {wanted}")
+        expected = "longitude, latitude, a, b" if hybrid else "longitude, latitude, p"
+        raise ValueError(f"lon_lat_level_name is {list(names)}; expected {expected}")
     lon, lat, *levels = read_arrays(path, names)
     if lon.ndim == lat.ndim == 1:
         lon, lat = np.meshgrid(lon, lat)

@@ -73,24 +73,24 @@ def to_pressure_levels(
             f"the coefficients are of {len(levels[0])} levels, the fields have "
             f"{state.temperature.shape[1]}; give `levels`, counted from 1"
         )
-    xp, wanted = namespace(ps), by_level(pressures, ps)
+    xp, target = namespace(ps), by_level(pressures, ps)
     pressure = by_level(levels[0], ps) + by_level(levels[1], ps) * ps
     *out, t, z = (
-        interpolate_columns(x, pressure, wanted)
+        interpolate_columns(x, pressure, target)
         for x in (*fields, state.temperature, state.geopotential)
     )
-    t_below, z_below = _below_ground(state, pressure, wanted, temp_height)
-    below = wanted > ps
+    t_below, z_below = _below_ground(state, pressure, target, temp_height)
+    below = target > ps
     return [*out, xp.where(below, t_below, t), xp.where(below, z_below, z)]
 
 
 def _below_ground(
-    state: ColumnState, pressure: Columns, wanted: Any, temp_height: float
+    state: ColumnState, pressure: Columns, target: Any, temp_height: float
 ) -> tuple[OnPressure, OnPressure]:
     """T* (1 + y + y^2/2 + y^3/6), Phi* - R T* log(p/ps) (1 + y/2 + y^2/6)."""
     xp, ps = namespace(pressure), state.surface_pressure
     t_surface = _surface_temperature(state, pressure, temp_height)
-    log_ratio = xp.log(wanted / ps)
+    log_ratio = xp.log(target / ps)
     rate = _lapse_rate(t_surface, state.surface_geopotential)
     y = rate * DRY_GAS_CONSTANT / GRAVITY * log_ratio
     t = t_surface * (1.0 + y + 0.5 * y**2 + y**3 / 6.0)

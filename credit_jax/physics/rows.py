@@ -21,7 +21,7 @@ from credit_jax.physics.arrays import namespace
 Array5 = Shaped[Any, "batch level time rows lon"]
 
 
-def own_rows(
+def local_rows(
     per_row: Shaped[np.ndarray, "lat columns"],
     like: Array5,
     context: FieldContext | None,
@@ -46,10 +46,10 @@ def own_rows(
             "give the file of the fields' own grid"
         )
     if context is None:
-        own = namespace(like).asarray(per_row, like.dtype)
+        rows = namespace(like).asarray(per_row, like.dtype)
     else:
-        own = context.local_rows(jnp.asarray(per_row, like.dtype))
-    return own[None, None, None]
+        rows = context.local_rows(jnp.asarray(per_row, like.dtype))
+    return rows[None, None, None]
 
 
 def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " rows"]:
@@ -84,7 +84,7 @@ def global_mean(
         context: see the module.
     """
     if weights is not None:
-        values = values * own_rows(weights, values, context)
+        values = values * local_rows(weights, values, context)
     if context is None:
         return values.mean(axis=(-2, -1), keepdims=True)
     return context.reducer.sample_mean(values)[..., None, None]

@@ -88,8 +88,8 @@ class Arrangement:
         return self._flat(rows), self._flat([k for g in rest for k in g])
 
     def _flat(self, letters: Sequence[str]) -> Arrangement:
-        kept = [letter for letter in self.letters if letter in letters]
-        return Arrangement(f"({' '.join(letters)}) -> {' '.join(kept)}")
+        remaining = [letter for letter in self.letters if letter in letters]
+        return Arrangement(f"({' '.join(letters)}) -> {' '.join(remaining)}")
 
     def _sizes(self, shape: Shape) -> dict[str, int]:
         return dict(zip(self.letters, shape, strict=True))

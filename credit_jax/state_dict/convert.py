@@ -122,8 +122,8 @@ def to_state_dict(
     return key_plan_for(model_def).write(params, model_state)
 
 
-def own_key_plan(model_def: ModelDef) -> KeyPlan:
-    """Returns the plan of a model that CREDIT lacks: paths are keys, layouts are kept.
+def native_key_plan(model_def: ModelDef) -> KeyPlan:
+    """Returns the plan of a model that CREDIT lacks: keys are paths, arrays stay.
 
     Arrays of the model state are named "path.leaf", as in "head/norm.mean".
     """
@@ -140,8 +140,8 @@ def own_key_plan(model_def: ModelDef) -> KeyPlan:
             collection=collection,
             leaf=leaf,
         )
-        for collection, own in model_def.model_state_shapes.items()
-        for path, leaves in own.items()
+        for collection, arrays in model_def.model_state_shapes.items()
+        for path, leaves in arrays.items()
         for leaf, array in leaves.items()
     ]
     return KeyPlan(tuple(entries))

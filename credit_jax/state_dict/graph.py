@@ -57,5 +57,5 @@ TORCH_MODEL = TorchModel(
     block_names=_block_names,
     idle_modules=_idle_modules,
     # CREDIT's class reads the grid from its file.
-    own_keys=("image_height", "image_width"),
+    extra_keys=("image_height", "image_width"),
 )

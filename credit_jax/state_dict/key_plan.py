@@ -106,17 +106,17 @@ class KeyPlan:
     def trainable(self) -> KeyPlan:
         """The plan of the parameters that are not frozen, for moments."""
         entries = self.parameters.entries
-        kept = tuple(entry for entry in entries if entry.path not in self.frozen)
-        return replace(self, entries=kept)
+        trained = tuple(entry for entry in entries if entry.path not in self.frozen)
+        return replace(self, entries=trained)
 
     @property
     def optimized(self) -> KeyPlan:
         """The plan of the parameters in CREDIT's optimizer."""
         return self.parameters if self.lists_frozen else self.trainable
 
-    def current_names(self, given: Iterable[str]) -> list[RenamedKey]:
+    def current_names(self, keys: Iterable[str]) -> list[RenamedKey]:
         """Maps the keys of a file to names in the key table; see `renames`."""
-        return current_names(given, self.keys, self.renames)
+        return current_names(keys, self.keys, self.renames)
 
     def read(
         self, state: Mapping[str, Any], allocate: Allocate = np.empty
@@ -152,11 +152,11 @@ class KeyPlan:
         Raises:
             ValueError: as `read`.
         """
-        given = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
-        wanted = {key: np.shape(array) for key, array in self.constants.items()}
-        wanted |= {p.key: p.arrangement.torch_shape(p.shape) for p in self.entries}
+        actual = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
+        expected = {key: np.shape(array) for key, array in self.constants.items()}
+        expected |= {p.key: p.arrangement.torch_shape(p.shape) for p in self.entries}
         raise_problems(
-            compare_shapes(given, wanted),
+            compare_shapes(actual, expected),
             "the PyTorch state dict does not fit the architecture",
         )
 
@@ -172,9 +172,9 @@ class KeyPlan:
             ValueError: paths or shapes do not fit; lists all of them.
         """
         arrays = _named(params, model_state)
-        wanted = {name: _whole(entries) for name, entries in self._by_name.items()}
+        expected = {name: _whole(entries) for name, entries in self._by_name.items()}
         raise_problems(
-            compare_shapes({k: np.shape(v) for k, v in arrays.items()}, wanted),
+            compare_shapes({k: np.shape(v) for k, v in arrays.items()}, expected),
             "the parameters do not fit the architecture",
         )
         state = {key: array.copy() for key, array in self.constants.items()}

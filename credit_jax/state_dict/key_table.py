@@ -37,8 +37,8 @@ class Rule:
 
     def match(self, path: str) -> dict[str, str] | None:
         """Returns the indices for which `ours` equals `path`, or None."""
-        found = template_regex(self.ours).fullmatch(path)
-        return found and found.groupdict()
+        match = template_regex(self.ours).fullmatch(path)
+        return match and match.groupdict()
 
 
 @dataclass(frozen=True)

@@ -44,17 +44,17 @@ def make_key_plan(
     problems = []
     for path, param_spec in param_specs.items():
         candidates = by_outline.get(_outline(path), ())
-        found = [(r, at) for r in candidates if (at := r.match(path)) is not None]
-        if len(found) != 1:
-            named = ", ".join(rule.ours for rule, _ in found) or "none"
-            problems.append(f"{path}: {len(found)} rules match ({named}), expected 1")
-        elif found[0][0].is_stacked != param_spec.is_stacked:
+        matches = [(r, at) for r in candidates if (at := r.match(path)) is not None]
+        if len(matches) != 1:
+            named = ", ".join(rule.ours for rule, _ in matches) or "none"
+            problems.append(f"{path}: {len(matches)} rules match ({named}), expected 1")
+        elif matches[0][0].is_stacked != param_spec.is_stacked:
             problems.append(
-                f"{path}: {found[0][0].torch} does not match the parameter spec "
+                f"{path}: {matches[0][0].torch} does not match the parameter spec "
                 f"whether layers are stacked {param_spec.dims}"
             )
         else:
-            entries += _entries(*found[0], path, param_spec, path in normalized)
+            entries += _entries(*matches[0], path, param_spec, path in normalized)
     uses = Counter(entry.key for entry in entries)
     problems += [f"{k}: fills {n} arrays, expected 1" for k, n in uses.items() if n > 1]
     raise_problems(problems, "the key table does not fit the architecture")

@@ -71,10 +71,10 @@ def _is_older(key: str, array: Any) -> bool:
 
 def _split(key: str, array: Any) -> dict[str, Any]:
     """Splits q, k and v, with the same `weight_v`; 1 x 1 kernels become matrices."""
-    found = _FUSED.fullmatch(key)
-    if found is None:
+    match = _FUSED.fullmatch(key)
+    if match is None:
         return {key: array.reshape(array.shape[:2])}
-    stem, leaf = found.groups()
+    stem, leaf = match.groups()
     if leaf == "weight_v":
         parts = [array] * 3
     else:

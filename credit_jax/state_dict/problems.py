@@ -8,20 +8,20 @@ Shape = tuple[int, ...]
 
 
 def compare_shapes(
-    given: Mapping[str, Shape], wanted: Mapping[str, Shape]
+    actual: Mapping[str, Shape], expected: Mapping[str, Shape]
 ) -> list[str]:
     """Lists missing, unexpected and mismatched arrays, one line each.
 
     Args:
-        given: shape of every given array, by name.
-        wanted: shape of every expected array, by name.
+        actual: shape of every given array, by name.
+        expected: shape of every expected array, by name.
     """
-    missing = [f"missing: {k} {wanted[k]}" for k in wanted if k not in given]
-    unexpected = [f"unexpected: {k} {given[k]}" for k in given if k not in wanted]
+    missing = [f"missing: {k} {expected[k]}" for k in expected if k not in actual]
+    unexpected = [f"unexpected: {k} {actual[k]}" for k in actual if k not in expected]
     mismatched = [
-        f"shape: {k} is {given[k]}, expected {wanted[k]}"
-        for k in wanted
-        if k in given and given[k] != wanted[k]
+        f"shape: {k} is {actual[k]}, expected {expected[k]}"
+        for k in expected
+        if k in actual and actual[k] != expected[k]
     ]
     return missing + unexpected + mismatched
 

@@ -30,18 +30,18 @@ class RenamedKey:
     """A key of a file and its name in the key table.
 
     Attributes:
-        given: the key in the file.
+        file_key: the key in the file.
         name: the key in the table.
         steps: what was changed, in order.
     """
 
-    given: str
+    file_key: str
     name: str
     steps: tuple[str, ...] = ()
 
 
 def current_names(
-    given: Iterable[str], wanted: Collection[str], renames: Iterable[Rename] = ()
+    keys: Iterable[str], known: Collection[str], renames: Iterable[Rename] = ()
 ) -> list[RenamedKey]:
     """Maps the keys of a file to names in the key table.
 
@@ -50,33 +50,33 @@ def current_names(
     remains unknown is kept, and is reported when the table is applied.
 
     Args:
-        given: keys of the file.
-        wanted: keys of the table.
+        keys: keys of the file.
+        known: keys of the table.
         renames: of older versions of the model.
 
     Raises:
         ValueError: two keys of the file have the same name.
     """
-    wanted, renames = set(wanted), tuple(renames)
-    renamed = [_renamed(key, wanted, renames) for key in given]
+    known, renames = set(known), tuple(renames)
+    renamed = [_renamed(key, known, renames) for key in keys]
     first: dict[str, str] = {}
     for key in renamed:
         if key.name in first:
             raise ValueError(
-                f"{first[key.name]!r} and {key.given!r} are both {key.name!r}; "
+                f"{first[key.name]!r} and {key.file_key!r} are both {key.name!r}; "
                 "the file holds two models"
             )
-        first[key.name] = key.given
+        first[key.name] = key.file_key
     return renamed
 
 
-def _renamed(given: str, wanted: set[str], renames: tuple[Rename, ...]) -> RenamedKey:
-    plain = _INNER.sub("", _PREFIX.sub("", given))
-    unwrapped = (WRAPPER,) if plain != given else ()
+def _renamed(key: str, known: set[str], renames: tuple[Rename, ...]) -> RenamedKey:
+    plain = _INNER.sub("", _PREFIX.sub("", key))
+    unwrapped = (WRAPPER,) if plain != key else ()
     for name, steps in _candidates(plain, renames):
-        if name in wanted:
-            return RenamedKey(given, name, unwrapped + steps)
-    return RenamedKey(given, plain, unwrapped)
+        if name in known:
+            return RenamedKey(key, name, unwrapped + steps)
+    return RenamedKey(key, plain, unwrapped)
 
 
 def _candidates(
@@ -97,8 +97,8 @@ def _candidates(
 
 
 def _apply(rename: Rename, key: str) -> str | None:
-    found = rename.pattern.fullmatch(key)
-    return found and found.expand(rename.replacement)
+    match = rename.pattern.fullmatch(key)
+    return match and match.expand(rename.replacement)
 
 
 def is_domain_parallel(keys: Iterable[str]) -> bool:

@@ -82,7 +82,7 @@ class TorchModel:
         constants: config -> arrays of the state dict that the config determines.
         signature: matches part of a key of this model and of no other model, to
             recognize weights that are given with another `model.type`.
-        own_keys: keys of the `model:` section that CREDIT's class does not accept.
+        extra_keys: keys of the `model:` section that CREDIT's class does not accept.
     """
 
     key_table: KeyTable
@@ -94,4 +94,4 @@ class TorchModel:
     lists_frozen: bool = True
     constants: Callable[[Any], Mapping[str, np.ndarray]] = lambda _: {}
     signature: re.Pattern[str] | None = None
-    own_keys: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = ()

@@ -332,9 +332,9 @@ def change_entry(
         ValueError: the tree has no such entry of named fields.
     """
     if not isinstance(tree.get(key), Mapping):
-        there = [own for own in tree if isinstance(tree[own], Mapping)]
+        entries = [entry for entry in tree if isinstance(tree[entry], Mapping)]
         raise ValueError(
             f"{name}: key {key!r} names no fields of variables; there are: "
-            f"{', '.join(there) or 'none'}; a block of type reconstruct makes them"
+            f"{', '.join(entries) or 'none'}; a block of type reconstruct makes them"
         )
     return map_fields(tree, change, (key,))

@@ -35,17 +35,17 @@ def build_pipeline(
             content.
         OSError: a file cannot be read.
     """
-    wanted = [*_sections(preblocks, postblocks or PostblocksConfig())]
+    sections = [*_sections(preblocks, postblocks or PostblocksConfig())]
     args, problems = {}, []
-    for phase, path, config in wanted:
+    for phase, path, config in sections:
         try:
             args[path] = _parsed(phase, path, config)
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    _check_concat([(p, c.type) for phase, p, c in wanted if phase in PREBLOCKS])
-    placed = [_build(*each, args[each[1]]) for each in wanted]
+    _check_concat([(p, c.type) for phase, p, c in sections if phase in PREBLOCKS])
+    placed = [_build(*each, args[each[1]]) for each in sections]
     _check_places(placed)
     return Pipeline(tuple(placed))
 
@@ -62,11 +62,11 @@ def parse_preblocks(
     Raises:
         ConfigError: a type or an argument is unknown or invalid.
     """
-    found = []
+    parsed = []
     for phase, path, config in _sections(preblocks, PostblocksConfig()):
         args = _parsed(phase, path, config)
-        found.append((path, config, args, partial(_build, phase, path, config, args)))
-    return found
+        parsed.append((path, config, args, partial(_build, phase, path, config, args)))
+    return parsed
 
 
 def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
@@ -119,8 +119,8 @@ def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
         raise ConfigError([f"{path}.type: {error}"])
     entry = TRANSFORMS[phase.section][config.type]
     if phase not in entry.phases:
-        there = " or ".join(own.value for own in entry.phases)
-        raise ConfigError([f"{path}.type: {config.type} belongs into {there}"])
+        expected = " or ".join(allowed.value for allowed in entry.phases)
+        raise ConfigError([f"{path}.type: {config.type} belongs into {expected}"])
     return parse(entry.args, config.args, f"{path}.args")
 
 
@@ -139,8 +139,8 @@ def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
 def _check_places(placed: Sequence[Placed]) -> None:
     """Checks that each phase can run on the host, or traced."""
     for phase in Phase:
-        own = [each for each in placed if each.phase is phase]
-        only = {w: [e.path for e in own if e.where is w] for w in Where}
+        of_phase = [each for each in placed if each.phase is phase]
+        only = {w: [e.path for e in of_phase if e.where is w] for w in Where}
         if only[Where.HOST] and only[Where.TRACED]:
             raise ValueError(
                 f"{phase.value} cannot run in one place: on the host only "

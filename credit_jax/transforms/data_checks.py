@@ -56,12 +56,14 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
         ValueError: a unit differs from that of the file of means, or from that of a
             formula.
     """
-    known = {key: (*own, variable_of(key)) for key, own in units.items()}
+    known = {key: (*unit, variable_of(key)) for key, unit in units.items()}
     for each in pipeline.transforms:
-        own = each.transform
-        if isinstance(own, Rename) and each.phase in PREBLOCKS:
-            known = {own.mapping.get(key, key): unit for key, unit in known.items()}
-        for key, expected, whose in _units_of(own, known):
+        transform = each.transform
+        if isinstance(transform, Rename) and each.phase in PREBLOCKS:
+            known = {
+                transform.mapping.get(key, key): unit for key, unit in known.items()
+            }
+        for key, expected, whose in _units_of(transform, known):
             unit, path, name = known[key]
             if differ(unit, expected):
                 raise ValueError(
@@ -83,27 +85,27 @@ def notes_on_layout(pipeline: Pipeline, layout: Layout) -> list[str]:
     Returns:
         One line for each finding.
     """
-    found = []
+    notes = []
     for each, before in pipeline.with_layouts(layout):
         if isinstance(each.transform, Selects):
             parts = before if each.phase in PREBLOCKS else {"": before["target"]}
-            keys = {group.var_key: 0 for own in parts.values() for group in own}
+            keys = {group.var_key: 0 for groups in parts.values() for group in groups}
             lines = each.transform.selection.unmatched(keys)
-            found += [f"{each.path}.args.variables: {line}" for line in lines]
-    return found + _not_normalized(pipeline, layout)
+            notes += [f"{each.path}.args.variables: {line}" for line in lines]
+    return notes + _not_normalized(pipeline, layout)
 
 
 def _not_normalized(pipeline: Pipeline, layout: Layout) -> list[str]:
     """A note on predicted variables that no normalizer has in its files."""
-    preblocks = [own for own in pipeline.transforms if own.phase in PREBLOCKS]
-    if any(isinstance(own.transform, ScalerTransform) for own in preblocks):
+    preblocks = [each for each in pipeline.transforms if each.phase in PREBLOCKS]
+    if any(isinstance(each.transform, ScalerTransform) for each in preblocks):
         return []
     missing, paths = {}, []
     for each, before in pipeline.with_layouts(layout):
         if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
             names = (variable_of(group.var_key) for group in before["target"])
-            own = [name for name in names if name not in each.transform.mean]
-            missing = dict.fromkeys(n for n in own if not paths or n in missing)
+            unscaled = [name for name in names if name not in each.transform.mean]
+            missing = dict.fromkeys(n for n in unscaled if not paths or n in missing)
             paths.append(f"{each.path}: {each.transform.paths}")
     if not missing:
         return []
@@ -124,7 +126,7 @@ def notes_on_inverses(pipeline: Pipeline, layout: Layout) -> list[str]:
         One line for each block, if a postblock makes the fields `y_processed`.
     """
     changed: dict[tuple[str, str], list[str]] = {}
-    made = False
+    has_output = False
     for each, before in pipeline.with_layouts(layout):
         transform: Any = each.transform
         args: Any = getattr(transform, "args", None)
@@ -132,24 +134,24 @@ def notes_on_inverses(pipeline: Pipeline, layout: Layout) -> list[str]:
             keys = [group.var_key for group in before.get("target", ())]
             if isinstance(transform, Rename):
                 names = transform.predicted_names({})
-                for own in changed.values():
-                    own[:] = [names.get(key, key) for key in own]
+                for pending in changed.values():
+                    pending[:] = [names.get(key, key) for key in pending]
             elif each.type in _INVERSES and "target" in (args.data_types or _BOTH):
-                own = [key for key in keys if transform.selection(key)]
-                changed[each.path, each.type] = own
+                pending = [key for key in keys if transform.selection(key)]
+                changed[each.path, each.type] = pending
             continue
-        made = made or getattr(args, "out_key", None) == OUTPUT
+        has_output = has_output or getattr(args, "out_key", None) == OUTPUT
         if getattr(args, "key", None) != OUTPUT:
             continue
-        for (_, kind), own in changed.items():
+        for (_, kind), pending in changed.items():
             if each.type == _INVERSES[kind]:
-                own[:] = [key for key in own if not transform.selection(key)]
+                pending[:] = [key for key in pending if not transform.selection(key)]
     return [
-        f"{path} (type {kind}) changes {', '.join(own)}, and no postblock restores "
+        f"{path} (type {kind}) changes {', '.join(pending)}, and no postblock restores "
         "it: forecasts, what they feed back, and their scores have the changed values, "
         f"as in CREDIT; add a block of type {_INVERSES[kind]} to postblocks.per_step"
-        for (path, kind), own in changed.items()
-        if own and made
+        for (path, kind), pending in changed.items()
+        if pending and has_output
     ]
 
 

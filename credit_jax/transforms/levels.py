@@ -123,15 +123,15 @@ class LevelInterp:
 
     def layout(self, layout: Layout) -> Layout:
         """The variables with their new numbers of levels."""
-        found, count = dict(layout), len(self.dest[0])
+        new_layout, count = dict(layout), len(self.dest[0])
         for part in filter(layout.__contains__, self.parts):
-            found[part] = [
+            new_layout[part] = [
                 dataclasses.replace(group, n_levels=count, levels=None)  # type: ignore[type-var]
                 if group.var_key in self.args.variables
                 else group
                 for group in layout[part]
             ]
-        return found
+        return new_layout
 
     def _moved(
         self, tree: FieldTree, part: str, context: FieldContext | None
@@ -142,12 +142,12 @@ class LevelInterp:
                 f"{', '.join(sorted(tree))}"
             )
         fields = tree[part]
-        there = [k for k in self.args.variables if k in fields.get(source_of(k), {})]
-        if not there:
+        present = [k for k in self.args.variables if k in fields.get(source_of(k), {})]
+        if not present:
             return {}
         pressure = get_field(tree, part, self.args.surface_pressure_var)
         pressure = fill_padding(pressure, 1e5, context)
-        return {key: self._move(tree, part, key, pressure) for key in there}
+        return {key: self._move(tree, part, key, pressure) for key in present}
 
     def _move(self, tree: FieldTree, part: str, key: str, pressure: Any) -> Any:
         field = get_field(tree, part, key)

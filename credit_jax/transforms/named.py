@@ -37,9 +37,11 @@ def get_field(tree: FieldTree, part: str, key: str) -> Any:
         )
     fields = tree[part].get(source_of(key), {})
     if key not in fields:
-        there = [name for own in tree[part].values() for name in own]
+        names = [
+            name for source_fields in tree[part].values() for name in source_fields
+        ]
         raise ValueError(
-            f"{part} has no variable {key!r}; it has: {', '.join(sorted(there))}"
+            f"{part} has no variable {key!r}; it has: {', '.join(sorted(names))}"
         )
     return fields[key]
 
@@ -48,7 +50,10 @@ def with_fields(
     tree: FieldTree, part: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns a new tree with some fields of an entry replaced or added."""
-    sources = {source: dict(own) for source, own in tree.get(part, {}).items()}
+    sources = {
+        source: dict(source_fields)
+        for source, source_fields in tree.get(part, {}).items()
+    }
     for key, field in fields.items():
         sources.setdefault(source_of(key), {})[key] = field
     return {**tree, part: sources}

@@ -53,34 +53,34 @@ def knots(scaler: QuantileScaler, quantiles: Quantiles, dtype: np.dtype) -> Knot
     ties = np.diff(x, axis=1) <= 0
     x[:, 1:][ties] = x[:, :-1][ties] + 1e-12
     z = np.broadcast_to(z, x.shape)
-    found = x, z, slopes(x, z), slopes(z, x)
-    return Knots(*(part.astype(dtype) for part in found))
+    arrays = x, z, slopes(x, z), slopes(z, x)
+    return Knots(*(part.astype(dtype) for part in arrays))
 
 
-def transform(scaler: QuantileScaler, own: Knots, x: Any) -> Any:
+def transform(scaler: QuantileScaler, curve: Knots, x: Any) -> Any:
     """Transforms the values of one channel."""
     del scaler
-    return _evaluate(own.x, own.z, own.slope, x)
+    return _evaluate(curve.x, curve.z, curve.slope, x)
 
 
-def inverse(scaler: QuantileScaler, own: Knots, z: Any) -> Any:
+def inverse(scaler: QuantileScaler, curve: Knots, z: Any) -> Any:
     """Inverts `transform` for one channel."""
     del scaler
-    return _evaluate(own.z, own.x, own.inverse_slope, z)
+    return _evaluate(curve.z, curve.x, curve.inverse_slope, z)
 
 
 def slopes(x: Knots2d, y: Knots2d) -> Knots2d:
     """Slopes dy/dx at the knots, as scipy's PchipInterpolator (Fritsch and Carlson)."""
-    found = np.zeros_like(x)
+    slope = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         h = np.diff(x, axis=1)
         delta = np.diff(y, axis=1) / h
         after, before = 2 * h[:, 1:] + h[:, :-1], h[:, 1:] + 2 * h[:, :-1]
         mean = (after + before) / (after / delta[:, :-1] + before / delta[:, 1:])
-        found[:, 1:-1] = np.where(delta[:, :-1] * delta[:, 1:] > 0, mean, 0.0)
-        found[:, 0] = _edge(h[:, 0], h[:, 1], delta[:, 0], delta[:, 1])
-        found[:, -1] = _edge(h[:, -1], h[:, -2], delta[:, -1], delta[:, -2])
-    return found
+        slope[:, 1:-1] = np.where(delta[:, :-1] * delta[:, 1:] > 0, mean, 0.0)
+        slope[:, 0] = _edge(h[:, 0], h[:, 1], delta[:, 0], delta[:, 1])
+        slope[:, -1] = _edge(h[:, -1], h[:, -2], delta[:, -1], delta[:, -2])
+    return slope
 
 
 def _edge(h0: Any, h1: Any, d0: Any, d1: Any) -> Any:
@@ -99,7 +99,7 @@ def _evaluate(places: Any, values: Any, slope: Any, x: Any) -> Any:
     t = (x - x0) / xp.where(h == 0, 1, h)
     t2 = t * t
     t3 = t2 * t
-    found = (2 * t3 - 3 * t2 + 1) * y0 + (t3 - 2 * t2 + t) * h * slope[i - 1]
-    found = found + (-2 * t3 + 3 * t2) * y1 + (t3 - t2) * h * slope[i]
-    found = xp.where(x <= places[0], values[0], found)
-    return xp.where(x >= places[-1], values[-1], found)
+    y = (2 * t3 - 3 * t2 + 1) * y0 + (t3 - 2 * t2 + t) * h * slope[i - 1]
+    y = y + (-2 * t3 + 3 * t2) * y1 + (t3 - t2) * h * slope[i]
+    y = xp.where(x <= places[0], values[0], y)
+    return xp.where(x >= places[-1], values[-1], y)

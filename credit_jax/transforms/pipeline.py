@@ -134,12 +134,12 @@ class Pipeline:
         Args:
             known: attributes of the fields of the data files.
         """
-        found = dict(known)
+        descriptions = dict(known)
         for phase in Phase:
             for each in self._of(phase):
                 if isinstance(each.transform, Describes):
-                    found |= each.transform.describe(found)
-        return found
+                    descriptions |= each.transform.describe(descriptions)
+        return descriptions
 
     def with_gradients(self) -> Pipeline:
         """Returns a copy in which `reconstruct` does not stop gradients."""
@@ -162,27 +162,27 @@ class Pipeline:
         Differs from CREDIT: its rollout fails at a block that needs "y", and feeds back
         fields that are still normalized.
         """
-        made = {
+        outputs = {
             each.transform.args.out_key
             for each in self.transforms
             if isinstance(each.transform, Reconstruct)
             and each.transform.args.in_key == "y"
         }
-        kept: list[Placed] = []
+        blocks: list[Placed] = []
         for each in self.transforms:
             args: Any = getattr(each.transform, "args", each.transform)
             keys = {getattr(args, name, None) for name in ("in_key", "out_key", "key")}
-            if each.phase is Phase.AFTER_STEP and keys & {"y", *made}:
+            if each.phase is Phase.AFTER_STEP and keys & {"y", *outputs}:
                 continue
-            kept.append(each)
+            blocks.append(each)
             if each.phase is Phase.AFTER_STEP and keys >= {"y_pred", "y_processed"}:
-                kept += self._inverses()
-        return Pipeline(tuple(kept))
+                blocks += self._inverses()
+        return Pipeline(tuple(blocks))
 
     def _inverses(self) -> Iterator[Placed]:
         """The inverses of the normalizers of every step, unless a postblock is one."""
         after = [each.transform for each in self._of(Phase.AFTER_STEP)]
-        if any(isinstance(own, Denormalizer) for own in after):
+        if any(isinstance(transform, Denormalizer) for transform in after):
             return
         origins: dict[str, str] = {}
         for each in reversed(self._of(Phase.BEFORE_STEP)):
@@ -285,10 +285,14 @@ class Pipeline:
             for key in each.transform.state_keys
         }
         chosen = {
-            source: {key: field for key, field in own.items() if key in read}
-            for source, own in fields.items()
+            source: {key: field for key, field in source_fields.items() if key in read}
+            for source, source_fields in fields.items()
         }
-        return {source: own for source, own in chosen.items() if own}
+        return {
+            source: source_fields
+            for source, source_fields in chosen.items()
+            if source_fields
+        }
 
     def require(self, phase: Phase, where: Where) -> None:
         """Checks that a phase can run on the host, or traced.
@@ -296,9 +300,9 @@ class Pipeline:
         Raises:
             ValueError: some transforms cannot; names them.
         """
-        lost = [each for each in self._of(phase) if where not in each.where]
-        if lost:
-            listed = ", ".join(f"{each.path} (type {each.type})" for each in lost)
+        misplaced = [each for each in self._of(phase) if where not in each.where]
+        if misplaced:
+            listed = ", ".join(f"{each.path} (type {each.type})" for each in misplaced)
             here, only = "on the host", "in the traced step"
             if where is Where.TRACED:
                 here, only = only, here
@@ -328,13 +332,13 @@ class Pipeline:
         Raises:
             ValueError: a file has other coordinates than the data; names both.
         """
-        found = []
+        placed = []
         for each, before in self.with_layouts(layout):
             if isinstance(each.transform, HasCoordinates):
                 with errors_of(each.path):
-                    own = each.transform.at(before, grid)
-                if own is not each.transform:
-                    each = replace(each, transform=own)
+                    transform = each.transform.at(before, grid)
+                if transform is not each.transform:
+                    each = replace(each, transform=transform)
             if isinstance(each.transform, HasLevelFiles):
                 with errors_of(each.path):
                     for file in each.transform.level_files:
@@ -343,9 +347,9 @@ class Pipeline:
                 new = each.transform.new_grid
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = Axes(*axes, where=each.path)
-            found.append(each)
-        same = all(x is y for x, y in zip(found, self.transforms, strict=True))
-        return self if same else Pipeline(tuple(found))
+            placed.append(each)
+        same = all(x is y for x, y in zip(placed, self.transforms, strict=True))
+        return self if same else Pipeline(tuple(placed))
 
     def notes_on_order(self, layout: Layout) -> list[str]:
         """One note on the files whose values are matched with levels by count.
@@ -353,17 +357,17 @@ class Pipeline:
         Args:
             layout: variables of "input" and "target" of the data, with their levels.
         """
-        found = [
+        notes = [
             f"{each.path}: {text}"
             for each, before in self.with_layouts(layout)
             if isinstance(each.transform, HasLevelFiles)
             for file in each.transform.level_files
             if (text := matched_by_count(file, before))
         ]
-        if not found:
+        if not notes:
             return []
         return [
-            f"{'; '.join(found)}: without values of levels, taken in the order of the "
+            f"{'; '.join(notes)}: without values of levels, taken in the order of the "
             "levels of the data, whose number alone is compared"
         ]
 
@@ -396,14 +400,14 @@ class Pipeline:
             layout: the variables of x and y.
         """
         keys = {group.var_key for groups in layout.values() for group in groups}
-        found: set[str] = set()
+        scaled: set[str] = set()
         for each in self.preblocks:
-            own = each.transform
-            if isinstance(own, Normalizer):
-                found |= {key for key in keys if variable_of(key) in own.mean}
-            elif isinstance(own, ScalerTransform):
-                found |= {key for key in keys if own.selection(key)}
-        return frozenset(found)
+            transform = each.transform
+            if isinstance(transform, Normalizer):
+                scaled |= {key for key in keys if variable_of(key) in transform.mean}
+            elif isinstance(transform, ScalerTransform):
+                scaled |= {key for key in keys if transform.selection(key)}
+        return frozenset(scaled)
 
     @property
     def needs_grid(self) -> bool:
@@ -431,14 +435,16 @@ class Pipeline:
 
 def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) -> None:
     """Checks that a block does not change some variables, except for their names."""
-    own = before.transform
-    if isinstance(own, Rename | Regrid):
+    transform = before.transform
+    if isinstance(transform, Rename | Regrid):
         return
-    changed = own.selection if isinstance(own, Selects) else lambda key: True
-    lost = [key for key in variables if changed(key)]
-    if lost:
+    changed = (
+        transform.selection if isinstance(transform, Selects) else lambda key: True
+    )
+    altered = [key for key in variables if changed(key)]
+    if altered:
         raise ValueError(
-            f"{regrid.path} regrids {lost[0]} after {before.path} (type {before.type}) "
-            "has changed it; in a forecast of several steps the block of type regrid "
-            "must come first"
+            f"{regrid.path} regrids {altered[0]} after {before.path} (type "
+            f"{before.type}) has changed it; in a forecast of several steps the block "
+            "of type regrid must come first"
         )

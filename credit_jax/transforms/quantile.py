@@ -92,9 +92,9 @@ def scale(
         function = _inverse if inverse else _transform
     if per_point:
         whole = (part.reshape(*grid, *part.shape[1:]) for part in parts)
-        own = (rows(part) for part in whole)
-        parts = type(parts)(*(part.reshape(-1, *part.shape[2:]) for part in own))
-    new = _each_channel(lambda *own: function(scaler, *own), parts, flat)
+        arrays = (rows(part) for part in whole)
+        parts = type(parts)(*(part.reshape(-1, *part.shape[2:]) for part in arrays))
+    new = _each_channel(lambda *arrays: function(scaler, *arrays), parts, flat)
     if per_point:
         return new.T.reshape(x.shape)
     shape = (x.shape[dim], *(n for i, n in enumerate(x.shape) if i != dim))
@@ -104,11 +104,14 @@ def scale(
 @lru_cache(maxsize=256)
 def digest(scaler: QuantileScaler, dtype: np.dtype) -> Digest:
     """Converts the digests of a scaler to arrays of a dtype."""
-    counts = [len(own) for own in scaler.centroids]
+    counts = [len(centroids) for centroids in scaler.centroids]
     shape = len(counts), max(counts, default=1)
     mean, weight = np.full(shape, np.inf, dtype), np.zeros(shape, dtype)
-    for i, own in enumerate(scaler.centroids):
-        mean[i, : len(own)], weight[i, : len(own)] = own[:, 0], own[:, 1]
+    for i, centroids in enumerate(scaler.centroids):
+        mean[i, : len(centroids)], weight[i, : len(centroids)] = (
+            centroids[:, 0],
+            centroids[:, 1],
+        )
     summed = np.cumsum(weight, axis=1, dtype=np.float64).astype(dtype)
     return Digest(
         mean,
@@ -121,10 +124,10 @@ def digest(scaler: QuantileScaler, dtype: np.dtype) -> Digest:
     )
 
 
-def _transform(scaler: QuantileScaler, own: Digest, x: Any) -> Any:
+def _transform(scaler: QuantileScaler, channel_digest: Digest, x: Any) -> Any:
     special = scipy.special if is_numpy(x) else jax.scipy.special
     xp = np if is_numpy(x) else jnp
-    share = xp.clip(_cdf(xp, own, x), scaler.min_val, scaler.max_val)
+    share = xp.clip(_cdf(xp, channel_digest, x), scaler.min_val, scaler.max_val)
     if scaler.distribution == "normal":
         return special.ndtri(share)
     if scaler.distribution == "logistic":
@@ -132,7 +135,7 @@ def _transform(scaler: QuantileScaler, own: Digest, x: Any) -> Any:
     return share
 
 
-def _inverse(scaler: QuantileScaler, own: Digest, z: Any) -> Any:
+def _inverse(scaler: QuantileScaler, channel_digest: Digest, z: Any) -> Any:
     special = scipy.special if is_numpy(z) else jax.scipy.special
     xp = np if is_numpy(z) else jnp
     share = z
@@ -142,12 +145,12 @@ def _inverse(scaler: QuantileScaler, own: Digest, z: Any) -> Any:
         share = (1 + special.erf(z / np.sqrt(2.0).item())) * 0.5
     elif scaler.distribution == "logistic":
         share = special.expit(z)
-    return _quantile(xp, own, share)
+    return _quantile(xp, channel_digest, share)
 
 
-def _cdf(xp: Any, own: Digest, x: Any) -> Any:
+def _cdf(xp: Any, channel_digest: Digest, x: Any) -> Any:
     """Cumulative distribution function of one digest at x, by bridgescaler's cases."""
-    mean, weight, merged, total, low, high, count = own
+    mean, weight, merged, total, low, high, count = channel_digest
     size, last = mean.shape[0], xp.maximum(count - 1, 0)
     left, right = (xp.searchsorted(mean, x, side=side) for side in ("left", "right"))
     first, end = mean[0], mean[last]
@@ -159,20 +162,20 @@ def _cdf(xp: Any, own: Digest, x: Any) -> Any:
     step = (weight[i - 1] + weight[i]) / 2
     inside = step * (x - mean[i - 1]) / _safe(xp, mean[i] - mean[i - 1])
     inside = (merged[i - 1] + inside) / total
-    found = xp.where(mean[xp.minimum(left, last)] == x, at, inside)
-    found = xp.where(left >= count, after, found)
-    found = xp.where(x < first, before, found)
-    found = xp.where(x >= high, 1.0, xp.where(x <= low, 0.0, found))
+    cdf = xp.where(mean[xp.minimum(left, last)] == x, at, inside)
+    cdf = xp.where(left >= count, after, cdf)
+    cdf = xp.where(x < first, before, cdf)
+    cdf = xp.where(x >= high, 1.0, xp.where(x <= low, 0.0, cdf))
     ramp = (x - low) / _safe(xp, high - low)
     ramp = xp.where(high - low < xp.finfo(x.dtype).eps, 0.5, ramp)
     ramp = xp.where(x < low, 0.0, xp.where(x > high, 1.0, ramp))
-    found = xp.where(count <= 1, ramp, found)
-    return xp.where(count == 0, xp.nan, found).astype(x.dtype)
+    cdf = xp.where(count <= 1, ramp, cdf)
+    return xp.where(count == 0, xp.nan, cdf).astype(x.dtype)
 
 
-def _quantile(xp: Any, own: Digest, share: Any) -> Any:
+def _quantile(xp: Any, channel_digest: Digest, share: Any) -> Any:
     """Quantile function of one digest, the inverse of `_cdf`."""
-    mean, _, merged, total, low, high, count = own
+    mean, _, merged, total, low, high, count = channel_digest
     last, target = xp.maximum(count - 1, 0), share * total
     right = xp.searchsorted(merged, target, side="left")
     i, j = xp.maximum(right - 1, 0), xp.minimum(right, last)
@@ -182,10 +185,10 @@ def _quantile(xp: Any, own: Digest, share: Any) -> Any:
     x1 = xp.where(at_end, total, merged[j])
     y1 = xp.where(at_end, high, mean[j])
     width = x1 - x0
-    found = y0 + (target - x0) * (y1 - y0) / xp.where(width == 0, 1e-9, width)
-    found = xp.where(count <= 1, mean[0], found)
-    found = xp.where(share <= 0, low, xp.where(share >= 1, high, found))
-    return xp.where(count == 0, xp.nan, found).astype(share.dtype)
+    value = y0 + (target - x0) * (y1 - y0) / xp.where(width == 0, 1e-9, width)
+    value = xp.where(count <= 1, mean[0], value)
+    value = xp.where(share <= 0, low, xp.where(share >= 1, high, value))
+    return xp.where(count == 0, xp.nan, value).astype(share.dtype)
 
 
 def _values_at(
@@ -194,7 +197,7 @@ def _values_at(
     """The values of every channel at some quantiles, in float64."""
     parts = digest(scaler, np.dtype(np.float64))
     return np.stack(
-        [_quantile(np, Digest(*own), shares) for own in zip(*parts, strict=True)]
+        [_quantile(np, Digest(*arrays), shares) for arrays in zip(*parts, strict=True)]
     )
 
 
@@ -208,7 +211,9 @@ def _each_channel(function: Callable[..., Any], parts: Any, x: Any) -> Any:
     if is_numpy(x):
         pairs = zip(zip(*parts, strict=True), x, strict=True)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return np.stack([function(kind(*own), values) for own, values in pairs])
+            return np.stack(
+                [function(kind(*arrays), values) for arrays, values in pairs]
+            )
     return jax.vmap(function)(kind(*map(jnp.asarray, parts)), x)
 
 

@@ -48,8 +48,10 @@ def static_fields(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Selects the fields of type static."""
     return {
-        source: {key: x for key, x in own.items() if field_type_of(key) == STATIC}
-        for source, own in fields.items()
+        source: {
+            key: x for key, x in source_fields.items() if field_type_of(key) == STATIC
+        }
+        for source, source_fields in fields.items()
     }
 
 
@@ -58,8 +60,8 @@ def newest(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Selects the last time of fields, (batch, level, 1, lat, lon)."""
     return {
-        source: {key: field[:, :, -1:] for key, field in own.items()}
-        for source, own in fields.items()
+        source: {key: field[:, :, -1:] for key, field in source_fields.items()}
+        for source, source_fields in fields.items()
     }
 
 
@@ -81,9 +83,9 @@ def fields_of_rollout(
     forcing = {
         source: {
             key: np.concatenate([step[source][key] for step in later], axis=2)
-            for key in own
+            for key in source_fields
         }
-        for source, own in later[0].items()
+        for source, source_fields in later[0].items()
     }
     return {FORCING: forcing, STATIC: constant_fields(first)}
 
@@ -95,10 +97,10 @@ def constant_fields(
     return {
         source: {
             key: field
-            for key, field in own.items()
+            for key, field in source_fields.items()
             if field_type_of(key) not in (PROGNOSTIC, DYNAMIC_FORCING)
         }
-        for source, own in newest(first).items()
+        for source, source_fields in newest(first).items()
     }
 
 
@@ -174,15 +176,17 @@ class Advance:
                 source = key.split("/")[0]
                 fields.setdefault(source, {})[key] = _predicted(tree, source, key)
         # Forcing and static fields also have the names after the preblocks.
-        for source, own in (*forcing.items(), *static.items()):
-            repeated = {key: context.repeat_members(x) for key, x in own.items()}
+        for source, source_fields in (*forcing.items(), *static.items()):
+            repeated = {
+                key: context.repeat_members(x) for key, x in source_fields.items()
+            }
             fields.setdefault(source, {}).update(repeated)
         maps = {
             "input_channel_map": dict(self.input_channels),
             "channel_map": dict(self.target_channels),
         }
-        given = self.pipeline.named_as_before({"input": fields, **maps}, context)
-        new = self.pipeline.before_step(given, context)["x"]
+        renamed = self.pipeline.named_as_before({"input": fields, **maps}, context)
+        new = self.pipeline.before_step(renamed, context)["x"]
         x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
@@ -245,8 +249,8 @@ class Rollout:
 
     def start(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
         """Returns the fed-back entries for the first step, repeated for members."""
-        given = {name: batch[name] for name in _FED_BACK if name in batch}
-        return jax.tree.map(context.repeat_members, given)
+        carried = {name: batch[name] for name in _FED_BACK if name in batch}
+        return jax.tree.map(context.repeat_members, carried)
 
     def inputs(
         self,
@@ -265,16 +269,16 @@ class Rollout:
             fields: has the input x.
             index: index of the step, from 0.
         """
-        given = {
+        inputs = {
             name: _of_step(batch[name], shape, index)
             for name, shape in shapes.items()
             if name != "x"
         }
         if self.num_members > 1:
-            given = {
-                k: jnp.repeat(v, self.num_members, axis=0) for k, v in given.items()
+            inputs = {
+                k: jnp.repeat(v, self.num_members, axis=0) for k, v in inputs.items()
             }
-        return {**given, "x": self.clamped(fields["x"])}
+        return {**inputs, "x": self.clamped(fields["x"])}
 
     def after(
         self,

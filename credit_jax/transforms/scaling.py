@@ -193,8 +193,8 @@ def check_groups(
         if spatial(key) and not selected(key):
             raise ValueError(_not_selected(key))
     chosen = [key for key in levels if selected(key)]
-    found = find_scalers(scalers, chosen, f"{where} of {args.scaler_path}")
-    for key, scaler in found.items():
+    chosen_scalers = find_scalers(scalers, chosen, f"{where} of {args.scaler_path}")
+    for key, scaler in chosen_scalers.items():
         with errors_of(args.scaler_path, key):
             _check_scaler(scaler, levels[key], spatial(key))
 
@@ -207,8 +207,8 @@ def level_file(
     """The scalers whose channels are levels without values; see `HasLevelFiles`."""
     without = {
         key
-        for own in scalers.values()
-        for key, scaler in own.items()
+        for source_scalers in scalers.values()
+        for key, scaler in source_scalers.items()
         if levels_of(scaler) is None and not getattr(scaler, "channels_last", True)
     }
     return LevelFile(path, lambda key: key in without and selects(key))
@@ -231,19 +231,19 @@ def scalers_at(
     Raises:
         ValueError: a scaler has other levels; names both.
     """
-    found = scalers
+    located = scalers
     for group in groups:
         key = group.var_key
         source = key.split("/")[0]
-        scaler = found.get(source, {}).get(key)
+        scaler = located.get(source, {}).get(key)
         if scaler is None or not selects(key) or getattr(scaler, "channels_last", True):
             continue
         where = f"{path}: {key}", "the data"
         order = places_of(group.levels, levels_of(scaler), "level", *where, some=True)
         if order is not None:
             ordered = take_channels(scaler, order)
-            found = {**found, source: {**found[source], key: ordered}}
-    return found
+            located = {**located, source: {**located[source], key: ordered}}
+    return located
 
 
 def find_scalers(
@@ -259,16 +259,16 @@ def find_scalers(
     Raises:
         ValueError: a variable has no scaler.
     """
-    own = {key: scalers.get(key.split("/")[0], {}) for key in keys}
-    missing = [key for key in keys if key not in own[key]]
+    by_source = {key: scalers.get(key.split("/")[0], {}) for key in keys}
+    missing = [key for key in keys if key not in by_source[key]]
     if missing:
-        there = [name for names in scalers.values() for name in names]
+        known = [name for names in scalers.values() for name in names]
         raise ValueError(
             f"bridgescaler_transform: {', '.join(missing)} {_are(missing)} not among "
-            f"{where}; there are: {', '.join(there) or 'none'}. Fit "
+            f"{where}; there are: {', '.join(known) or 'none'}. Fit "
             "them again, or name those that are to be scaled in `variables`"
         )
-    return {key: own[key][key] for key in keys}
+    return {key: by_source[key][key] for key in keys}
 
 
 def _spatial(args: ScalerSelection) -> Callable[[str], bool]:

@@ -36,7 +36,7 @@ class Selection:
         """Whether the variable of a key is selected."""
         if not self.variables:
             return True
-        return any(_covers(own, key) for own in self.variables)
+        return any(_covers(variable, key) for variable in self.variables)
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
         """Returns a line for each entry of `variables` that matches none of `keys`."""
@@ -50,9 +50,10 @@ class Selection:
                 f"Trained weights may depend on that; if not, write [{self.variables}]"
             ]
         return [
-            f"{own!r} is no variable here and changes nothing{hint(own, keys)}"
-            for own in self.variables
-            if not any(_covers(own, key) for key in keys)
+            f"{variable!r} is no variable here and changes "
+            f"nothing{hint(variable, keys)}"
+            for variable in self.variables
+            if not any(_covers(variable, key) for key in keys)
         ]
 
 

@@ -46,7 +46,12 @@ def differ(one: str, other: str) -> bool:
     """
     names = _plain(one), _plain(other)
     for family in _FAMILIES:
-        places = [i for name in names for i, own in enumerate(family) if name in own]
+        places = [
+            i
+            for name in names
+            for i, spellings in enumerate(family)
+            if name in spellings
+        ]
         if len(places) == 2 and places[0] != places[1]:
             return True
     return False

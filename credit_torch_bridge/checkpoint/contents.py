@@ -96,14 +96,14 @@ def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
     for entry in renamed:
         place = places.get(entry.name)
         done = f" [{', '.join(entry.steps)}]" if entry.steps else ""
-        shape = tuple(found.model[entry.given].shape)
+        shape = tuple(found.model[entry.file_key].shape)
         if place is None:
-            yield f"  {entry.given} {shape}{done} -> not known"
+            yield f"  {entry.file_key} {shape}{done} -> not known"
             continue
         layer = "" if place.layer is None else f"[{place.layer}]"
         leaf = f" ({place.leaf})" if place.leaf else ""
-        yield f"  {entry.given} {shape}{done} -> {place.path}{layer}{leaf}"
-    given = {r.name: tuple(found.model[r.given].shape) for r in renamed}
+        yield f"  {entry.file_key} {shape}{done} -> {place.path}{layer}{leaf}"
+    given = {r.name: tuple(found.model[r.file_key].shape) for r in renamed}
     wanted = {
         key: place.arrangement.torch_shape(place.shape) for key, place in places.items()
     }

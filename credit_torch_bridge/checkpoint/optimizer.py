@@ -106,7 +106,7 @@ def _entries(
 def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
     """Maps the keys of a parameter group to those of the table."""
     if all(isinstance(key, str) for key in params):
-        return {r.given: r.name for r in plan.current_names(params)}
+        return {r.file_key: r.name for r in plan.current_names(params)}
     keys = plan.optimized.keys
     if len(params) != len(keys):
         raise ValueError(

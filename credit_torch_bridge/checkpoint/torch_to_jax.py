@@ -156,7 +156,8 @@ def read_model(
 ) -> tuple[Arrays, HostModelState]:
     """Reads parameters and model state; ValueError if keys or shapes do not fit."""
     tensors = {
-        r.name: checkpoint.model[r.given] for r in renamed_keys(run_config, checkpoint)
+        r.name: checkpoint.model[r.file_key]
+        for r in renamed_keys(run_config, checkpoint)
     }
     state = as_arrays(tensors)
     try:
@@ -189,7 +190,7 @@ def _read_average(
     shadow = checkpoint.average.shadow
     # CREDIT averages constants of a process, too.
     names = [r for r in plan.current_names(shadow) if r.name not in plan.constants]
-    state = as_arrays({r.name: shadow[r.given] for r in names})
+    state = as_arrays({r.name: shadow[r.file_key] for r in names})
     raise_non_finite(state, "the average")
     statistics = plan.averaged_statistics
     own = {key: state.pop(key) for key in statistics.keys if key in state}

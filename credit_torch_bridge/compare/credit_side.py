@@ -53,7 +53,7 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     arguments = copy.deepcopy(dict(section))
     model_type = arguments.pop("type")
     model = _class_of(model_type)
-    for key in torch_model(model_type).own_keys:
+    for key in torch_model(model_type).extra_keys:
         arguments.pop(key, None)
     if not issubclass(MODELS[model_type].config, DiffusionKeys):
         return model(**arguments)

@@ -88,7 +88,7 @@ class GefsConfig(BucketConfig):
     def _one_member(cls, value: tuple[str, ...] | None) -> Any:
         if value is None:
             return value
-        wrong = [own for own in value if not re.fullmatch(r"c00|p\d{2}", own)]
+        wrong = [member for member in value if not re.fullmatch(r"c00|p\d{2}", member)]
         if len(value) != 1 or wrong:
             raise ValueError(
                 f"must name one member, [c00] or [p01] to [p99], got {list(value)}; a "

@@ -42,9 +42,13 @@ class FlatConfig(DownloadedConfig):
     def _has_no_levels(self) -> "FlatConfig":
         if self.variables.has_levels:
             raise ValueError(f"{self.dataset_type} has no levels: remove vars_3D")
-        lost = [k for k, field in self.variables.given.items() if field.path is None]
-        if lost:
-            raise ValueError(f"variables.{lost[0]}.path: missing; it names the files")
+        without_path = [
+            k for k, field in self.variables.by_type.items() if field.path is None
+        ]
+        if without_path:
+            raise ValueError(
+                f"variables.{without_path[0]}.path: missing; it names the files"
+            )
         return self
 
 
@@ -65,7 +69,7 @@ class MrmsConfig(FlatConfig):
     @property
     def file_templates(self) -> dict[str, str]:
         """See `SourceConfig.file_templates`."""
-        return {k: str(f.path) for k, f in self.variables.given.items()}
+        return {k: str(f.path) for k, f in self.variables.by_type.items()}
 
 
 class GoesConfig(FlatConfig):

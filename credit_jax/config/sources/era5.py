@@ -28,10 +28,10 @@ class RemoteConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _has_no_paths(self) -> "RemoteConfig":
-        there = [k for k, field in self.variables.given.items() if field.path]
-        if there:
+        with_path = [k for k, field in self.variables.by_type.items() if field.path]
+        if with_path:
             raise ValueError(
-                f"variables.{there[0]}.path: {self.dataset_type} reads one store; "
+                f"variables.{with_path[0]}.path: {self.dataset_type} reads one store; "
                 "name a copy of it with store, or take dataset_type: local"
             )
         return self

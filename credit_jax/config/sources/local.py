@@ -15,13 +15,17 @@ class LocalConfig(SourceConfig):
     @property
     def file_templates(self) -> dict[str, str]:
         """See `SourceConfig.file_templates`."""
-        return {k: str(f.path) for k, f in self.variables.given.items()}
+        return {k: str(f.path) for k, f in self.variables.by_type.items()}
 
     @model_validator(mode="after")
     def _has_paths(self) -> "LocalConfig":
-        lost = [k for k, field in self.variables.given.items() if field.path is None]
-        if lost:
-            raise ValueError(f"variables.{lost[0]}.path: missing; it names the files")
+        without_path = [
+            k for k, field in self.variables.by_type.items() if field.path is None
+        ]
+        if without_path:
+            raise ValueError(
+                f"variables.{without_path[0]}.path: missing; it names the files"
+            )
         if self.variables.has_levels and self.levels and not self.level_coord:
             raise ValueError(
                 "vars_3D with levels needs level_coord, the name of the level "

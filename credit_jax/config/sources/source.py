@@ -74,10 +74,10 @@ class SourceConfig(Dates):
 
     @model_validator(mode="after")
     def _forces_alone(self) -> "SourceConfig":
-        given = [kind for kind in self.variables.given if kind != "dynamic_forcing"]
-        if self.input != MAIN_INPUT and given:
+        kinds = [kind for kind in self.variables.by_type if kind != "dynamic_forcing"]
+        if self.input != MAIN_INPUT and kinds:
             raise ValueError(
-                f"variables.{given[0]}: a source of input {self.input!r} is read at "
+                f"variables.{kinds[0]}: a source of input {self.input!r} is read at "
                 "every step and never predicted; put its variables into dynamic_forcing"
             )
         return self

@@ -29,7 +29,7 @@ class TisrConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _computes(self) -> "TisrConfig":
-        fields = self.variables.given
+        fields = self.variables.by_type
         only = fields.get("dynamic_forcing")
         if len(fields) != 1 or only is None or only.vars_2D != ("tisr",):
             raise ValueError(

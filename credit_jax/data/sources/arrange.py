@@ -25,24 +25,24 @@ def arrange(
         ValueError: see `Source.at`.
     """
     grid = Axes() if like is None or not same_grid else like.grid
-    found: dict[str, Source] = {}
+    arranged: dict[str, Source] = {}
     for name, source in sources.items():
-        own = source.axes()
+        axes = source.axes()
         known = Axes() if like is None else like.sources.get(name, Axes())
         if same_grid:
             levels = Axes(None, None, known.levels, known.where)
-            grid = grid.over(own.grid)
+            grid = grid.over(axes.grid)
             known = grid.over(levels) if known.levels is None else levels.over(grid)
-        found[name] = source.at(known.over(own))
-    return found
+        arranged[name] = source.at(known.over(axes))
+    return arranged
 
 
 def coordinates_of(sources: Mapping[str, Source], calendar: str) -> Coordinates:
     """The coordinates of opened sources."""
     axes = {name: source.axes() for name, source in sources.items()}
     grid = Axes()
-    for own in axes.values():
-        grid = grid.over(own.grid)
+    for source_axes in axes.values():
+        grid = grid.over(source_axes.grid)
     return Coordinates(grid.latitude, grid.longitude, calendar, axes, grid.where)
 
 

@@ -34,7 +34,7 @@ def open_arco(
     if config.level_coord == "hybrid":
         deep = FileSet(config.model_level_store, (config.model_level_store,))
     files = {}
-    for kind, field in config.variables.given.items():
+    for kind, field in config.variables.by_type.items():
         files |= {(kind, variable): deep for variable in field.vars_3D}
         files |= {(kind, variable): flat for variable in field.vars_2D}
     layout = Layout(levels="exact", static_time="same")
@@ -57,10 +57,10 @@ def open_weatherbench(
     config = data.source[name]
     assert isinstance(config, WeatherBenchConfig)
     place = config.store or WB2_STORES[config.resolution]
-    own = FileSet(place, (place,))
+    store = FileSet(place, (place,))
     files = {
-        (kind, variable): own
-        for kind, field in config.variables.given.items()
+        (kind, variable): store
+        for kind, field in config.variables.by_type.items()
         for variable in field.vars_3D + field.vars_2D
     }
     layout = Layout(levels="exact", static_time="same", transposed=True)

@@ -53,13 +53,14 @@ class FileDims:
         name: name of the source.
         config: section of the source.
         layout: layout of the files.
-        wanted: coordinates at which fields are read; unknown ones are those of a file.
+        requested: coordinates at which fields are read; unknown ones are those of a
+            file.
     """
 
     name: str
     config: SourceConfig
     layout: Layout
-    wanted: Axes = UNKNOWN
+    requested: Axes = UNKNOWN
 
     def space_of(
         self, opened: OpenFile, name: str
@@ -111,19 +112,19 @@ class FileDims:
 
     def level_indices(self, opened: OpenFile, name: str) -> list[int] | None:
         """Indices of the levels of a 3-D variable to read; None reads all."""
-        there, known = self.level_values(opened, name), self.wanted.levels
-        if known is not None and there is not None and not is_numbered(known, there):
+        stored, known = self.level_values(opened, name), self.requested.levels
+        if known is not None and stored is not None and not is_numbered(known, stored):
             where = f"{opened.path}: variable {name!r}"
             options = {"some": True}
-            found = places_of(
-                known, there, "level", where, self.wanted.where, **options
+            places = places_of(
+                known, stored, "level", where, self.requested.where, **options
             )
-            return None if found is None else found.tolist()
-        wanted, how = self.config.level_values, self.layout.levels
-        if wanted is None:
+            return None if places is None else places.tolist()
+        values, how = self.config.level_values, self.layout.levels
+        if values is None:
             return None
         dim, where = self.level_dim(opened, name), f"data.source.{self.name}"
-        return indices_of(opened, name, dim, wanted, how, where)
+        return indices_of(opened, name, dim, values, how, where)
 
     def level_values(self, opened: OpenFile, name: str) -> Values | None:
         """Values of all levels of a 3-D variable of a file; None if it has none."""
@@ -145,11 +146,11 @@ class FileDims:
         if len(space) != 2 or self.layout.extent is not None:
             return None, None
         where = f"{opened.path}: {name}"
-        own, other = self.wanted, self.wanted.where
+        requested, other = self.requested, self.requested.where
         rows, columns = as_values(opened.latitude), as_values(opened.longitude)
         return (
-            places_of(own.latitude, rows, "latitude", where, other),
-            places_of(own.longitude, columns, "longitude", where, other),
+            places_of(requested.latitude, rows, "latitude", where, other),
+            places_of(requested.longitude, columns, "longitude", where, other),
         )
 
     def timeless(
@@ -187,11 +188,11 @@ class FileDims:
                 indices = self.level_indices(opened, name)
                 count = array.shape[array.dims.index(self.level_dim(opened, name))]
                 levels[name] = count if indices is None else len(indices)
-                known = self.wanted.levels
+                known = self.requested.levels
                 if known is not None and levels[name] != len(known):
                     raise ValueError(
                         f"{opened.path}: variable {name!r} has {levels[name]} levels, "
-                        f"expected {len(known)} as in {self.wanted.where}: "
+                        f"expected {len(known)} as in {self.requested.where}: "
                         f"{list(known)}; give the level coordinate its values, or "
                         f"choose levels by data.source.{self.name}.levels"
                     )
@@ -201,7 +202,7 @@ class FileDims:
         self, field_type: str, dims: str, name: str, opened: OpenFile
     ) -> None:
         """Checks that the dims are time (optional), level, rows, columns."""
-        there = [str(dim) for dim in opened.variable(name).dims]
+        dim_names = [str(dim) for dim in opened.variable(name).dims]
         time = opened.time_coord
         lat, lon = opened.latitude, opened.longitude
         space = [str(c.dims[0]) if c is not None else None for c in (lat, lon)]
@@ -209,16 +210,18 @@ class FileDims:
         level = self.config.level_coord
         names = [level] if dims == "3d" else []
         names += space
-        timed = len(there) > len(names) or (field_type != "static" and time in there)
+        timed = len(dim_names) > len(names) or (
+            field_type != "static" and time in dim_names
+        )
         names = [time, *names] if timed else names
-        wrong = _differ(there, names)
+        wrong = _differ(dim_names, names)
         if wrong and self.layout.transposed and len(space) == 2:
-            wrong = _differ(there, [*names[:-2], names[-1], names[-2]])
+            wrong = _differ(dim_names, [*names[:-2], names[-1], names[-2]])
         if wrong:
             shown = [*names[: len(names) - len(space)]]
             shown += [n or d for n, d in zip(space, _SPACE, strict=False)]
             raise ValueError(
-                f"{opened.path}: variable {name!r} has dims ({', '.join(there)}), "
+                f"{opened.path}: variable {name!r} has dims ({', '.join(dim_names)}), "
                 f"expected ({', '.join(n or 'level' for n in shown)}) for a "
                 f"{'3-D' if dims == '3d' else '2-D'} {field_type} variable; transpose "
                 f"the file, or set time_coord and level_coord of "
@@ -226,8 +229,8 @@ class FileDims:
             )
 
 
-def _differ(there: list[str], expected: list[str | None]) -> bool:
+def _differ(dims: list[str], expected: list[str | None]) -> bool:
     """Whether dims differ from the expected ones, where None matches any dim."""
-    return len(there) != len(expected) or any(
-        name not in (None, dim) for dim, name in zip(there, expected, strict=True)
+    return len(dims) != len(expected) or any(
+        name not in (None, dim) for dim, name in zip(dims, expected, strict=True)
     )

@@ -58,7 +58,7 @@ class FileSource:
         layout: layout of the files.
         calendar: calendar of its times.
         num_levels: number of levels of its 3-D variables; 0 without any.
-        wanted: coordinates of the fields, see `at`.
+        requested: coordinates of the fields, see `at`.
         orders: positions of rows and columns of each file that was opened.
         rounded: path -> note, of the files with rounded times.
     """
@@ -70,31 +70,35 @@ class FileSource:
     layout: Layout
     calendar: str = "standard"
     num_levels: int = 0
-    wanted: Axes = UNKNOWN
+    requested: Axes = UNKNOWN
     orders: dict[Any, Order] = dataclasses.field(default_factory=dict, compare=False)
     rounded: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @cached_property
     def dims(self) -> FileDims:
         """The dims of the variables of its files."""
-        return FileDims(self.name, self.config, self.layout, self.wanted)
+        return FileDims(self.name, self.config, self.layout, self.requested)
 
     def axes(self) -> Axes:
         """See `Source.axes`: of the first files, where `at` was given none."""
-        found = self.wanted
-        for kind in self.config.variables.given:
+        axes = self.requested
+        for kind in self.config.variables.by_type:
             for dims, name in variables_of(self.config, kind):
                 opened = self._first_file(kind, name)
                 grid = self._grid(opened, name)
                 levels = None
-                if dims == "3d" and found.levels is None:
+                if dims == "3d" and axes.levels is None:
                     levels = self.dims.level_values(opened, name)
                     indices = self.dims.level_indices(opened, name)
                     if levels is not None and indices is not None:
                         levels = tuple(levels[i] for i in indices)
-                own = as_values(grid.latitude), as_values(grid.longitude), levels
-                found = found.over(Axes(*own, where=grid.where))
-        return found
+                coordinates = (
+                    as_values(grid.latitude),
+                    as_values(grid.longitude),
+                    levels,
+                )
+                axes = axes.over(Axes(*coordinates, where=grid.where))
+        return axes
 
     def at(self, axes: Axes) -> "FileSource":
         """See `Source.at`."""
@@ -109,7 +113,7 @@ class FileSource:
                 )
         reader, orders = self.reader.anew(), dict[Any, Order]()
         return dataclasses.replace(
-            self, wanted=axes, num_levels=count, reader=reader, orders=orders
+            self, requested=axes, num_levels=count, reader=reader, orders=orders
         )
 
     def read(
@@ -129,7 +133,7 @@ class FileSource:
 
     def grids(self) -> Iterator[Grid]:
         """See `Source.grids`."""
-        for kind in self.config.variables.given:
+        for kind in self.config.variables.by_type:
             _, name = next(variables_of(self.config, kind))
             yield self._grid(self._first_file(kind, name), name)
 
@@ -139,16 +143,16 @@ class FileSource:
         where = f"{opened.path}: {name}"
         if len(space) != 2 or self.layout.extent:
             return Grid(where, shape, None, None)
-        wanted = self.wanted.latitude, self.wanted.longitude
-        there = opened.latitude, opened.longitude
-        if all(known is not None for known in wanted):
-            size = tuple(len(known or ()) for known in wanted)
-            first = Grid(self.wanted.where, size, None, None)
+        requested = self.requested.latitude, self.requested.longitude
+        stored = opened.latitude, opened.longitude
+        if all(known is not None for known in requested):
+            size = tuple(len(known or ()) for known in requested)
+            first = Grid(self.requested.where, size, None, None)
             check_same_shape(Grid(where, shape, None, None), first)
         self._order(opened, name)
         values = [
             np.array(known) if known is not None else None if c is None else c.values
-            for known, c in zip(wanted, there, strict=True)
+            for known, c in zip(requested, stored, strict=True)
         ]
         return Grid(where, shape, *values)
 
@@ -162,45 +166,45 @@ class FileSource:
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`."""
         return {
-            key: (own["units"], path)
-            for key, (own, path) in self._described()
-            if "units" in own
+            key: (attributes["units"], path)
+            for key, (attributes, path) in self._described()
+            if "units" in attributes
         }
 
     def attributes(self) -> dict[str, dict[str, str]]:
         """See `Source.attributes`."""
-        found = {key: own for key, (own, _) in self._described()}
-        return found | self._level_attributes()
+        described = {key: attributes for key, (attributes, _) in self._described()}
+        return described | self._level_attributes()
 
     def _level_attributes(self) -> dict[str, dict[str, str]]:
         """Attributes of the level coordinate, if levels are values of it."""
-        for kind in self.config.variables.given:
+        for kind in self.config.variables.by_type:
             for dims, name in variables_of(self.config, kind):
                 if dims == "3d":
                     opened = self._first_file(kind, name)
                     if self.dims.level_values(opened, name) is None:
                         return {}
                     dim = self.dims.level_dim(opened, name)
-                    given = opened.dataset.coords[dim].attrs
-                    return {f"{self.name}/level": descriptive(given)}
+                    attrs = opened.dataset.coords[dim].attrs
+                    return {f"{self.name}/level": descriptive(attrs)}
         return {}
 
     def _described(self) -> Iterator[tuple[str, tuple[dict[str, str], str]]]:
         """The key of each variable, its descriptive attributes, and their file."""
-        for kind in self.config.variables.given:
+        for kind in self.config.variables.by_type:
             for dims, name in variables_of(self.config, kind):
                 opened = self._first_file(kind, name)
-                own = descriptive(opened.variable(name).attrs)
-                yield field_key(self.name, kind, dims, name), (own, opened.path)
+                attributes = descriptive(opened.variable(name).attrs)
+                yield field_key(self.name, kind, dims, name), (attributes, opened.path)
 
     def notes(self) -> list[str]:
         """See `Source.notes`."""
-        found = [*self._notes_on_order(), *self._notes_on_times()]
-        wanted = self.config.level_values
-        if wanted is None or self.layout.levels != "nearest":
-            return found
+        notes = [*self._notes_on_order(), *self._notes_on_times()]
+        values = self.config.level_values
+        if values is None or self.layout.levels != "nearest":
+            return notes
         where = f"data.source.{self.name}.levels"
-        for kind in self.config.variables.given:
+        for kind in self.config.variables.by_type:
             for dims, name in variables_of(self.config, kind):
                 if dims == "3d":
                     opened = self._first_file(kind, name)
@@ -208,26 +212,26 @@ class FileSource:
                     chosen = self.dims.level_indices(opened, name)
                     chosen = slice(None) if chosen is None else chosen
                     levels = opened.dataset[dim].values[chosen].tolist()
-                    found += [
-                        f"{where}: {own:g} is read from level {level:g}, the nearest "
+                    notes += [
+                        f"{where}: {value:g} is read from level {level:g}, the nearest "
                         f"of {opened.path}, as in CREDIT"
-                        for own, level in zip(wanted, levels, strict=True)
-                        if abs(own - level) > NOTED_DISTANCE * abs(own)
+                        for value, level in zip(values, levels, strict=True)
+                        if abs(value - level) > NOTED_DISTANCE * abs(value)
                     ]
-        return [*dict.fromkeys(found)]
+        return [*dict.fromkeys(notes)]
 
     def _notes_on_order(self) -> Iterator[str]:
         """Files whose rows, columns or levels are read in another order."""
         for (path, _), order in dict(self.orders).items():
             names = [
                 what
-                for what, own in zip(("rows", "columns"), order, strict=True)
-                if own is not None
+                for what, indices in zip(("rows", "columns"), order, strict=True)
+                if indices is not None
             ]
             if names:
                 yield (
                     f"{path}: its {' and '.join(names)} are put in the order of "
-                    f"{self.wanted.where}, by their coordinates"
+                    f"{self.requested.where}, by their coordinates"
                 )
                 return
 
@@ -310,11 +314,11 @@ class FileSource:
                     f"{path}: no time coordinate {self.config.time_coord!r}; set "
                     f"data.source.{self.name}.time_coord"
                 )
-            wanted = times[places == path]
-            found = opened.time_places(wanted)
-            missing += list(wanted[found < 0])
-            there = opened.times.to_numpy()[found[found >= 0]]
-            note = rounding_of(wanted[found >= 0], there, path)
+            requested = times[places == path]
+            positions = opened.time_places(requested)
+            missing += list(requested[positions < 0])
+            stored = opened.times.to_numpy()[positions[positions >= 0]]
+            note = rounding_of(requested[positions >= 0], stored, path)
             if note is not None:
                 self.rounded.setdefault(path, note)
         if missing:
@@ -441,9 +445,9 @@ def open_files_source(
     source = FileSource(name, config, files, reader, layout)
     levels: dict[str, int] = {}
     calendars = []
-    for (kind, variable), own in files.items():
-        opened = reader.open(own.first_path)
-        dims = "3d" if variable in config.variables.given[kind].vars_3D else "2d"
+    for (kind, variable), file_set in files.items():
+        opened = reader.open(file_set.first_path)
+        dims = "3d" if variable in config.variables.by_type[kind].vars_3D else "2d"
         levels |= source.dims.check(kind, opened, [(dims, variable)])
         if kind != "static" and opened.times is not None:
             calendars.append(opened.calendar)
@@ -459,17 +463,17 @@ def _check_units(
 ) -> None:
     """Checks that a variable has the same units in all files."""
     for _, name in named:
-        own = opened.variable(name).attrs.get("units")
-        if own is None:
+        unit = opened.variable(name).attrs.get("units")
+        if unit is None:
             continue
-        path, first = units.setdefault(name, (opened.path, own))
-        if own != first:
+        path, first = units.setdefault(name, (opened.path, unit))
+        if unit != first:
             raise ValueError(
-                f"{opened.path}: variable {name!r} has units {own!r}, but in {path} "
+                f"{opened.path}: variable {name!r} has units {unit!r}, but in {path} "
                 f"{first!r}; bring all files to one unit"
             )
 
 
-def descriptive(given: Mapping[Any, Any]) -> dict[str, str]:
+def descriptive(attributes: Mapping[Any, Any]) -> dict[str, str]:
     """Returns standard name, long name and units, those that are not empty, as text."""
-    return {k: str(given[k]) for k in _DESCRIPTIVE if given.get(k)}
+    return {k: str(attributes[k]) for k in _DESCRIPTIVE if attributes.get(k)}

@@ -168,8 +168,8 @@ class TimedFiles(Files):
         """Whether each time has a file; True for all if files are not optional."""
         if not self.optional:
             return np.ones(times.shape, dtype=bool)
-        found = [self.find(time) is not None for time in times.ravel()]
-        return np.array(found, dtype=bool).reshape(times.shape)
+        exists = [self.find(time) is not None for time in times.ravel()]
+        return np.array(exists, dtype=bool).reshape(times.shape)
 
 
 def discover(template: str, where: str) -> FileSet:
@@ -196,15 +196,15 @@ def discover(template: str, where: str) -> FileSet:
         raise FileNotFoundError(_nothing_found(template, pattern, where))
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
-    found = sorted((*_period(template, path, where), path) for path in paths)
-    for (begin, end, path), (after, _, other) in itertools.pairwise(found):
+    periods = sorted((*_period(template, path, where), path) for path in paths)
+    for (begin, end, path), (after, _, other) in itertools.pairwise(periods):
         if after <= end:
             raise ValueError(
                 f"{where}: {path} and {other} both match {template!r} and are of one "
                 f"period, from {str(begin)[:10]}; expected one file for each: match "
                 "fewer files"
             )
-    first, last, paths = zip(*found, strict=True)
+    first, last, paths = zip(*periods, strict=True)
     return FileSet(template, paths, first, last)
 
 
@@ -270,11 +270,11 @@ def _nothing_found(template: str, pattern: str, where: str) -> str:
     missing = folder = os.path.dirname(template)
     while folder and ("%" in folder or "*" in folder or not os.path.isdir(folder)):
         missing, folder = folder, os.path.dirname(folder)
-    wanted = os.path.dirname(template) or "."
-    if "%" not in wanted and "*" not in wanted and not os.path.isdir(wanted):
-        text += f"; the folder {wanted!r} does not exist"
+    expected = os.path.dirname(template) or "."
+    if "%" not in expected and "*" not in expected and not os.path.isdir(expected):
+        text += f"; the folder {expected!r} does not exist"
         if os.path.dirname(folder) == folder != "":
-            return f"{text}, nor does {missing!r}" if missing != wanted else text
-    there = sorted(os.listdir(folder or "."))
-    shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+            return f"{text}, nor does {missing!r}" if missing != expected else text
+    entries = sorted(os.listdir(folder or "."))
+    shown = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "")
     return text + f"; {folder or '.'!r} holds: {shown or 'nothing'}"

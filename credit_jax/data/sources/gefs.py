@@ -72,7 +72,9 @@ class GefsSource(AnyTime):
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""
         for time in times[:: -(-len(times) // _MANY_FILES)] if len(times) else ():
-            for part in {self._part(*own) for own in self._variables(field_type)}:
+            for part in {
+                self._part(*variable) for variable in self._variables(field_type)
+            }:
                 for path in paths_of(self.config, time, part):
                     if not exists(path):
                         raise BadSampleError(
@@ -172,7 +174,7 @@ def open_gefs(
         path = paths_of(config, times[0], "gfs")[0]
         raise FileNotFoundError(f"data.source.{name}: no file {path!r}")
     fields: dict[str, np.ndarray] = {}
-    for kind in config.variables.given:
+    for kind in config.variables.by_type:
         fields |= source._read_one(kind, first)
     levels = {key: len(field) for key, field in fields.items() if "/3d/" in key}
     count = common_count(levels, f"data.source.{name}")

@@ -50,11 +50,11 @@ def open_gfs(
         for part in ("atm", "sfc")
     )
     files: dict[tuple[str, str], Files] = {}
-    for kind, field in config.variables.given.items():
+    for kind, field in config.variables.by_type.items():
         files |= {(kind, variable): atmosphere for variable in field.vars_3D}
         for variable in field.vars_2D:
-            own = atmosphere if variable in _ATMOSPHERE else surface
-            files[kind, variable] = own
+            file_set = atmosphere if variable in _ATMOSPHERE else surface
+            files[kind, variable] = file_set
     levels = "position" if config.level_type == "model" else "nearest"
     layout = Layout(levels=levels, static_time="same", one_time=True)
     return open_files_source(name, config, files, layout, open_files)

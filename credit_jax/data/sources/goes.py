@@ -93,9 +93,9 @@ def open_goes(
     if catalogs:
         shared = _from_catalogs(catalogs, config, data, name)
     files: dict[tuple[str, str], Files] = {}
-    for kind, field in config.variables.given.items():
-        own = shared or _from_folders(str(field.path), config, times)
-        files |= {(kind, variable): own for variable in field.vars_2D}
+    for kind, field in config.variables.by_type.items():
+        file_set = shared or _from_folders(str(field.path), config, times)
+        files |= {(kind, variable): file_set for variable in field.vars_2D}
     part = None
     if config.extent is not None:
         area = _area(config, open_files or OpenFiles())
@@ -132,7 +132,7 @@ def _from_folders(
     index, first = index[~index.duplicated()], np.flatnonzero(~index.duplicated())
     tolerance: Any = pd.Timedelta(config.scan_tolerance)
     nearest = index.get_indexer(stamps, method="nearest", tolerance=tolerance)
-    near = [i for i, found in enumerate(nearest) if found >= 0]
+    near = [i for i, position in enumerate(nearest) if position >= 0]
     return Images(
         base,
         tuple(times[i] for i in near),
@@ -215,12 +215,12 @@ def _check_catalog(
                 "make it again for this config"
             )
     checked = meta.get("variables")
-    for kind, field in config.variables.given.items() if checked else ():
+    for kind, field in config.variables.by_type.items() if checked else ():
         known = (checked or {}).get(kind) or {}
-        lost = set(field.vars_2D) - set(known.get("vars_2D") or ())
-        if lost:
+        missing = set(field.vars_2D) - set(known.get("vars_2D") or ())
+        if missing:
             raise ValueError(
-                f"{path}: {', '.join(sorted(lost))} of {kind} were not checked when "
+                f"{path}: {', '.join(sorted(missing))} of {kind} were not checked when "
                 "the catalog was made; make it again for this config"
             )
 

@@ -12,7 +12,7 @@ from credit_jax.data.sources.source import BadSampleError
 from credit_jax.io.remote import exists, read_bytes
 
 # Number of cached inventories.
-_KEPT = 512
+_CACHE_SIZE = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def read_inventory(path: str, where: str) -> tuple[Message, ...]:
         raise ValueError(f"{path}.idx: no inventory of a GRIB file ({error})") from None
 
 
-@functools.lru_cache(_KEPT)
+@functools.lru_cache(_CACHE_SIZE)
 def _inventory(path: str) -> tuple[Message, ...]:
     text = read_bytes(path).decode()
     lines = [line.strip().split(":") for line in text.splitlines() if line.strip()]

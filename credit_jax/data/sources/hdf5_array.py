@@ -51,15 +51,15 @@ class Hdf5Array:
 
 def _read(dataset: h5py.Dataset, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
     sizes = zip(dataset.shape, index, strict=True)
-    positions = [np.arange(size)[own] for size, own in sizes]
-    stored = _readable([np.unique(own) for own in positions])
+    positions = [np.arange(size)[indices] for size, indices in sizes]
+    stored = _readable([np.unique(indices) for indices in positions])
     shape = tuple(map(len, stored))
     out = BUFFERS.empty(shape, dataset.dtype)
     if out.size:
         dataset.read_direct(out, tuple(map(_selection, stored)))
-    for dim, (own, read) in enumerate(zip(positions, stored, strict=True)):
-        if not np.array_equal(own, read):
-            out = np.take(out, np.searchsorted(read, own), dim)
+    for dim, (indices, read) in enumerate(zip(positions, stored, strict=True)):
+        if not np.array_equal(indices, read):
+            out = np.take(out, np.searchsorted(read, indices), dim)
     return out
 
 
@@ -79,21 +79,21 @@ def open_hdf5_array(
         return None
     manager = CachingFileManager(h5py.File, file, mode="r", manager_id=id(owner))
     with HDF5_LOCK:
-        found = manager.acquire(needs_lock=False).get(name)
-        if not isinstance(found, h5py.Dataset):
+        stored = manager.acquire(needs_lock=False).get(name)
+        if not isinstance(stored, h5py.Dataset):
             return None
         # A variable may be shorter than the unlimited dim that it is along.
-        same = found.shape == variable.shape and found.dtype == variable.dtype
+        same = stored.shape == variable.shape and stored.dtype == variable.dtype
     return Hdf5Array(manager, name) if same else None
 
 
 def _readable(positions: list[np.ndarray]) -> list[np.ndarray]:
     """Indices to read: h5py accepts a list for one dim; others become ranges."""
-    lists = [dim for dim, own in enumerate(positions) if not _is_regular(own)]
+    lists = [dim for dim, indices in enumerate(positions) if not _is_regular(indices)]
     widened = {
         dim: np.arange(positions[dim][0], positions[dim][-1] + 1) for dim in lists[1:]
     }
-    return [widened.get(dim, own) for dim, own in enumerate(positions)]
+    return [widened.get(dim, indices) for dim, indices in enumerate(positions)]
 
 
 def _selection(positions: np.ndarray) -> slice | list[int]:

@@ -138,7 +138,7 @@ class HrrrSource(AnyTime):
         path, minutes = path_of(self.config, time)
         where = f"data.source.{self.name}.variables.{field_type}"
         inventory = read_inventory(path, where)
-        found = {}
+        selected = {}
         for dims, name in variables_of(self.config, field_type):
             if name not in VARIABLES:
                 raise ValueError(f"{where}: {name!r} is none of {', '.join(VARIABLES)}")
@@ -156,33 +156,37 @@ class HrrrSource(AnyTime):
                     f"{path}.idx: no message of {name} ({short}, {level}); {where}"
                 )
             key = field_key(self.name, field_type, dims, name)
-            found[key] = (path, chosen)
-        return found
+            selected[key] = (path, chosen)
+        return selected
 
     def _on_levels(self, messages: list[Message], where: str) -> list[Message]:
         """Selects the messages of the levels of the config, or of all levels."""
         unit = _LEVELS[self.config.product]
-        there: dict[float, Message] = {}
+        by_level: dict[float, Message] = {}
         for message in messages:
             text = message.level.removesuffix(unit)
             if text != message.level and text.replace(".", "", 1).isdigit():
-                there[float(text)] = message
-        wanted = self.config.levels
-        if wanted is None:
+                by_level[float(text)] = message
+        levels = self.config.levels
+        if levels is None:
             down = self.config.product == "wrfprs"
-            return [there[level] for level in sorted(there, reverse=down)]
+            return [by_level[level] for level in sorted(by_level, reverse=down)]
         limit = _SAME_LEVEL if self.config.product == "wrfprs" else 1e-6
-        chosen, lost = [], []
-        for level in wanted:
-            near = [own for own in sorted(there) if abs(own - level) < limit]
+        chosen, missing = [], []
+        for level in levels:
+            near = [
+                candidate
+                for candidate in sorted(by_level)
+                if abs(candidate - level) < limit
+            ]
             chosen += near[:1]
-            lost += [] if near else [level]
-        if lost:
+            missing += [] if near else [level]
+        if missing:
             raise ValueError(
-                f"{where}: no level{unit} {lost}; it has {sorted(there)}. Change "
+                f"{where}: no level{unit} {missing}; it has {sorted(by_level)}. Change "
                 f"data.source.{self.name}.levels"
             )
-        return [there[level] for level in chosen]
+        return [by_level[level] for level in chosen]
 
     def _read_one(
         self, field_type: str, time: np.datetime64, rows: slice | None
@@ -247,7 +251,7 @@ def open_hrrr(
     source = HrrrSource(name, config, first_time, whole, whole)
     counts: dict[str, int] = {}
     first: tuple[str, Message] | None = None
-    for kind in config.variables.given:
+    for kind in config.variables.by_type:
         for key, (path, messages) in source.messages(kind, first_time).items():
             first = first or (path, messages[0])
             counts |= {key: len(messages)} if "/3d/" in key else {}

@@ -20,7 +20,7 @@ def level_indices(
     opened: OpenFile,
     variable: str,
     dim: str,
-    wanted: tuple[float, ...],
+    requested: tuple[float, ...],
     how: Levels,
     where: str,
 ) -> list[int]:
@@ -30,7 +30,7 @@ def level_indices(
         opened: the file.
         variable: its name, for errors.
         dim: name of the level dim.
-        wanted: levels of the config.
+        requested: levels of the config.
         how: see `Layout.levels`.
         where: dotted path of the source, for errors.
 
@@ -40,35 +40,35 @@ def level_indices(
             select the same level.
     """
     of = f"{opened.path}: variable {variable!r}"
-    values = np.asarray(wanted, dtype=np.float64)
+    values = np.asarray(requested, dtype=np.float64)
     if how == "position":
-        return level_positions(wanted, opened.dataset.sizes.get(dim, 0), of, where)
+        return level_positions(requested, opened.dataset.sizes.get(dim, 0), of, where)
     if dim not in opened.dataset.coords:
         raise ValueError(
             f"{of} has no level coordinate {dim!r} to select levels from; the file "
             f"has: {', '.join(map(str, opened.dataset.coords))}; set "
             f"{where}.level_coord, or levels: null to take all"
         )
-    there = opened.dataset[dim].values.astype(np.float64)
-    ordered = pd.Index(there).is_monotonic_increasing
-    if not (ordered or pd.Index(there).is_monotonic_decreasing):
+    available = opened.dataset[dim].values.astype(np.float64)
+    ordered = pd.Index(available).is_monotonic_increasing
+    if not (ordered or pd.Index(available).is_monotonic_decreasing):
         raise ValueError(
-            f"{of} has levels {_shown(there)}, expected an increasing or decreasing "
-            "order; sort them"
+            f"{of} has levels {_shown(available)}, expected an increasing or "
+            "decreasing order; sort them"
         )
-    indices = pd.Index(there).get_indexer(values, method="nearest")
+    indices = pd.Index(available).get_indexer(values, method="nearest")
     unit = str(opened.dataset[dim].attrs.get("units", ""))
-    _check_distances(there, values, indices, how, of, where, unit)
+    _check_distances(available, values, indices, how, of, where, unit)
     return indices.tolist()
 
 
 def level_positions(
-    wanted: Sequence[float], count: int, of: str, where: str
+    requested: Sequence[float], count: int, of: str, where: str
 ) -> list[int]:
     """Returns the indices of levels that are given as positions, counted from 1.
 
     Args:
-        wanted: levels of the config.
+        requested: levels of the config.
         count: number of levels of the variable.
         of: its file and name, for errors.
         where: dotted path of the source, for errors.
@@ -76,13 +76,15 @@ def level_positions(
     Raises:
         ValueError: one is no integer from 1 to `count`.
     """
-    wrong = [own for own in wanted if own != int(own) or not 1 <= own <= count]
+    wrong = [
+        level for level in requested if level != int(level) or not 1 <= level <= count
+    ]
     if wrong:
         raise ValueError(
             f"{of} has {count} levels, got {wrong} in {where}.levels, expected "
             f"positions from 1 to {count}"
         )
-    return [int(own) - 1 for own in wanted]
+    return [int(level) - 1 for level in requested]
 
 
 def common_count(counts: Mapping[str, int], where: str) -> int:
@@ -111,30 +113,30 @@ def _shown(values: np.ndarray) -> str:
 
 
 def _check_distances(
-    there: np.ndarray,
-    wanted: np.ndarray,
+    available: np.ndarray,
+    requested: np.ndarray,
     indices: np.ndarray,
     how: Levels,
     of: str,
     where: str,
     unit: str,
 ) -> None:
-    ordered = np.sort(there)
-    gaps = np.diff(ordered) if there.size > 1 else np.full(1, np.inf)
-    inside = (wanted >= ordered[0]) & (wanted <= ordered[-1])
-    gap = np.where(wanted < ordered[0], gaps[0], gaps[-1])
+    ordered = np.sort(available)
+    gaps = np.diff(ordered) if available.size > 1 else np.full(1, np.inf)
+    inside = (requested >= ordered[0]) & (requested <= ordered[-1])
+    gap = np.where(requested < ordered[0], gaps[0], gaps[-1])
     limit = np.where(inside, np.inf, LEVEL_TOLERANCE * gap)
-    limit = np.zeros(wanted.size) if how == "exact" else limit
-    distance = np.abs(there[indices] - wanted)
+    limit = np.zeros(requested.size) if how == "exact" else limit
+    distance = np.abs(available[indices] - requested)
     if (distance > limit).any():
-        lost = wanted[distance > limit].tolist()
+        missing = requested[distance > limit].tolist()
         units = f" in {unit!r}" if unit else ""
         raise ValueError(
-            f"{of} has no level near {lost}; it has {there.size} levels{units}: "
-            f"{_shown(there)}; change {where}.levels"
+            f"{of} has no level near {missing}; it has {available.size} levels{units}: "
+            f"{_shown(available)}; change {where}.levels"
         )
     if len(set(indices.tolist())) < len(indices):
         raise ValueError(
-            f"{of}: {where}.levels {wanted.tolist()} select a level twice (nearest: "
-            f"{there[indices].tolist()}); name each level once"
+            f"{of}: {where}.levels {requested.tolist()} select a level twice (nearest: "
+            f"{available[indices].tolist()}); name each level once"
         )

@@ -31,8 +31,8 @@ def open_local(
     config = data.source[name]
     files: dict[tuple[str, str], Files] = {}
     for kind, template in config.file_templates.items():
-        found = discover(template, f"data.source.{name}.variables.{kind}.path")
-        field = config.variables.given[kind]
+        file_set = discover(template, f"data.source.{name}.variables.{kind}.path")
+        field = config.variables.by_type[kind]
         for variable in field.vars_3D + field.vars_2D:
-            files[kind, variable] = found
+            files[kind, variable] = file_set
     return open_files_source(name, config, files, Layout(), open_files)

@@ -33,8 +33,8 @@ def open_mrms(
     assert isinstance(config, MrmsConfig)
     files: dict[tuple[str, str], Files] = {}
     for kind, template in config.file_templates.items():
-        found = discover(template, f"data.source.{name}.variables.{kind}.path")
-        files |= {(kind, v): found for v in config.variables.given[kind].vars_2D}
+        file_set = discover(template, f"data.source.{name}.variables.{kind}.path")
+        files |= {(kind, v): file_set for v in config.variables.by_type[kind].vars_2D}
     extent = config.extent
     part = functools.partial(_part, extent) if extent is not None else None
     layout = Layout(static_time="same", extent=part)

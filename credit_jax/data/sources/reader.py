@@ -200,11 +200,11 @@ class Reader:
             if key in self._fields:
                 self._fields.move_to_end(key)
                 return self._fields[key]
-        found = read()
-        for array in found.values():
+        fields = read()
+        for array in fields.values():
             array.setflags(write=False)
         with self._lock:
-            for other, array in found.items():
+            for other, array in fields.items():
                 if other not in self._fields:
                     self._fields[other] = array
                     self._left -= array.nbytes
@@ -213,7 +213,7 @@ class Reader:
             while self._left < 0:
                 _, oldest = self._fields.popitem(last=False)
                 self._left += oldest.nbytes
-        return found[key]
+        return fields[key]
 
 
 def crop(whole: slice, size: int, part: slice) -> slice:

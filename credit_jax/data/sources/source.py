@@ -38,37 +38,37 @@ class Grid:
         return f"{text} points" if len(self.shape) == 1 else text
 
 
-def check_same_grid(own: Grid, first: Grid) -> None:
+def check_same_grid(grid: Grid, first: Grid) -> None:
     """Checks that two files have the same grid in the same order.
 
     Args:
-        own: the grid of a file.
+        grid: the grid of a file.
         first: that of the file to compare with.
 
     Raises:
         ValueError: shapes or coordinates differ.
     """
-    check_same_shape(own, first)
+    check_same_shape(grid, first)
     for which in ("latitude", "longitude"):
-        here, there = getattr(own, which), getattr(first, which)
-        places = places_of(there, here, which, own.where, first.where)
+        here, expected = getattr(grid, which), getattr(first, which)
+        places = places_of(expected, here, which, grid.where, first.where)
         if places is not None:
             raise ValueError(
-                f"{own.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
-                f"{first.where} from {there[0]:g} to {there[-1]:g}, and what it holds "
-                "cannot be put in another order; bring both to one order"
+                f"{grid.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
+                f"{first.where} from {expected[0]:g} to {expected[-1]:g}, and what it "
+                "holds cannot be put in another order; bring both to one order"
             )
 
 
-def check_same_shape(own: Grid, first: Grid) -> None:
+def check_same_shape(grid: Grid, first: Grid) -> None:
     """Checks that two files have as many rows and columns.
 
     Raises:
         ValueError: they have not.
     """
-    if own.shape != first.shape:
+    if grid.shape != first.shape:
         raise ValueError(
-            f"{own.where} has a grid of {own.size}, but {first.where} has "
+            f"{grid.where} has a grid of {grid.size}, but {first.where} has "
             f"{first.size}; bring both to one grid"
         )
 

@@ -26,7 +26,7 @@ from credit_jax.io.open_files import OpenFiles
 _LATITUDES = ("latitude", "lat", "XLAT", "nav_lat")
 _LONGITUDES = ("longitude", "lon", "XLONG", "nav_lon")
 # Number of cached times, which neighboring samples share.
-_KEPT = 8
+_CACHE_SIZE = 8
 
 
 class _Recent:
@@ -34,17 +34,17 @@ class _Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: collections.OrderedDict = collections.OrderedDict()
+        self._cache: collections.OrderedDict = collections.OrderedDict()
 
     def get(self, key: Any) -> np.ndarray | None:
         with self._lock:
-            return self._kept.get(key)
+            return self._cache.get(key)
 
     def put(self, key: Any, value: np.ndarray) -> None:
         with self._lock:
-            self._kept[key] = value
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._cache[key] = value
+            while len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +96,12 @@ class TisrSource(AnyTime):
 
     def _at(self, time: np.datetime64, rows: slice) -> Float[np.ndarray, "lat lon"]:
         key = (time, rows.start, rows.stop)
-        found = self.recent.get(key)
-        if found is None:
-            found = self._compute(time, rows)
-            found.setflags(write=False)
-            self.recent.put(key, found)
-        return found
+        radiation = self.recent.get(key)
+        if radiation is None:
+            radiation = self._compute(time, rows)
+            radiation.setflags(write=False)
+            self.recent.put(key, radiation)
+        return radiation
 
     def _compute(
         self, time: np.datetime64, rows: slice
@@ -157,10 +157,10 @@ def _read_axes(
     """Reads latitudes and longitudes of a file, both 1-D or both 2-D."""
     path = str(config.latlon_grid_path)
     try:
-        found = open_axes(path, open_files)
+        coordinates = open_axes(path, open_files)
     except ValueError as error:
         raise ValueError(f"data.source.{name}.latlon_grid_path: {error}") from None
-    axes = [np.asarray(axis.values, np.float32).squeeze() for axis in found]
+    axes = [np.asarray(axis.values, np.float32).squeeze() for axis in coordinates]
     dims = [axis.ndim for axis in axes]
     if dims not in ([1, 1], [2, 2]):
         raise ValueError(
@@ -179,11 +179,11 @@ def open_axes(path: str, open_files: OpenFiles) -> list[xr.DataArray]:
     dataset = open_files.dataset(path)
     axes = []
     for names in (_LATITUDES, _LONGITUDES):
-        there = [key for key in names if key in dataset.variables]
-        if not there:
+        present = [key for key in names if key in dataset.variables]
+        if not present:
             raise ValueError(
                 f"{path} has none of {', '.join(names)}; it has "
                 f"{', '.join(map(str, dataset.variables))}"
             )
-        axes.append(dataset[there[0]])
+        axes.append(dataset[present[0]])
     return axes

@@ -303,10 +303,10 @@ class EnergyFixer(_OnLevels):
 
     def at(self, layout: Layout, grid: Axes) -> EnergyFixer:
         """Returns the block with its grid and surface in the order of the data."""
-        own = self.grid.axes
-        where = own.where, grid.where
-        rows = places_of(grid.latitude, own.latitude, "latitude", *where)
-        columns = places_of(grid.longitude, own.longitude, "longitude", *where)
+        axes = self.grid.axes
+        where = axes.where, grid.where
+        rows = places_of(grid.latitude, axes.latitude, "latitude", *where)
+        columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
         surface = take_places(self.surface_geopotential, rows, 0)
         surface = take_places(surface, columns, 1)
         located = _located(self.grid, layout, grid)
@@ -408,12 +408,12 @@ def _grid(args: PhysicsArgs) -> physics.PhysicsGrid:
 
 
 def _located(
-    own: physics.PhysicsGrid, layout: Layout, grid: Axes
+    physics_grid: physics.PhysicsGrid, layout: Layout, grid: Axes
 ) -> physics.PhysicsGrid:
     """A grid in the order of the data, on the levels of its predicted variables."""
     levels = {g.levels for g in layout.get("target", ()) if g.levels is not None}
     known = levels.pop() if len(levels) == 1 else None
-    return own.at(Axes(grid.latitude, grid.longitude, known, grid.where))
+    return physics_grid.at(Axes(grid.latitude, grid.longitude, known, grid.where))
 
 
 def _readers(tree: FieldTree, args: PhysicsArgs, context: FieldContext | None) -> Any:

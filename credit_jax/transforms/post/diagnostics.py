@@ -26,7 +26,7 @@ from credit_jax.physics.files import (
 from credit_jax.physics.geopotential import geopotential
 from credit_jax.physics.interpolation import rises
 from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
-from credit_jax.physics.rows import fill_padding, own_rows
+from credit_jax.physics.rows import fill_padding, local_rows
 from credit_jax.physics.sea_level import mean_sea_level_pressure
 from credit_jax.transforms.base import (
     Descriptions,
@@ -301,8 +301,8 @@ class PressureInterp:
                 np.asarray(args.pressure_levels) * 100.0,
                 temp_height=args.temp_height,
             )
-        made = dict(zip(self._names.values(), out, strict=True))
-        return with_fields(tree, args.key, made)
+        interpolated = dict(zip(self._names.values(), out, strict=True))
+        return with_fields(tree, args.key, interpolated)
 
     @property
     def _names(self) -> dict[str, str]:
@@ -314,15 +314,15 @@ class PressureInterp:
     def describe(self, known: Descriptions) -> Descriptions:
         """Returns the attributes of each variable, its long name with an addition."""
         args = self.args
-        given = {args.temperature_var: _TEMPERATURE}
-        given |= {args.geopotential_var: _GEOPOTENTIAL}
-        found = {}
+        defaults = {args.temperature_var: _TEMPERATURE}
+        defaults |= {args.geopotential_var: _GEOPOTENTIAL}
+        descriptions = {}
         for key, name in self._names.items():
-            own = {**given.get(key, {}), **known.get(key, {})}
-            if "long_name" in own:
-                own["long_name"] += " on pressure levels"
-            found[name] = own
-        return found
+            attributes = {**defaults.get(key, {}), **known.get(key, {})}
+            if "long_name" in attributes:
+                attributes["long_name"] += " on pressure levels"
+            descriptions[name] = attributes
+        return descriptions
 
 
 def derived_key(var_key: str, suffix: str) -> str:
@@ -393,8 +393,8 @@ def _ground(
         context: of the step, or None.
     """
     if of_file is not None:
-        own = own_rows(of_file, surface, context)
-        return namespace(surface).broadcast_to(own, surface[:, :, :1].shape)
+        rows = local_rows(of_file, surface, context)
+        return namespace(surface).broadcast_to(rows, surface[:, :, :1].shape)
     key = args.surface_geopotential_var
     field = _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
     return field if context is None else context.repeat_members(field)

@@ -98,8 +98,8 @@ class FlattenToTensor:
         if self.scalers is None:
             return self
         groups, path = layout.get("target", ()), str(self.args.scaler_path)
-        found = scalers_at(self.scalers, groups, path, self._selects)
-        return self if found is self.scalers else replace(self, scalers=found)
+        scalers = scalers_at(self.scalers, groups, path, self._selects)
+        return self if scalers is self.scalers else replace(self, scalers=scalers)
 
     def _selects(self, key: str) -> bool:
         return self.args.variables is None or key in self.args.variables

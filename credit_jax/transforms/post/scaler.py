@@ -68,8 +68,8 @@ class ScalerTransform:
     def at(self, layout: Layout, grid: Axes) -> ScalerTransform:
         """Returns the block with its channels in the order of the data's levels."""
         groups, path = layout.get("target", ()), self.args.scaler_path
-        found = scalers_at(self.scalers, groups, path, by_level(self.args))
-        return self if found is self.scalers else replace(self, scalers=found)
+        scalers = scalers_at(self.scalers, groups, path, by_level(self.args))
+        return self if scalers is self.scalers else replace(self, scalers=scalers)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

@@ -91,9 +91,9 @@ class WetMask:
 
     def at(self, layout: Layout, grid: Axes) -> WetMask:
         """Returns the block with its mask in the order of the data."""
-        own, where = self.axes, (self.axes.where, grid.where)
-        rows = places_of(grid.latitude, own.latitude, "latitude", *where)
-        columns = places_of(grid.longitude, own.longitude, "longitude", *where)
+        axes, where = self.axes, (self.axes.where, grid.where)
+        rows = places_of(grid.latitude, axes.latitude, "latitude", *where)
+        columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
         mask = take_places(take_places(self.mask, rows, 1), columns, 2)
         return replace(self, mask=mask, axes=UNKNOWN)
 
@@ -137,11 +137,11 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
 
 def _axes(store: xr.Dataset, path: str) -> Axes:
     """One-dimensional latitudes and longitudes of a store, those that it has."""
-    found = []
+    coordinates = []
     for names in (("latitude", "lat"), ("longitude", "lon")):
-        there = [name for name in names if name in store.coords]
-        found.append(as_values(store[there[0]].values) if there else None)
-    return Axes(*found, where=path)
+        present = [name for name in names if name in store.coords]
+        coordinates.append(as_values(store[present[0]].values) if present else None)
+    return Axes(*coordinates, where=path)
 
 
 def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:

@@ -129,7 +129,7 @@ class WindFilter:
     def _smoothing(self) -> Kernel:
         args = self.args
         sigmas = [
-            args.smooth_sigma if own is None else own
-            for own in (args.smooth_sigma_meridional, args.smooth_sigma_zonal)
+            args.smooth_sigma if width is None else width
+            for width in (args.smooth_sigma_meridional, args.smooth_sigma_zonal)
         ]
         return Kernel(*(gaussian(sigma, 3 * sigma) for sigma in sigmas))

@@ -142,12 +142,14 @@ def _is_view(field: np.ndarray, place: np.ndarray) -> bool:
 
 def _flat(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Key -> field, for all sources."""
-    return {key: field for own in sources.values() for key, field in own.items()}
+    return {key: field for fields in sources.values() for key, field in fields.items()}
 
 
 def _ranked(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The keys of all sources; within each source, sorted by `channel_rank`."""
-    return [key for own in sources.values() for key in sorted(own, key=channel_rank)]
+    return [
+        key for fields in sources.values() for key in sorted(fields, key=channel_rank)
+    ]
 
 
 def _order(tree: FieldTree, name: str, traced: bool) -> list[str] | None:

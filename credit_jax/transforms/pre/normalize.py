@@ -170,10 +170,10 @@ class Normalizer:
         Raises:
             ValueError: the files have other levels.
         """
-        own = self.at(layout)
+        located = self.at(layout)
         for groups in layout.values():
             for group in groups:
-                own.statistics(group.var_key, group.n_levels)
+                located.statistics(group.var_key, group.n_levels)
 
     def at(self, layout: Layout, grid: Axes | None = None) -> Normalizer:
         """Returns the block with the statistics of the levels of the data.
@@ -191,10 +191,12 @@ class Normalizer:
             if known and group.levels is not None:
                 where = f"the data ({group.var_key})"
                 places[group.var_key] = [
-                    places_of(group.levels, own, "level", path, where, some=True)
-                    for path, own in known
+                    places_of(group.levels, levels, "level", path, where, some=True)
+                    for path, levels in known
                 ]
-        moved = {k: own for k, own in places.items() if any(p is not None for p in own)}
+        moved = {
+            k: pair for k, pair in places.items() if any(p is not None for p in pair)
+        }
         if _listed(moved) == _listed(self.places):
             return self
         return dataclasses.replace(self, places=moved)
@@ -203,7 +205,7 @@ class Normalizer:
 def _listed(places: Mapping[str, Sequence[np.ndarray | None]]) -> dict[str, Any]:
     """Positions as lists, which can be compared."""
     return {
-        key: [None if own is None else own.tolist() for own in both]
+        key: [None if indices is None else indices.tolist() for indices in both]
         for key, both in places.items()
     }
 
@@ -222,11 +224,11 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
         name: [
             (
                 path,
-                own[name]
+                dataset[name]
                 if args.levels is None
-                else _levels(own[name], args.levels, name, path),
+                else _levels(dataset[name], args.levels, name, path),
             )
-            for own, path in ((of_mean, args.mean_path), (of_std, args.std_path))
+            for dataset, path in ((of_mean, args.mean_path), (of_std, args.std_path))
         ]
         for name in shared
         if name in of_mean and name in of_std
@@ -252,8 +254,8 @@ def _read(
     """Reads values, float32, units and levels by variable; a file may lack the last."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or "."
-        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
-        hint = f"{folder!r} holds: {', '.join(there[:8])}" if there else ""
+        entries = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
+        hint = f"{folder!r} holds: {', '.join(entries[:8])}" if entries else ""
         raise FileNotFoundError(
             f"era5_normalizer {key}: no file {path!r}; "
             + (hint or f"the folder {folder!r} is empty or does not exist")

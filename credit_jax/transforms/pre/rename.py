@@ -98,15 +98,15 @@ class Rename:
 
     def layout(self, layout: Layout) -> Layout:
         """Returns the variables with their new keys, grouped by source."""
-        found = dict(layout)
+        new_layout = dict(layout)
         for part in filter(layout.__contains__, self.data_types):
             groups = {group.var_key: group for group in layout[part]}
             ordered = _by_source(groups, self.mapping, part)
-            found[part] = [
+            new_layout[part] = [
                 dataclasses.replace(groups[old], var_key=new)  # type: ignore[type-var]
                 for new, old in ordered
             ]
-        return found
+        return new_layout
 
     def describe(self, known: Descriptions) -> Descriptions:
         """Returns the attributes of the old keys, by their new keys."""
@@ -114,13 +114,17 @@ class Rename:
         return {new: known[old] for old, new in pairs if old in known}
 
     def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
-        found = dict(tree)
+        renamed = dict(tree)
         for part in filter(tree.__contains__, self.data_types):
-            fields = {key: x for own in tree[part].values() for key, x in own.items()}
-            found[part] = {}
+            fields = {
+                key: x
+                for source_fields in tree[part].values()
+                for key, x in source_fields.items()
+            }
+            renamed[part] = {}
             for new, old in _by_source(fields, mapping, part):
-                found[part].setdefault(new.split("/")[0], {})[new] = fields[old]
-        return found
+                renamed[part].setdefault(new.split("/")[0], {})[new] = fields[old]
+        return renamed
 
 
 def build_rename(args: RenameArgs) -> Rename:

@@ -75,17 +75,19 @@ class ScalerTransform:
     def level_files(self) -> tuple[LevelFile, ...]:
         """See `HasLevelFiles`."""
         path, selects = self.args.scaler_path, by_level(self.args)
-        return tuple(level_file(self._own(part), path, selects) for part in self._parts)
+        return tuple(
+            level_file(self._scalers_of(part), path, selects) for part in self._parts
+        )
 
     def at(self, layout: Layout, grid: Axes) -> ScalerTransform:
         """Returns the block with its channels in the order of the data's levels."""
         path, selects = self.args.scaler_path, by_level(self.args)
-        found = {
-            part: scalers_at(own, layout.get(part, ()), path, selects)
-            for part, own in self.scalers.items()
+        located = {
+            part: scalers_at(scalers, layout.get(part, ()), path, selects)
+            for part, scalers in self.scalers.items()
         }
-        same = all(found[part] is own for part, own in self.scalers.items())
-        return self if same else replace(self, scalers=found)
+        same = all(located[part] is scalers for part, scalers in self.scalers.items())
+        return self if same else replace(self, scalers=located)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -111,26 +113,26 @@ class ScalerTransform:
         """
         for part in self._parts:
             check_groups(
-                self._own(part), layout[part], self.args, f"the {part} scalers"
+                self._scalers_of(part), layout[part], self.args, f"the {part} scalers"
             )
 
     @property
     def _parts(self) -> tuple[str, ...]:
         return self.args.data_types or ("input", "target")
 
-    def _own(self, part: str) -> Mapping[str, Mapping[str, Scaler]]:
+    def _scalers_of(self, part: str) -> Mapping[str, Mapping[str, Scaler]]:
         return self.scalers.get(part, {})
 
     def _scaled(
         self, tree: FieldTree, method: Method, context: FieldContext | None
     ) -> dict[str, Any]:
-        found = dict(tree)
+        scaled = dict(tree)
         for part in self._parts:
             if part in tree:
-                found = scale_fields(
-                    found, part, self._own(part), self.args, method, context
+                scaled = scale_fields(
+                    scaled, part, self._scalers_of(part), self.args, method, context
                 )
-        return found
+        return scaled
 
 
 def build_scaler(args: ScalerArgs) -> ScalerTransform:
