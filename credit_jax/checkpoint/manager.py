@@ -39,9 +39,13 @@ class Preservation:
         steps = [info.step for info in checkpoints]
         passing = [step for step in steps if step in self.temporary]
         lasting = [step for step in steps if step not in self.temporary]
-        kept = {self.best_step, *passing[-NUM_TEMPORARY:], *lasting[-self.num_latest :]}
-        kept.update(lasting if self.keep_all else ())
-        return [step in kept for step in steps]
+        preserved = {
+            self.best_step,
+            *passing[-NUM_TEMPORARY:],
+            *lasting[-self.num_latest :],
+        }
+        preserved.update(lasting if self.keep_all else ())
+        return [step in preserved for step in steps]
 
 
 class Manager(ocp.CheckpointManager):

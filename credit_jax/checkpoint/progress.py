@@ -74,26 +74,26 @@ class Progress:
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
         """The inverse of `to_json`; unknown keys are ignored."""
         known = {field.name for field in dataclasses.fields(cls)}
-        kept = {key: value for key, value in values.items() if key in known}
-        kept["epoch_losses"] = tuple(map(float, kept.get("epoch_losses", ())))
-        if kept.get("plateau") is not None:
-            kept["plateau"] = PlateauState(**kept["plateau"])
-        if kept.get("channels") is not None:
-            kept["channels"] = {k: tuple(v) for k, v in kept["channels"].items()}
-        return cls(**kept)
+        fields = {key: value for key, value in values.items() if key in known}
+        fields["epoch_losses"] = tuple(map(float, fields.get("epoch_losses", ())))
+        if fields.get("plateau") is not None:
+            fields["plateau"] = PlateauState(**fields["plateau"])
+        if fields.get("channels") is not None:
+            fields["channels"] = {k: tuple(v) for k, v in fields["channels"].items()}
+        return cls(**fields)
 
 
 def channel_differences(
-    stored: Mapping[str, tuple[str, ...]], own: Mapping[str, tuple[str, ...]]
+    stored: Mapping[str, tuple[str, ...]], current: Mapping[str, tuple[str, ...]]
 ) -> list[str]:
     """The first difference of each direction, one line each.
 
     Args:
         stored: `Progress.channels` of a checkpoint.
-        own: those of this run.
+        current: those of this run.
     """
     lines = []
-    for direction, names in own.items():
+    for direction, names in current.items():
         before = stored.get(direction, names)
         if before == names:
             continue

@@ -134,8 +134,12 @@ class CheckpointStore:
 
         Existing ones are read once, and only by a store that saves.
         """
-        found = {step: self._readable_progress(step) for step in self.steps()}
-        return {step for step, own in found.items() if own is None or own.batches}
+        by_step = {step: self._readable_progress(step) for step in self.steps()}
+        return {
+            step
+            for step, progress in by_step.items()
+            if progress is None or progress.batches
+        }
 
     def steps(self) -> list[int]:
         """The complete checkpoints, named by the micro-batches seen."""
@@ -149,14 +153,14 @@ class CheckpointStore:
         """Complete checkpoints; lists them again where the newest have been removed."""
         while self._manager:
             for step in reversed(self.steps()):
-                if not self._is_there(step):
+                if not self._exists(step):
                     break
                 yield step
             else:
                 return
             self._listed(self._manager.reload)
 
-    def _is_there(self, step: int) -> bool:
+    def _exists(self, step: int) -> bool:
         """Whether a checkpoint is there, and stays if it is pinned."""
         if self._pins and step not in self._pinned:
             file = pin(self.path(step))
@@ -176,8 +180,10 @@ class CheckpointStore:
             One line for each file.
         """
         if step not in self._damage:
-            own = self._verify and jax.process_index() == 0
-            self._damage[step] = find_damage(self.path(step) / DIGESTS) if own else []
+            verifies = self._verify and jax.process_index() == 0
+            self._damage[step] = (
+                find_damage(self.path(step) / DIGESTS) if verifies else []
+            )
         return self._damage[step]
 
     def newest_whole_step(self) -> int | None:
@@ -186,8 +192,8 @@ class CheckpointStore:
         A collective: all processes of a run must call it; the first one compares.
         """
         steps = self._newest_first() if process_number() == 0 else ()
-        found = next((step for step in steps if not self.damage(step)), None)
-        return json.loads(of_first("newest whole checkpoint", json.dumps(found)))
+        newest = next((step for step in steps if not self.damage(step)), None)
+        return json.loads(of_first("newest whole checkpoint", json.dumps(newest)))
 
     def damaged(self) -> list[str]:
         """The lines of `damage` of the checkpoints that were checked so far."""
@@ -196,8 +202,8 @@ class CheckpointStore:
     def best_step(self) -> int | None:
         """The checkpoint with the best training metric, or None if none is kept."""
         steps = self.steps()
-        found = (self._readable_progress(step) for step in reversed(steps))
-        newest = next(filter(None, found), None)
+        readable = (self._readable_progress(step) for step in reversed(steps))
+        newest = next(filter(None, readable), None)
         best = None if newest is None else newest.best_step
         return best if best in steps else None
 
@@ -328,9 +334,9 @@ class CheckpointStore:
             for name, tree in targets.items()
         }
         with _unreadable(self.path(step)):
-            found = manager.restore(step, args=ocp.args.Composite(**args))
+            restored = manager.restore(step, args=ocp.args.Composite(**args))
         return {
-            name: with_random_keys(from_nested_dict(found[name], tree), tree)
+            name: with_random_keys(from_nested_dict(restored[name], tree), tree)
             for name, tree in targets.items()
         }
 
@@ -354,7 +360,7 @@ class CheckpointStore:
 
     def _manager_with(self, step: int) -> Manager:
         known = self._manager is not None and step in self.steps()
-        if self._manager is None or not (known and self._is_there(step)):
+        if self._manager is None or not (known and self._exists(step)):
             have = self.steps() or "none"
             raise FileNotFoundError(
                 f"no checkpoint {step} in {self.folder}; there are: {have}"

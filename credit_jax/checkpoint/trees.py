@@ -68,12 +68,12 @@ def _restore_target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)
 
 
-def with_random_keys(stored: PyTree, wanted: PyTree) -> PyTree:
-    """The inverse of `without_random_keys`; the keys of `wanted` are keys."""
+def with_random_keys(stored: PyTree, model_tree: PyTree) -> PyTree:
+    """The inverse of `without_random_keys`; the keys of `model_tree` are keys."""
     return jax.tree.map(
         lambda x, like: jax.random.wrap_key_data(x) if is_key(like) else x,
         stored,
-        wanted,
+        model_tree,
     )
 
 
@@ -82,14 +82,14 @@ def is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def differences(stored: PyTree, wanted: PyTree) -> list[str]:
+def differences(stored: PyTree, expected: PyTree) -> list[str]:
     """One line for each array that is missing, unknown, or of another shape.
 
     Args:
         stored: shapes and dtypes in the checkpoint.
-        wanted: shapes and dtypes in the model.
+        expected: shapes and dtypes in the model.
     """
-    have, want = shapes_by_path(stored), shapes_by_path(wanted)
+    have, want = shapes_by_path(stored), shapes_by_path(expected)
     missing = [f"{p}: missing, expected {s}" for p, s in want.items() if p not in have]
     unknown = [
         f"{p}: {s} is not in the model" for p, s in have.items() if p not in want

@@ -141,17 +141,17 @@ def run_group(
     Returns:
         The exit code.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given and given[0] in commands:
-        entry = commands[given[0]]
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in commands:
+        entry = commands[arguments[0]]
         try:
             with _needed(entry):
                 command = load_command(entry)
-                return _parse_and_run(command, given[1:], f"{prog} {given[0]}")
+                return _parse_and_run(command, arguments[1:], f"{prog} {arguments[0]}")
         except CommandError as error:
             return _failed(error)
-    if given and not given[0].startswith("-"):
-        return _failed(not_available("command", given[0], commands))
+    if arguments and not arguments[0].startswith("-"):
+        return _failed(not_available("command", arguments[0], commands))
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
@@ -159,8 +159,8 @@ def run_group(
     )
     shtab.add_argument_to(parser, help="print the completion script of a shell")
     parser.add_argument("--version", action="version", version=_version())
-    _list_commands(parser, commands, options="--print-completion" in given)
-    parser.parse_args(given)
+    _list_commands(parser, commands, options="--print-completion" in arguments)
+    parser.parse_args(arguments)
     parser.error("the command comes first, its options behind it")
 
 
@@ -299,10 +299,10 @@ class _WithoutLateCallbacks:
     def __init__(self, hook: Callable[[Any], None]) -> None:
         self.hook = hook
 
-    def __call__(self, found: Any) -> None:
-        name = getattr(found.object, "__qualname__", "")
-        if str(found.exc_value) != "Event loop is closed" and name not in _READS:
-            self.hook(found)
+    def __call__(self, unraisable: Any) -> None:
+        name = getattr(unraisable.object, "__qualname__", "")
+        if str(unraisable.exc_value) != "Event loop is closed" and name not in _READS:
+            self.hook(unraisable)
 
 
 def _failed(error: Exception) -> int:

@@ -68,9 +68,9 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         RuntimeError: the climate model became unstable.
     """
     folder = Path(demo.out)
-    wanted = manifest(demo)
+    expected = manifest(demo)
     if folder.exists():
-        _check_same(folder, wanted)
+        _check_same(folder, expected)
         return folder
     console = console or Console(stderr=True)
     console.print(
@@ -81,7 +81,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     shown = live_display() if console.is_terminal else nullcontext()
     with jax.numpy_rank_promotion("allow"), shown, _progress(console) as progress:
         task = progress.add_task("days", total=demo.spinup_days + demo.days)
-        with new_dataset(folder, wanted) as partial:
+        with new_dataset(folder, expected) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
     return folder
 
@@ -159,19 +159,19 @@ def _check_finite(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> Non
             )
 
 
-def _check_same(folder: Path, wanted: dict[str, Any]) -> None:
-    found = read_manifest(folder)
-    if found == wanted:
+def _check_same(folder: Path, expected: dict[str, Any]) -> None:
+    actual = read_manifest(folder)
+    if actual == expected:
         return
-    if found is None:
+    if actual is None:
         raise ValueError(
             f"{folder} exists and is not a demo data set (it has no demo.json); "
             "choose another folder"
         )
     differences = ", ".join(
-        f"{key} {found.get(key)} instead of {wanted.get(key)}"
-        for key in sorted({*found, *wanted})
-        if found.get(key) != wanted.get(key)
+        f"{key} {actual.get(key)} instead of {expected.get(key)}"
+        for key in sorted({*actual, *expected})
+        if actual.get(key) != expected.get(key)
     )
     raise ValueError(
         f"{folder} holds another demo data set: {differences}. Remove the folder to "

@@ -16,7 +16,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.climatology import part_of_year
-from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
+from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
 from credit_jax.evaluation.references import (
     NamedData,
     Reference,
@@ -53,7 +53,7 @@ class ClimatologyFields(Protocol):
         ...
 
     def read(
-        self, time: np.datetime64, wanted: Wanted
+        self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
         """All wanted levels of all wanted variables at a time, float32."""
         ...
@@ -80,18 +80,18 @@ class FileClimatology:
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        found = self.file.variables
+        variables = self.file.variables
         means = {
-            k.removesuffix(_MEAN): v for k, v in found.items() if k.endswith(_MEAN)
+            k.removesuffix(_MEAN): v for k, v in variables.items() if k.endswith(_MEAN)
         }
-        return {**means, **found}
+        return {**means, **variables}
 
     def read(
-        self, time: np.datetime64, wanted: Wanted
+        self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
-        there = self.file.variables
-        own = {k if k in there else k + _MEAN: v for k, v in wanted.items()}
-        return self.file.channels(self._places(pd.Timestamp(time)), own)
+        variables = self.file.variables
+        selected = {k if k in variables else k + _MEAN: v for k, v in selection.items()}
+        return self.file.channels(self._places(pd.Timestamp(time)), selected)
 
     def _places(self, time: Any) -> dict[str, int]:
         """Positions of the fields of a time, by dim.
@@ -99,20 +99,20 @@ class FileClimatology:
         The label is that of its month and day, and the last hour at or before it. In a
         file of 365 days 29 February is 28 February, and all later days are one less.
         """
-        found = {}
+        places = {}
         for dim, labels in self.labels.items():
             day = time.day_of_year
             if time.is_leap_year and labels.max() < _DAYS_OF_LEAP_YEAR:
                 day -= time.month > _FEBRUARY or (time.month, time.day) == _LEAP_DAY
             value = {HOUR: time.hour, DAY: day, MONTH: time.month}[dim]
-            there = labels <= value if dim == HOUR else labels == value
-            if not there.any():
+            matches = labels <= value if dim == HOUR else labels == value
+            if not matches.any():
                 raise ValueError(
                     f"{self.where}: has no {dim} {value} of {time.isoformat()[:16]}"
                     f"; it has {_listed(labels)}"
                 )
-            found[dim] = int(np.argmax(np.where(there, labels, -1)))
-        return found
+            places[dim] = int(np.argmax(np.where(matches, labels, -1)))
+        return places
 
     @cached_property
     def labels(self) -> dict[str, np.ndarray]:
@@ -121,8 +121,8 @@ class FileClimatology:
         Raises:
             ValueError: they are unknown, no numbers, or one occurs twice.
         """
-        dataset, found = self.file.dataset, {}
-        for dim in (own for own in (HOUR, DAY, MONTH) if own in dataset.dims):
+        dataset, by_dim = self.file.dataset, {}
+        for dim in (name for name in (HOUR, DAY, MONTH) if name in dataset.dims):
             size = dataset.sizes[dim]
             if dim in dataset.coords:
                 labels = np.asarray(dataset[dim].values)
@@ -140,8 +140,8 @@ class FileClimatology:
                     f"{self.where}: the labels of {dim} are {_listed(labels)}, "
                     "expected different numbers"
                 )
-            found[dim] = labels
-        return found
+            by_dim[dim] = labels
+        return by_dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ class TrainingClimatology:
         reference: the training data.
         times: the times that are averaged.
         by_hour: whether hours of the day are averaged separately.
-        wanted: the variables of the means.
+        selection: the variables of the means.
         means: (season, hour) -> (channel, lat, lon); (-1, -1) is the mean of all times.
         left_out: number of times that could not be read.
     """
@@ -160,7 +160,7 @@ class TrainingClimatology:
     reference: Reference
     times: np.ndarray
     by_hour: bool
-    wanted: Wanted
+    selection: LevelSelection
     means: Mapping[tuple[int, int], np.ndarray]
     left_out: int = 0
 
@@ -168,10 +168,12 @@ class TrainingClimatology:
     def where(self) -> str:
         parts = "season and hour" if self.by_hour else "season"
         first, last = (str(self.times[i])[:16] for i in (0, -1))
-        lost = f", without {self.left_out} that cannot be read" if self.left_out else ""
+        omission = (
+            f", without {self.left_out} that cannot be read" if self.left_out else ""
+        )
         return (
             f"means by {parts} of {len(self.times)} times of the training period, "
-            f"{first} to {last}{lost}"
+            f"{first} to {last}{omission}"
         )
 
     @property
@@ -182,9 +184,9 @@ class TrainingClimatology:
         return self.reference.coordinates()
 
     def read(
-        self, time: np.datetime64, wanted: Wanted
+        self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
-        assert wanted == self.wanted, "the means are of these"
+        assert selection == self.selection, "the means are of these"
         part = _part(time, self.by_hour)
         return self.means.get(part, self.means[_ALL])
 
@@ -199,21 +201,21 @@ def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClim
         FileNotFoundError, ValueError: it cannot be opened.
     """
     dataset = open_dataset(path, "--climatology", open_files or OpenFiles())
-    there = [str(dim) for dim in dataset.dims]
-    others = [dim for dim in (HOUR, DAY, MONTH) if dim in there]
-    found = FileClimatology(GridFile(path, dataset, tuple(others)))
-    _ = found.labels  # an error before anything is computed
-    return found
+    dims = [str(dim) for dim in dataset.dims]
+    others = [dim for dim in (HOUR, DAY, MONTH) if dim in dims]
+    climatology = FileClimatology(GridFile(path, dataset, tuple(others)))
+    _ = climatology.labels  # an error before anything is computed
+    return climatology
 
 
 def _listed(labels: np.ndarray) -> str:
-    shown = ", ".join(str(own) for own in labels[:20].tolist())
+    shown = ", ".join(str(label) for label in labels[:20].tolist())
     return shown + (", ..." if labels.size > 20 else "")
 
 
 def training_climatology(
     data: NamedData,
-    choose: Callable[[Reference], Wanted],
+    choose: Callable[[Reference], LevelSelection],
     open_files: OpenFiles | None = None,
 ) -> TrainingClimatology:
     """Averages the training period of a data section; only the sums are kept in memory.
@@ -234,9 +236,9 @@ def training_climatology(
     period = np.array(ends, "datetime64[ns]")
     reference = open_data(data, "the training data", period, files)
     times = _training_times(data.data, reference.calendar)
-    wanted = choose(reference)
+    selection = choose(reference)
     skips = data.data.on_bad_sample == "skip"
-    problems = [] if skips else reference.problems(times, [*wanted])
+    problems = [] if skips else reference.problems(times, [*selection])
     if problems:
         raise ValueError("; ".join(problems) + "; give --climatology FILE or none")
     hours = len({_hour(time) for time in times})
@@ -244,42 +246,42 @@ def training_climatology(
     # Sums and counts, of one number or of one a point.
     sums: defaultdict[tuple[int, int], Any] = defaultdict(float)
     counts: defaultdict[tuple[int, int], Any] = defaultdict(int)
-    for time, fields in _fields(reference, times, wanted, skips=skips):
+    for time, fields in _fields(reference, times, selection, skips=skips):
         by_hour = by_hour and 4 * hours * 8 * fields.size < MAX_BYTES
         part = _part(time, by_hour)
         used.append(time)
         # Of data that skip bad samples, values that are not finite do not count.
-        there = np.isfinite(fields) if skips else np.True_
-        sums[part] = sums[part] + np.where(there, fields, 0).astype(float)
-        counts[part] = counts[part] + there.astype(int)
-    means = {k: _mean(own, counts[k]) for k, own in sums.items()}
+        finite = np.isfinite(fields) if skips else np.True_
+        sums[part] = sums[part] + np.where(finite, fields, 0).astype(float)
+        counts[part] = counts[part] + finite.astype(int)
+    means = {k: _mean(total, counts[k]) for k, total in sums.items()}
     means[_ALL] = _mean(sum(sums.values()), sum(counts.values()))
     left_out = len(times) - len(used)
     return TrainingClimatology(
-        reference, np.array(used), by_hour, wanted, means, left_out
+        reference, np.array(used), by_hour, selection, means, left_out
     )
 
 
 def _fields(
-    reference: Reference, times: np.ndarray, wanted: Wanted, *, skips: bool
+    reference: Reference, times: np.ndarray, selection: LevelSelection, *, skips: bool
 ) -> Iterator[tuple[np.datetime64, np.ndarray]]:
     """Yields times and their fields; optionally skips those that cannot be read.
 
     Raises:
         ValueError, OSError: a time cannot be read; if such are skipped, none can.
     """
-    found, fault = 0, None
+    num_read, fault = 0, None
     for time in times:
         try:
-            fields = reference.read(time, wanted)
+            fields = reference.read(time, selection)
         except (ValueError, OSError) as error:
             if not skips:
                 raise
             fault = fault or error
             continue
-        found += 1
+        num_read += 1
         yield time, fields
-    if not found:
+    if not num_read:
         raise ValueError(
             f"{reference.where}: none of {len(times)} times can be read; the first: "
             f"{fault}"

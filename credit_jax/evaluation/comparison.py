@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.evaluation.climatologies import ClimatologyFields
-from credit_jax.evaluation.grid_file import Alignment, Variable, Wanted, align
+from credit_jax.evaluation.grid_file import Alignment, LevelSelection, Variable, align
 from credit_jax.evaluation.references import Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import Channel
@@ -33,12 +33,12 @@ class Comparison:
     """
 
     channels: tuple[Channel, ...]
-    forecast: Wanted
+    forecast: LevelSelection
     truth: Reference
-    in_truth: Wanted
+    in_truth: LevelSelection
     to_truth: Alignment
     climatology: ClimatologyFields | None = None
-    in_climatology: Wanted = field(default_factory=dict)
+    in_climatology: LevelSelection = field(default_factory=dict)
     to_climatology: Alignment = field(default_factory=Alignment)
     notes: tuple[str, ...] = ()
     training_dates: str = "unknown"
@@ -47,11 +47,11 @@ class Comparison:
         self, time: np.datetime64
     ) -> dict[str, Float[np.ndarray, "channel lat lon"]]:
         """Truth and climatology at a time, on the grid of the forecast."""
-        found = {TRUTH: self.to_truth(self.truth.read(time, self.in_truth))}
+        references = {TRUTH: self.to_truth(self.truth.read(time, self.in_truth))}
         if self.climatology is not None:
             fields = self.climatology.read(time, self.in_climatology)
-            found[CLIMATOLOGY] = self.to_climatology(fields)
-        return found
+            references[CLIMATOLOGY] = self.to_climatology(fields)
+        return references
 
     def persistence(
         self, start: np.datetime64
@@ -80,10 +80,10 @@ def compare(
     common = [name for name in variables if name in truth.variables]
     # Variables with levels first, whatever the order in the forecast.
     common.sort(key=lambda name: (variables[name].levels is None, name))
-    wanted = [*names] or common
-    lost = [name for name in wanted if name not in common]
-    if lost or not wanted:
-        what = f"{', '.join(lost)}: not in both" if lost else "none is in both"
+    chosen = [*names] or common
+    missing = [name for name in chosen if name not in common]
+    if missing or not chosen:
+        what = f"{', '.join(missing)}: not in both" if missing else "none is in both"
         raise ValueError(
             f"--variables: {what}; the forecast has {', '.join(variables)}; "
             f"{truth.where} has {', '.join(truth.variables)}"
@@ -95,38 +95,39 @@ def compare(
     others = [] if names else [name for name in variables if name not in common]
     numbered: list[str] = []
     notes = [f"not in the truth, and left out: {', '.join(others)}"] if others else []
-    for name in wanted:
-        own, other = variables[name], truth.variables[name]
-        _check_units(name, own, other, truth.where)
-        pair = _common_levels(name, own, other, truth.where)
+    for name in chosen:
+        variable, other = variables[name], truth.variables[name]
+        _check_units(name, variable, other, truth.where)
+        pair = _common_levels(name, variable, other, truth.where)
         ours[name], theirs[name] = pair
-        texts = own.units or other.units, own.long_name or other.long_name
-        if own.levels is None or pair[0] is None:
+        texts = variable.units or other.units, variable.long_name or other.long_name
+        if variable.levels is None or pair[0] is None:
             channels.append(Channel(name, None, *texts))
             continue
-        named, places = own, pair[0]
-        if _one_is_numbered(own.levels, other.levels):
+        named, places = variable, pair[0]
+        if _one_is_numbered(variable.levels, other.levels):
             numbered.append(name)
-            if is_numbered(own.levels):
+            if is_numbered(variable.levels):
                 named, places = other, pair[1]
         assert named.levels is not None
         assert places is not None
-        units = own.level_units or other.level_units
+        units = variable.level_units or other.level_units
         channels += [
             Channel(name, float(named.levels[k]), *texts, level_units=units)
             for k in places
         ]
-        if len(pair[0]) < len(own.levels):
-            left = len(own.levels) - len(pair[0])
+        if len(pair[0]) < len(variable.levels):
+            left = len(variable.levels) - len(pair[0])
             notes.append(f"{name}: {left} levels are not in the truth, and left out")
     if numbered:
-        own, other = variables[numbered[0]], truth.variables[numbered[0]]
+        variable, other = variables[numbered[0]], truth.variables[numbered[0]]
         notes.append(
-            f"{', '.join(numbered)}: levels {_listed(own.levels)} are taken in order "
-            f"as {_listed(other.levels)} of {truth.where}: one side only numbers them"
+            f"{', '.join(numbered)}: levels {_listed(variable.levels)} are taken in "
+            f"order as {_listed(other.levels)} of {truth.where}: one side only numbers "
+            "them"
         )
-    found = tuple(channels), ours, truth, theirs, to_truth
-    return Comparison(*found, notes=tuple(notes))
+    parts = tuple(channels), ours, truth, theirs, to_truth
+    return Comparison(*parts, notes=tuple(notes))
 
 
 def levels_in(
@@ -140,61 +141,61 @@ def levels_in(
     by_name: dict[str, list[Channel]] = {}
     for channel in channels:
         by_name.setdefault(channel.variable, []).append(channel)
-    found: dict[str, tuple[int, ...] | None] = {}
-    for name, own in by_name.items():
+    indices: dict[str, tuple[int, ...] | None] = {}
+    for name, group in by_name.items():
         if name not in other.variables:
             raise ValueError(
                 f"{option}: {other.where} has no {name}; it has "
                 f"{', '.join(other.variables) or 'no fields'}"
             )
-        levels = [c.level for c in own if c.level is not None]
-        given = Variable(np.array(levels) if levels else None, own[0].units)
+        levels = [c.level for c in group if c.level is not None]
+        variable = Variable(np.array(levels) if levels else None, group[0].units)
         theirs = other.variables[name]
-        _check_units(name, given, theirs, other.where)
-        _, found[name] = _common_levels(name, given, theirs, other.where)
-        if levels and len(found[name] or ()) < len(levels):
+        _check_units(name, variable, theirs, other.where)
+        _, indices[name] = _common_levels(name, variable, theirs, other.where)
+        if levels and len(indices[name] or ()) < len(levels):
             raise ValueError(
                 f"{option}: {other.where} lacks levels of {name}; the scores have "
                 f"{_listed(levels)}, it has {_listed(theirs.levels)}"
             )
-    return found
+    return indices
 
 
-def _check_units(name: str, own: Variable, other: Variable, where: str) -> None:
-    if own.units and other.units and differ(own.units, other.units):
+def _check_units(name: str, variable: Variable, other: Variable, where: str) -> None:
+    if variable.units and other.units and differ(variable.units, other.units):
         raise ValueError(
-            f"{name} is in {own.units!r} in the forecast and in {other.units!r} in "
-            f"{where}; convert one of them"
+            f"{name} is in {variable.units!r} in the forecast and in {other.units!r} "
+            f"in {where}; convert one of them"
         )
 
 
 def _common_levels(
-    name: str, own: Variable, other: Variable, where: str
+    name: str, variable: Variable, other: Variable, where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """Positions of the common levels in both, in the order of the first."""
-    if own.levels is None and other.levels is None:
+    if variable.levels is None and other.levels is None:
         return None, None
-    if own.levels is None or other.levels is None:
+    if variable.levels is None or other.levels is None:
         sides = ["no levels", "levels"]
-        sides = sides if own.levels is None else sides[::-1]
+        sides = sides if variable.levels is None else sides[::-1]
         raise ValueError(
             f"{name} has {sides[0]} in the forecast and {sides[1]} in {where}; leave "
             "it out with --variables"
         )
-    if _one_is_numbered(own.levels, other.levels):
-        if len(own.levels) == len(other.levels):
-            places = tuple(range(len(own.levels)))
+    if _one_is_numbered(variable.levels, other.levels):
+        if len(variable.levels) == len(other.levels):
+            places = tuple(range(len(variable.levels)))
             return places, places
         raise ValueError(
             f"{name}: one side only numbers its levels, and there are not as many on "
-            f"the other: the forecast has {_listed(own.levels)}; {where} has "
+            f"the other: the forecast has {_listed(variable.levels)}; {where} has "
             f"{_listed(other.levels)}; name data.source.*.levels"
         )
-    pairs = common_places(own.levels, other.levels, "level")
+    pairs = common_places(variable.levels, other.levels, "level")
     if not pairs:
         raise ValueError(
-            f"{name}: no level of the forecast is in {where}: {_listed(own.levels)}; "
-            f"it has {_listed(other.levels)}"
+            f"{name}: no level of the forecast is in {where}: "
+            f"{_listed(variable.levels)}; it has {_listed(other.levels)}"
         )
     ours, theirs = zip(*pairs, strict=True)
     return tuple(map(int, ours)), tuple(map(int, theirs))

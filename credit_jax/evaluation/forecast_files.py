@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from credit_jax.data.calendars import shift_all
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import Wanted
+from credit_jax.evaluation.references import LevelSelection
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class ForecastFiles(Protocol):
         ...
 
     def read(
-        self, start: int, lead: int, wanted: Wanted
+        self, start: int, lead: int, selection: LevelSelection
     ) -> Float[np.ndarray, "member channel lat lon"]:
         """All members of a forecast at a lead time, float32."""
         ...
@@ -63,17 +63,20 @@ def valid_time(files: ForecastFiles, start: int, lead: int) -> np.datetime64:
 
 def valid_times(files: ForecastFiles) -> np.ndarray:
     """All times of all forecasts and their start dates, in order."""
-    steps: list[Any] = [pd.Timedelta(own) for own in files.leads]
-    found = [shift_all(files.starts, step, files.calendar) for step in steps]
-    return np.unique(np.concatenate([files.starts, *found]))
+    steps: list[Any] = [pd.Timedelta(lead) for lead in files.leads]
+    times = [shift_all(files.starts, step, files.calendar) for step in steps]
+    return np.unique(np.concatenate([files.starts, *times]))
 
 
 def stacked(
-    file: GridFile, places: Mapping[str, int], wanted: Wanted, member: str | None
+    file: GridFile,
+    places: Mapping[str, int],
+    selection: LevelSelection,
+    member: str | None,
 ) -> Float[np.ndarray, "member channel lat lon"]:
     """Variables concatenated along the channel dim, with a member dim."""
     fields = []
-    for name, levels in wanted.items():
+    for name, levels in selection.items():
         if name not in file.dataset:
             raise ValueError(f"{file.where} lacks the variable {name}")
         field = file.read(name, places, levels)

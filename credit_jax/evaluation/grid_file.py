@@ -17,7 +17,7 @@ from credit_jax.io.errors import errors_of
 LATITUDES, LONGITUDES = ("latitude", "lat"), ("longitude", "lon")
 _ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")
 # Name of a variable -> positions of its levels; None for one without levels.
-Wanted = Mapping[str, tuple[int, ...] | None]
+LevelSelection = Mapping[str, tuple[int, ...] | None]
 _PASCAL = ("pa", "pascal", "pascals")
 _HECTOPASCAL = (
     "hpa",
@@ -124,10 +124,10 @@ class GridFile:
             )
 
     def channels(
-        self, places: Mapping[str, int], wanted: Wanted
+        self, places: Mapping[str, int], selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
         """Reads all wanted levels of all wanted variables at some positions."""
-        fields = [self.read(name, places, levels) for name, levels in wanted.items()]
+        fields = [self.read(name, places, levels) for name, levels in selection.items()]
         return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
 
     def _variable(self, array: xr.DataArray) -> Variable:

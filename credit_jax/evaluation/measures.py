@@ -85,10 +85,10 @@ def area_sums(
         weights: of the points.
         axes: of the mesh; `MeshAxes()` on one device.
     """
-    found = _local_sums(forecast, references, weights)
+    sums = _local_sums(forecast, references, weights)
     rows = (axes.domain,) if axes.domain else ()
-    parts = [pvary(own, rows) for own in found.values()]
-    return dict(zip(found, psum_each(parts, [rows] * len(parts)), strict=True))
+    parts = [pvary(part, rows) for part in sums.values()]
+    return dict(zip(sums, psum_each(parts, [rows] * len(parts)), strict=True))
 
 
 def _local_sums(
@@ -96,25 +96,25 @@ def _local_sums(
 ) -> AreaSums:
     truth = references[TRUTH]
     climatology = references.get(CLIMATOLOGY)
-    found: AreaSums = {}
+    sums: AreaSums = {}
     single = {
         name: references[name][:, None]
         for name in (PERSISTENCE, CLIMATOLOGY)
         if name in references
     }
     for name, fields in {FORECAST: forecast, **single}.items():
-        own = None if name == CLIMATOLOGY else climatology
-        found |= _system(name, fields, truth, own, weights)
+        baseline = None if name == CLIMATOLOGY else climatology
+        sums |= _system(name, fields, truth, baseline, weights)
     if climatology is not None:
         anomaly = truth - climatology
         known = jnp.isfinite(anomaly)
-        found[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), known))
-        found[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(known))
+        sums[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), known))
+        sums[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(known))
     if weights.bands is not None:
         systems = {FORECAST: forecast, TRUTH: truth[:, None], **single}
         for name, fields in systems.items():
-            found |= _spectra(name, fields, weights)
-    return found
+            sums |= _spectra(name, fields, weights)
+    return sums
 
 
 def _system(
@@ -135,9 +135,9 @@ def _system(
         quantities |= _errors(MEMBERS, difference)
         quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
         quantities |= _of_members(name, difference)
-    found = {key: weights.sum(_zero(x, known)) for key, x in quantities.items()}
+    sums = {key: weights.sum(_zero(x, known)) for key, x in quantities.items()}
     if several:
-        found[f"{name}/rank"] = _ranks(difference, known, weights)
+        sums[f"{name}/rank"] = _ranks(difference, known, weights)
     if climatology is not None:
         both = known & jnp.isfinite(climatology)
         pair = _zero(fields - climatology[:, None], both[:, None]), truth - climatology
@@ -145,8 +145,8 @@ def _system(
         if several:
             anomalies |= _anomalies(MEMBERS, *pair)
         for key, values in anomalies.items():
-            found[key] = weights.sum(_zero(values, both))
-    return found
+            sums[key] = weights.sum(_zero(values, both))
+    return sums
 
 
 def _errors(name: str, error: Ensemble) -> dict[str, Fields]:
@@ -195,10 +195,10 @@ def _ranks(
 def _spectra(name: str, fields: Ensemble, weights: Weights) -> AreaSums:
     power, known = _power(fields)
     whole = known.all(axis=1)
-    found = _band_sums(name, _power(fields.mean(axis=1))[0], whole, weights)
+    sums = _band_sums(name, _power(fields.mean(axis=1))[0], whole, weights)
     if fields.shape[1] > 1:
-        found |= _band_sums(MEMBERS, power.mean(axis=1), whole, weights)
-    return found
+        sums |= _band_sums(MEMBERS, power.mean(axis=1), whole, weights)
+    return sums
 
 
 def _band_sums(name: str, power: Array, known: Array, weights: Weights) -> AreaSums:

@@ -104,11 +104,11 @@ class MeshSums:
         if self.gathers:
             return place_batch(fields, self.mesh, shared=True)
         ranks, num = local_dp_ranks(self.mesh), self.axes.num_data
-        own = {
+        local = {
             name: np.concatenate([np.split(x, num)[rank] for rank in ranks])
             for name, x in fields.items()
         }
-        return place_batch(own, self.mesh, local_dp_ranks=ranks)
+        return place_batch(local, self.mesh, local_dp_ranks=ranks)
 
     def __call__(
         self, forecast: Forecast, references: Mapping[str, Array]
@@ -163,9 +163,11 @@ class MeshSums:
         )
         whole = NamedSharding(self.mesh, PartitionSpec())
 
-        def sums(*given: Any) -> dict[str, Array]:
-            found = run(*given)
-            return {k: lax.with_sharding_constraint(x, whole) for k, x in found.items()}
+        def sums(*arrays: Any) -> dict[str, Array]:
+            totals = run(*arrays)
+            return {
+                k: lax.with_sharding_constraint(x, whole) for k, x in totals.items()
+            }
 
         return compile_program(sums, self.mesh)
 
@@ -180,8 +182,8 @@ class MeshSums:
             members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
         members = members.reshape(-1, self.num_members, *members.shape[1:])
         fields = {name: x[:, :, 0] for name, x in references.items()}
-        found = area_sums(members, fields, Weights(*weights), self.axes)
-        return {**found, NON_FINITE: self._non_finite(members)}
+        sums = area_sums(members, fields, Weights(*weights), self.axes)
+        return {**sums, NON_FINITE: self._non_finite(members)}
 
     def _non_finite(self, members: Array) -> Float[Array, "start member channel"]:
         axes = self.axes
@@ -192,10 +194,10 @@ class MeshSums:
 
     def _chosen(self, forecast: Forecast) -> list[Array]:
         """The compared levels of each variable, (batch, level, rows, lon)."""
-        wanted: Mapping[str, Sequence[int] | None] = self.channels
-        wanted = wanted or dict.fromkeys(forecast)
-        fields = {key: forecast[key][:, :, 0] for key in wanted}
+        channels: Mapping[str, Sequence[int] | None] = self.channels
+        channels = channels or dict.fromkeys(forecast)
+        fields = {key: forecast[key][:, :, 0] for key in channels}
         return [
-            x if wanted[key] is None else x[:, jnp.asarray(wanted[key])]
+            x if channels[key] is None else x[:, jnp.asarray(channels[key])]
             for key, x in fields.items()
         ]

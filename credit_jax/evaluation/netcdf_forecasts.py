@@ -15,7 +15,7 @@ from jaxtyping import Float
 from credit_jax.data.calendars import calendar_of, shift_all, to_labels
 from credit_jax.evaluation.forecast_files import stacked, valid_time
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import Wanted
+from credit_jax.evaluation.references import LevelSelection
 from credit_jax.io.open_files import OpenFiles
 
 # Folders of start dates: 20010601_0000Z, and 2001-06-01T00Z of CREDIT's gen1.
@@ -55,13 +55,15 @@ class NetcdfForecasts:
         return self._open(path)
 
     def read(
-        self, start: int, lead: int, wanted: Wanted
+        self, start: int, lead: int, selection: LevelSelection
     ) -> Float[np.ndarray, "member channel lat lon"]:
         time = valid_time(self, start, lead)
         members = []
         for member in range(self.num_members):
             path, position = self.places[start, member][time]
-            members.append(stacked(self._open(path), {"time": position}, wanted, None))
+            members.append(
+                stacked(self._open(path), {"time": position}, selection, None)
+            )
         return np.concatenate(members)
 
     def _open(self, path: Path) -> GridFile:
@@ -70,8 +72,8 @@ class NetcdfForecasts:
 
 def start_folders(place: Path) -> list[Path]:
     """The folders of start dates, in the order of the dates."""
-    found = (own for own in place.iterdir() if _START.fullmatch(own.name))
-    return sorted(found, key=lambda own: _start_of(own.name))
+    folders = (folder for folder in place.iterdir() if _START.fullmatch(folder.name))
+    return sorted(folders, key=lambda folder: _start_of(folder.name))
 
 
 def open_netcdf(
@@ -87,44 +89,44 @@ def open_netcdf(
     Raises:
         ValueError: files of a forecast are missing.
     """
-    starts = np.array([_start_of(own.name) for own in folders])
+    starts = np.array([_start_of(directory.name) for directory in folders])
     places: dict[tuple[int, int], dict[np.datetime64, tuple[Path, int]]] = {}
     calendar, leads = "standard", np.array([], "timedelta64[ns]")
     for number, folder in enumerate(folders):
         members = sorted(p for p in folder.iterdir() if _MEMBER.fullmatch(p.name))
-        for member, own in enumerate(members or [folder]):
-            paths = sorted(own.glob("*.nc"))
+        for member, directory in enumerate(members or [folder]):
+            paths = sorted(directory.glob("*.nc"))
             if not paths:
-                raise ValueError(f"--forecast: {own} holds no NetCDF files")
+                raise ValueError(f"--forecast: {directory} holds no NetCDF files")
             if not places:
                 calendar = calendar_of(_times(paths[0], files), str(paths[0]))
                 leads = _leads(paths, starts[0], calendar, files)
             places[number, member] = _valid(paths, files)
-    found = NetcdfForecasts(str(place), starts, leads, calendar, places, files)
-    _check_complete(found)
-    return found
+    forecasts = NetcdfForecasts(str(place), starts, leads, calendar, places, files)
+    _check_complete(forecasts)
+    return forecasts
 
 
 def _start_of(name: str) -> np.datetime64:
     """The date in the name of a folder."""
-    found = _START.fullmatch(name)
-    assert found is not None, f"{name} was chosen for its date"
-    year, month, day, hour, minute = found.groups(default="00")
+    match = _START.fullmatch(name)
+    assert match is not None, f"{name} was chosen for its date"
+    year, month, day, hour, minute = match.groups(default="00")
     return np.datetime64(f"{year}-{month}-{day}T{hour}:{minute}", "ns")
 
 
-def _check_complete(found: NetcdfForecasts) -> None:
-    members = {member for _, member in found.places}
-    for start in range(len(found.starts)):
+def _check_complete(forecasts: NetcdfForecasts) -> None:
+    members = {member for _, member in forecasts.places}
+    for start in range(len(forecasts.starts)):
         for member in members:
-            own = found.places.get((start, member), {})
-            for lead in range(len(found.leads)):
-                if valid_time(found, start, lead) not in own:
+            places = forecasts.places.get((start, member), {})
+            for lead in range(len(forecasts.leads)):
+                if valid_time(forecasts, start, lead) not in places:
                     raise ValueError(
-                        f"--forecast: {found.where}: the forecast from "
-                        f"{str(found.starts[start])[:16]}, member {member}, lacks lead "
-                        f"time {pd.Timedelta(found.leads[lead])}; make it with "
-                        "--resume, or leave its folder out"
+                        f"--forecast: {forecasts.where}: the forecast from "
+                        f"{str(forecasts.starts[start])[:16]}, member {member}, lacks "
+                        f"lead time {pd.Timedelta(forecasts.leads[lead])}; make it "
+                        "with --resume, or leave its folder out"
                     )
 
 
@@ -136,7 +138,7 @@ def _valid(
     paths: Sequence[Path], files: OpenFiles
 ) -> dict[np.datetime64, tuple[Path, int]]:
     """Valid time -> file and position; from the name of files of a single step."""
-    found: dict[np.datetime64, tuple[Path, int]] = {}
+    by_time: dict[np.datetime64, tuple[Path, int]] = {}
     for path in paths:
         step = _STEP.fullmatch(path.stem)
         if step:
@@ -144,13 +146,14 @@ def _valid(
         else:
             labels = to_labels(_times(path, files), str(path))
         for place, label in enumerate(labels):
-            if label in found:
+            if label in by_time:
                 raise ValueError(
                     f"--forecast: {path} has the time {str(label)[:16]}, which is in "
-                    f"{found[label][0]}, too; which of the two is meant cannot be known"
+                    f"{by_time[label][0]}, too; which of the two is meant cannot be "
+                    "known"
                 )
-            found[label] = path, place
-    return found
+            by_time[label] = path, place
+    return by_time
 
 
 def _leads(
@@ -162,12 +165,12 @@ def _leads(
         return np.array([time - start for time in times], "timedelta64[ns]")
     # In other calendars the difference of labels may exceed the lead time by a few
     # days.
-    found = []
+    leads = []
     for time in times:
         lead = (time - start).astype("timedelta64[ns]")
         for days in range(3):
             step: Any = pd.Timedelta(lead - days * _DAY)
             if shift_all(np.array([start]), step, calendar)[0] == time:
-                found.append(step.to_timedelta64())
+                leads.append(step.to_timedelta64())
                 break
-    return np.array(found, "timedelta64[ns]")
+    return np.array(leads, "timedelta64[ns]")

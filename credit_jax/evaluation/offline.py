@@ -53,8 +53,8 @@ def score_files(
     try:
         for number, start in enumerate(files.starts):
             with activity(f"scoring start date {number + 1}/{len(files.starts)}"):
-                own = _of_start(measure, reader, start, len(files.leads))
-            total = own if total is None else total.merge(own)
+                start_sums = _of_start(measure, reader, start, len(files.leads))
+            total = start_sums if total is None else total.merge(start_sums)
             progress(number + 1)
     finally:
         reader.close()
@@ -66,7 +66,7 @@ def layout_of(
     comparison: Comparison, grid: Grid, leads: np.ndarray, num_members: int
 ) -> ScoreLayout:
     """Returns the layout of the dims of the scores."""
-    names = [tuple(own.name for own in part) for part in (grid.regions, grid.bands)]
+    names = [tuple(item.name for item in part) for part in (grid.regions, grid.bands)]
     return ScoreLayout(comparison.channels, leads, *names, num_members=num_members)
 
 
@@ -99,20 +99,20 @@ def _read(
 def _of_start(
     measure: MeshSums, reader: ReadAhead, start: np.datetime64, num_leads: int
 ) -> ScoreSums:
-    found, copies = [], measure.num_starts
+    by_lead, copies = [], measure.num_starts
     for _ in range(num_leads):
         forecast, references = next(reader)
         # Every data-parallel rank gets the same copy.
         whole = np.concatenate([forecast] * copies)
         fields = {name: np.concatenate([x] * copies) for name, x in references.items()}
         sums = measure(measure.place_forecast(whole), measure.place(fields))
-        found.append(sums)
-        if len(found) > 1:
-            found[-2] = _first(measure, found[-2])
-    found[-1] = _first(measure, found[-1])
-    return ScoreSums.of_start(start, found)
+        by_lead.append(sums)
+        if len(by_lead) > 1:
+            by_lead[-2] = _first(measure, by_lead[-2])
+    by_lead[-1] = _first(measure, by_lead[-1])
+    return ScoreSums.of_start(start, by_lead)
 
 
 def _first(measure: MeshSums, sums: Any) -> dict[str, np.ndarray]:
-    found = measure.to_host(sums)
-    return {name: x[0] for name, x in found.items() if name != NON_FINITE}
+    host = measure.to_host(sums)
+    return {name: x[0] for name, x in host.items() if name != NON_FINITE}

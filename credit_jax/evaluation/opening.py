@@ -58,59 +58,59 @@ def open_comparison(
     """
     files = options.open_files or OpenFiles()
     truth = open_truth(options.truth, times, files)
-    found = compare(variables, coordinates, truth, options.variables)
-    problems = truth.problems(times, [*found.in_truth])
+    comparison = compare(variables, coordinates, truth, options.variables)
+    problems = truth.problems(times, [*comparison.in_truth])
     if problems:
         raise ValueError("; ".join(problems))
-    found = replace(found, notes=(*found.notes, *truth.notes(times)))
-    found = _with_training_dates(found, options, times)
-    return _with_climatology(found, options, coordinates, files)
+    comparison = replace(comparison, notes=(*comparison.notes, *truth.notes(times)))
+    comparison = _with_training_dates(comparison, options, times)
+    return _with_climatology(comparison, options, coordinates, files)
 
 
 def _with_training_dates(
-    found: Comparison, options: ScoreOptions, times: np.ndarray
+    comparison: Comparison, options: ScoreOptions, times: np.ndarray
 ) -> Comparison:
     """The comparison with what is known of the training period."""
     if options.training is None:
-        return found
+        return comparison
     seen = in_training(times, options.training.data)
     if not seen:
-        return replace(found, training_dates=NONE_TRAINED)
-    return replace(found, training_dates=seen, notes=(*found.notes, seen))
+        return replace(comparison, training_dates=NONE_TRAINED)
+    return replace(comparison, training_dates=seen, notes=(*comparison.notes, seen))
 
 
 def _with_climatology(
-    found: Comparison,
+    comparison: Comparison,
     options: ScoreOptions,
     coordinates: tuple[np.ndarray, np.ndarray],
     files: OpenFiles,
 ) -> Comparison:
     if options.climatology == NO_CLIMATOLOGY:
-        return found
+        return comparison
     if options.climatology is None and options.training is None:
         note = (
             "no climatology is known, so that anomalies are not scored; give "
             "--climatology FILE"
         )
-        return replace(found, notes=(*found.notes, note))
+        return replace(comparison, notes=(*comparison.notes, note))
     if options.climatology is None:
         assert options.training is not None, "checked above"
         option = "the training data"
         climatology = training_climatology(
             options.training,
-            lambda own: levels_in(found.channels, own, option),
+            lambda reference: levels_in(comparison.channels, reference, option),
             open_files=files,
         )
-        wanted = climatology.wanted
+        selection = climatology.selection
     else:
         option = f"--climatology: {options.climatology}"
         climatology = open_climatology(options.climatology, files)
-        wanted = levels_in(found.channels, climatology, "--climatology")
+        selection = levels_in(comparison.channels, climatology, "--climatology")
     places = align(*coordinates, climatology.coordinates(), option)
     return replace(
-        found,
+        comparison,
         climatology=climatology,
-        in_climatology=wanted,
+        in_climatology=selection,
         to_climatology=places,
     )
 
@@ -121,5 +121,5 @@ def in_order(names: Sequence[str]) -> tuple[str, ...]:
     >>> in_order(["T,U", "SP"])
     ('T', 'U', 'SP')
     """
-    parts = [own.strip() for name in names for own in name.split(",")]
-    return tuple(dict.fromkeys(own for own in parts if own))
+    parts = [part.strip() for name in names for part in name.split(",")]
+    return tuple(dict.fromkeys(part for part in parts if part))

@@ -29,7 +29,7 @@ from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source, field_key, variables_of
-from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
+from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms.base import variable_of
 from credit_jax.transforms.build import predicted_names
@@ -87,7 +87,7 @@ class Reference(Protocol):
         ...
 
     def read(
-        self, time: np.datetime64, wanted: Wanted
+        self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
         """All wanted levels of all wanted variables at a time, float32."""
         ...
@@ -125,20 +125,20 @@ class FileReference:
         missing = times[near_times(times, self._labels, self.where) < 0]
         if not len(missing):
             return []
-        there = self._labels
+        labels = self._labels
         return [
             f"{self.where} lacks {len(missing)} of {len(times)} times, the first is "
-            f"{str(missing[0])[:16]}; it has {len(there)} from {str(there.min())[:16]} "
-            f"to {str(there.max())[:16]}"
+            f"{str(missing[0])[:16]}; it has {len(labels)} from "
+            f"{str(labels.min())[:16]} to {str(labels.max())[:16]}"
         ]
 
     def read(
-        self, time: np.datetime64, wanted: Wanted
+        self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
-        (found,) = near_times(np.array([time]), self._labels, self.where).tolist()
-        place = {self.time: found}
+        (position,) = near_times(np.array([time]), self._labels, self.where).tolist()
+        place = {self.time: position}
         fields = [
-            self.file.read(name, place, levels) for name, levels in wanted.items()
+            self.file.read(name, place, levels) for name, levels in selection.items()
         ]
         return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
 
@@ -185,43 +185,44 @@ class DataReference:
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
         lines = []
         for source in self._only(names).values():
-            own = self._own_times(source, times)
+            source_times = self._source_times(source, times)
             for kind in source.config.variables.by_type:
                 try:
-                    source.check(kind, own)
+                    source.check(kind, source_times)
                 except (ValueError, OSError) as error:
                     lines.append(f"{self.where}: {error}")
-            missing = own[~source.available(own)]
+            missing = source_times[~source.available(source_times)]
             if missing.size:
                 lines.append(
                     f"{self.where}: data.source.{source.name}: {missing.size} of "
-                    f"{own.size} times are missing, the first is {str(missing[0])[:16]}"
+                    f"{source_times.size} times are missing, the first is "
+                    f"{str(missing[0])[:16]}"
                 )
         return lines
 
     def read(
-        self, time: np.datetime64, wanted: Wanted
+        self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
-        found: dict[str, np.ndarray] = {}
-        for source in self._only([*wanted]).values():
-            own = self._own_times(source, np.array([time]))
+        fields_by_key: dict[str, np.ndarray] = {}
+        for source in self._only([*selection]).values():
+            source_times = self._source_times(source, np.array([time]))
             for kind in source.config.variables.by_type:
-                fields = source.read(kind, own)
-                found |= {key: field[:, 0] for key, field in fields.items()}
-        arrays = {name: found[self._known[name][0]] for name in wanted}
+                fields = source.read(kind, source_times)
+                fields_by_key |= {key: field[:, 0] for key, field in fields.items()}
+        arrays = {name: fields_by_key[self._known[name][0]] for name in selection}
         chosen = [
-            array if wanted[name] is None else array[list(wanted[name] or ())]
+            array if selection[name] is None else array[list(selection[name] or ())]
             for name, array in arrays.items()
         ]
         return np.concatenate(chosen).astype(np.float32, copy=False)
 
-    def _own_times(self, source: Source, times: np.ndarray) -> np.ndarray:
+    def _source_times(self, source: Source, times: np.ndarray) -> np.ndarray:
         return np.unique(self.clocks[source.name].input_times(times)[..., -1])
 
     @cached_property
     def _known(self) -> dict[str, tuple[str, Variable]]:
         """Name -> key and description, from the first source that has the variable."""
-        found: dict[str, tuple[str, Variable]] = {}
+        by_name: dict[str, tuple[str, Variable]] = {}
         for source in self.sources.values():
             units = source.units()
             known = source.config.level_values or source.axes().levels
@@ -230,42 +231,42 @@ class DataReference:
                 for dims, variable in variables_of(source.config, kind):
                     key = field_key(source.name, kind, dims, variable)
                     unit = units.get(key, ("", ""))[0]
-                    own = Variable(levels if dims == "3d" else None, unit)
+                    described = Variable(levels if dims == "3d" else None, unit)
                     name = variable_of(self.names.get(key, key))
-                    found.setdefault(name, (key, own))
-        return found
+                    by_name.setdefault(name, (key, described))
+        return by_name
 
     def _only(self, names: Sequence[str]) -> dict[str, Source]:
         """The sources, restricted to some variables."""
         keys = {self._known[name][0] for name in names}
-        found = {}
+        chosen = {}
         for name, source in self.sources.items():
             fields: dict[str, Any] = {}
-            for kind, given in source.config.variables.by_type.items():
-                own = {
+            for kind, section in source.config.variables.by_type.items():
+                by_dims = {
                     f"vars_{dims.upper()}": tuple(
                         v
-                        for v in getattr(given, f"vars_{dims.upper()}")
+                        for v in getattr(section, f"vars_{dims.upper()}")
                         if f"{name}/{kind}/{dims}/{v}" in keys
                     )
                     for dims in ("3d", "2d")
                 }
-                kept = given.model_copy(update=own)
-                fields[kind] = kept if any(own.values()) else None
+                reduced = section.model_copy(update=by_dims)
+                fields[kind] = reduced if any(by_dims.values()) else None
             variables = source.config.variables.model_copy(update=fields)
             if variables.by_type:
                 config = source.config.model_copy(update={"variables": variables})
-                found[name] = replace(source, config=config)  # type: ignore[type-var]
-        return found
+                chosen[name] = replace(source, config=config)  # type: ignore[type-var]
+        return chosen
 
 
 def open_truth(
-    given: str | NamedData, times: np.ndarray, open_files: OpenFiles | None = None
+    truth: str | NamedData, times: np.ndarray, open_files: OpenFiles | None = None
 ) -> Reference:
     """Opens the truth without reading fields.
 
     Args:
-        given: a data section; or the path of a YAML file with one, whose preblocks may
+        truth: a data section; or the path of a YAML file with one, whose preblocks may
             rename its variables, of a NetCDF file or of a Zarr store.
         times: that are read, datetime64[ns].
         open_files: files that are open already.
@@ -274,9 +275,9 @@ def open_truth(
         FileNotFoundError, ValueError: it cannot be opened, or has no time dim.
     """
     files = open_files or OpenFiles()
-    if isinstance(given, NamedData):
-        return open_data(given, "the data section", times, files)
-    path = os.path.expandvars(given)
+    if isinstance(truth, NamedData):
+        return open_data(truth, "the data section", times, files)
+    path = os.path.expandvars(truth)
     if Path(path).suffix in (".yml", ".yaml"):
         raw = read_yaml(path)
         if not isinstance(raw.get("data"), Mapping):
@@ -287,13 +288,13 @@ def open_truth(
         )
         return open_data(NamedData.before(preblocks, data), path, times, files)
     dataset = open_dataset(path, "--truth", files)
-    found = [name for name in TIMES if name in dataset.dims]
-    if not found:
+    dims = [name for name in TIMES if name in dataset.dims]
+    if not dims:
         raise ValueError(
             f"--truth: {path} has no dim {' or '.join(TIMES)}; it has "
             f"{', '.join(map(str, dataset.dims))}"
         )
-    return FileReference(GridFile(path, dataset, (found[0],)), found[0])
+    return FileReference(GridFile(path, dataset, (dims[0],)), dims[0])
 
 
 def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
@@ -304,15 +305,15 @@ def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
 
 
 def open_data(
-    given: NamedData, where: str, times: np.ndarray, open_files: OpenFiles
+    named: NamedData, where: str, times: np.ndarray, open_files: OpenFiles
 ) -> DataReference:
     """Opens the predicted variables of a data section.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
     """
-    data = given.data
-    first, last = (pd.Timestamp(own) for own in (times.min(), times.max()))
+    data = named.data
+    first, last = (pd.Timestamp(time) for time in (times.min(), times.max()))
     step = pd.Timedelta(data.timestep)
     dates = {
         "start_datetime": str(first),
@@ -323,21 +324,26 @@ def open_data(
     }
     sources = {}
     for name, source in data.source.items():
-        kept = {
+        fields = {
             kind: field if kind in OUTPUT_TYPES else None
             for kind, field in source.variables.by_type.items()
         }
-        variables = source.variables.model_copy(update=kept)
+        variables = source.variables.model_copy(update=fields)
         if variables.by_type:
             sources[name] = source.model_copy(update={"variables": variables})
     read = data.model_copy(update={**dates, "source": sources})
     opened = arrange({name: open_source(name, read, open_files) for name in sources})
     clocks = {
         name: replace(
-            source_clock(read, own.config, own.calendar, own.coverage()),
+            source_clock(
+                read,
+                opened_source.config,
+                opened_source.calendar,
+                opened_source.coverage(),
+            ),
             history_len=1,
-            master=data.calendar or own.calendar,
+            master=data.calendar or opened_source.calendar,
         )
-        for name, own in opened.items()
+        for name, opened_source in opened.items()
     }
-    return DataReference(where, opened, clocks, given.names)
+    return DataReference(where, opened, clocks, named.names)

@@ -69,11 +69,11 @@ def choose_regions(names: Sequence[str] = ()) -> tuple[Region, ...]:
         ValueError: there is no region of that name.
     """
     known = {region.name: region for region in REGIONS}
-    lost = [name for name in names if name not in known]
-    if lost:
+    unknown = [name for name in names if name not in known]
+    if unknown:
         raise ValueError(
-            f"--regions: {', '.join(lost)}: not known; there are: {', '.join(known)}"
-            f"{hint(lost[0], known)}"
+            f"--regions: {', '.join(unknown)}: not known; there are: {', '.join(known)}"
+            f"{hint(unknown[0], known)}"
         )
     chosen = ["global", *names] if names else [*known]
     return tuple(known[name] for name in dict.fromkeys(chosen))
@@ -91,8 +91,8 @@ def region_weights(
     if latitude.ndim == 1:
         latitude, longitude = np.meshgrid(latitude, longitude, indexing="ij")
     area = np.cos(np.deg2rad(latitude.astype(np.float64)))
-    found = [area * region.mask(latitude, longitude) for region in regions]
-    return np.stack([_scaled(own) for own in found]).astype(np.float32)
+    weights = [area * region.mask(latitude, longitude) for region in regions]
+    return np.stack([_scaled(weight) for weight in weights]).astype(np.float32)
 
 
 def band_weights(
@@ -100,8 +100,8 @@ def band_weights(
 ) -> Float[np.ndarray, "band lat"]:
     """cos(latitude) of the rows of each band, of sum 1; 0 for an empty band."""
     area = np.cos(np.deg2rad(latitude.astype(np.float64)))
-    found = [_scaled(area * band.mask(latitude, np.zeros(1))) for band in bands]
-    return np.stack(found).astype(np.float32)
+    weights = [_scaled(area * band.mask(latitude, np.zeros(1))) for band in bands]
+    return np.stack(weights).astype(np.float32)
 
 
 def _within(

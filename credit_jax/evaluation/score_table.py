@@ -37,7 +37,7 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     rmse = scores["rmse"].sel(region="global")
     squares = (rmse**2).groupby("variable").mean()
     places = _places(scores[LEAD].values, leads)
-    systems = [own for own in _SHOWN if own in scores[SYSTEM].values]
+    systems = [system for system in _SHOWN if system in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
     what = f", mean of {members} members" if members > 1 else ""
     dates = counted(int(scores.attrs["num_start_dates"]), "start date")
@@ -50,8 +50,8 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     for place in places:
         table.add_column(_lead(scores[LEAD].values[place]), justify="right")
     for name in dict.fromkeys(scores["variable"].values.tolist()):
-        own = squares.sel(variable=name).isel({LEAD: places})
-        values = np.sqrt(np.stack([own.sel({SYSTEM: k}).values for k in systems]))
+        errors = squares.sel(variable=name).isel({LEAD: places})
+        values = np.sqrt(np.stack([errors.sel({SYSTEM: k}).values for k in systems]))
         for row, system in enumerate(systems):
             cells = [_cell(column, row) for column in values.T]
             last = system == systems[-1]
@@ -63,9 +63,11 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
 
 def _heads(scores: xr.Dataset, variable: str, num_rows: int) -> list[str]:
     """Variable, its units, and its number of levels if there are several, by row."""
-    own = scores["variable"].values == variable
-    units = str(scores["units"].values[own][0]) if "units" in scores.coords else ""
-    levels = f"{own.sum()} levels" if own.sum() > 1 else ""
+    is_variable = scores["variable"].values == variable
+    units = (
+        str(scores["units"].values[is_variable][0]) if "units" in scores.coords else ""
+    )
+    levels = f"{is_variable.sum()} levels" if is_variable.sum() > 1 else ""
     parts = [variable, *(part for part in (units, levels) if part not in ("", "1"))]
     rows = [*parts[: num_rows - 1], ", ".join(parts[num_rows - 1 :])]
     return rows + [""] * (num_rows - len(rows))
@@ -78,12 +80,12 @@ def _cell(values: np.ndarray, row: int) -> str:
     return f"[green]{text}[/]" if best else text
 
 
-def _places(there: np.ndarray, leads: Sequence[str]) -> list[int]:
+def _places(available: np.ndarray, leads: Sequence[str]) -> list[int]:
     if not leads:
-        spaced = np.linspace(0, len(there) - 1, min(len(there), MAX_LEADS))
+        spaced = np.linspace(0, len(available) - 1, min(len(available), MAX_LEADS))
         return sorted({round(float(place)) for place in spaced})
-    wanted = [np.timedelta64(duration(lead)) for lead in leads]
-    return [int(np.argmin(np.abs(there - own))) for own in wanted]
+    requested = [np.timedelta64(duration(lead)) for lead in leads]
+    return [int(np.argmin(np.abs(available - value))) for value in requested]
 
 
 def _lead(value: np.timedelta64) -> str:

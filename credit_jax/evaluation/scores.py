@@ -135,8 +135,8 @@ def read_scores(path: str | Path) -> xr.Dataset:
         place /= NETCDF_NAME
     if not place.is_file():
         raise FileNotFoundError(f"{place} does not exist; `credit-jax score` makes it")
-    with opened(place, decode_timedelta=True) as found:
-        scores = found.load()
+    with opened(place, decode_timedelta=True) as dataset:
+        scores = dataset.load()
     check_scores(scores, os.fspath(place))
     return scores
 
@@ -148,12 +148,12 @@ def check_scores(scores: xr.Dataset, where: str) -> None:
         ValueError: they are not those described in this module.
     """
     metrics = [str(name) for name in scores.data_vars]
-    lost = [name for name in DIMS if name not in scores.coords]
+    missing = [name for name in DIMS if name not in scores.coords]
     unknown = [name for name in metrics if name not in METRICS]
-    if lost or unknown or not metrics:
+    if missing or unknown or not metrics:
         raise ValueError(
             f"{where}: is no data set of scores; missing coordinates: "
-            f"{', '.join(lost) or 'none'}; unknown metrics: "
+            f"{', '.join(missing) or 'none'}; unknown metrics: "
             f"{', '.join(unknown) or 'none'}"
         )
     for name in metrics:

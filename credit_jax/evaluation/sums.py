@@ -79,7 +79,10 @@ class ScoreSums:
             leads: for each lead time the area sums, (channel, region, ...).
         """
         names = leads[0]
-        arrays = {k: np.stack([own[k] for own in leads], dtype=float) for k in names}
+        arrays = {
+            k: np.stack([lead_sums[k] for lead_sums in leads], dtype=float)
+            for k in names
+        }
         return cls((start,), arrays)
 
     def merge(self, other: ScoreSums) -> ScoreSums:
@@ -91,7 +94,9 @@ class ScoreSums:
         twice = sorted(set(self.starts) & set(other.starts))
         if twice:
             raise ValueError(f"the start date {str(twice[0])[:16]} is in both sums")
-        shapes = [{k: x.shape for k, x in own.arrays.items()} for own in (self, other)]
+        shapes = [
+            {k: x.shape for k, x in sums.arrays.items()} for sums in (self, other)
+        ]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"sums of other scores cannot be merged: {shapes[0]} and {shapes[1]}"
@@ -109,8 +114,8 @@ class ScoreSums:
     @classmethod
     def load(cls, path: Path) -> ScoreSums:
         """Reads a file of `save`."""
-        with np.load(path) as found:
-            arrays = {name: found[name] for name in found.files}
+        with np.load(path) as archive:
+            arrays = {name: archive[name] for name in archive.files}
         starts = arrays.pop(_STARTS).astype("datetime64[ns]")
         return cls(tuple(starts), arrays)
 
@@ -142,19 +147,19 @@ class ScoreLayout:
             attributes: of the data set.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = _metrics(sums.arrays, self.num_members, len(sums.starts))
+            metrics = _metrics(sums.arrays, self.num_members, len(sums.starts))
         systems = [
             name
             for name in (FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH)
-            if any(name in own for own in found.values())
+            if any(name in by_system for by_system in metrics.values())
         ]
         arrays = {}
         for name, metric in METRICS.items():
-            if name not in found:
+            if name not in metrics:
                 continue
-            one = next(iter(found[name].values()))
+            one = next(iter(metrics[name].values()))
             empty = np.full(one.shape, np.nan)
-            whole = np.stack([found[name].get(system, empty) for system in systems])
+            whole = np.stack([metrics[name].get(system, empty) for system in systems])
             # (system, lead, channel, region, ...) -> the order of the dims.
             whole = np.moveaxis(whole, 1, 3)
             if metric.dims != DIMS:
@@ -215,44 +220,50 @@ def _metrics(
     sums: Mapping[str, np.ndarray], num_members: int, num_starts: int
 ) -> dict[str, dict[str, np.ndarray]]:
     """Metric -> system -> (lead, channel, region, ...)."""
-    found: dict[str, dict[str, np.ndarray]] = {name: {} for name in METRICS}
+    metrics: dict[str, dict[str, np.ndarray]] = {name: {} for name in METRICS}
     for system in (FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH):
-        own = {
+        quantities = {
             key.partition("/")[2]: array
             for key, array in sums.items()
             if key.startswith(f"{system}/")
         }
-        for name, values in _of_system(own, num_members, num_starts).items():
-            found[name][system] = values
-    ensemble = found["spread"]
+        for name, values in _of_system(quantities, num_members, num_starts).items():
+            metrics[name][system] = values
+    ensemble = metrics["spread"]
     if ensemble:
         # The CRPS of a deterministic forecast is its mean absolute error.
         for system in (PERSISTENCE, CLIMATOLOGY):
-            if system in found["mae"]:
-                found["crps"][system] = found["mae"][system]
-    return {name: own for name, own in found.items() if own}
+            if system in metrics["mae"]:
+                metrics["crps"][system] = metrics["mae"][system]
+    return {name: quantities for name, quantities in metrics.items() if quantities}
 
 
 def _of_system(
-    own: Mapping[str, np.ndarray], num_members: int, num_starts: int
+    quantities: Mapping[str, np.ndarray], num_members: int, num_starts: int
 ) -> dict[str, np.ndarray]:
-    found = {}
-    if "weight" in own:
-        weight = own["weight"]
-        found["rmse"] = np.sqrt(own["squared"] / weight)
-        found["mae"] = own["absolute"] / weight
-        found["bias"] = own["plain"] / weight
-        found["missing"] = _missing(weight, num_starts)
-        if "variance" in own:
-            found["crps"] = own["crps"] / weight
-            found["spread"] = np.sqrt(own["variance"] / weight)
+    metrics = {}
+    if "weight" in quantities:
+        weight = quantities["weight"]
+        metrics["rmse"] = np.sqrt(quantities["squared"] / weight)
+        metrics["mae"] = quantities["absolute"] / weight
+        metrics["bias"] = quantities["plain"] / weight
+        metrics["missing"] = _missing(weight, num_starts)
+        if "variance" in quantities:
+            metrics["crps"] = quantities["crps"] / weight
+            metrics["spread"] = np.sqrt(quantities["variance"] / weight)
             factor = np.sqrt((num_members + 1) / num_members)
-            found["spread_skill_ratio"] = factor * found["spread"] / found["rmse"]
-            found["rank_histogram"] = own["rank"] / weight[..., None]
-    if "anomaly_weight" in own:
-        found["activity"] = np.sqrt(own["anomaly"] / own["anomaly_weight"])
-        if "product" in own:
-            found["acc"] = own["product"] / np.sqrt(own["anomaly"] * own["truth"])
-    if "power_weight" in own:
-        found["energy_spectrum"] = own["power"] / own["power_weight"][..., None]
-    return found
+            metrics["spread_skill_ratio"] = factor * metrics["spread"] / metrics["rmse"]
+            metrics["rank_histogram"] = quantities["rank"] / weight[..., None]
+    if "anomaly_weight" in quantities:
+        metrics["activity"] = np.sqrt(
+            quantities["anomaly"] / quantities["anomaly_weight"]
+        )
+        if "product" in quantities:
+            metrics["acc"] = quantities["product"] / np.sqrt(
+                quantities["anomaly"] * quantities["truth"]
+            )
+    if "power_weight" in quantities:
+        metrics["energy_spectrum"] = (
+            quantities["power"] / quantities["power_weight"][..., None]
+        )
+    return metrics

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.evaluation.forecast_files import stacked
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import Wanted, open_dataset
+from credit_jax.evaluation.references import LevelSelection, open_dataset
 from credit_jax.io.open_files import OpenFiles
 
 # Names of the dims of start dates, lead times and members.
@@ -58,10 +58,10 @@ class ZarrForecasts:
         return self.grid.dataset.sizes[self.member] if self.member else 1
 
     def read(
-        self, start: int, lead: int, wanted: Wanted
+        self, start: int, lead: int, selection: LevelSelection
     ) -> Float[np.ndarray, "member channel lat lon"]:
         places = {self.time: start, self.lead: int(self._positions[lead])}
-        return stacked(self.grid, places, wanted, self.member)
+        return stacked(self.grid, places, selection, self.member)
 
     @cached_property
     def _all_leads(self) -> np.ndarray:
@@ -88,8 +88,8 @@ def open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:
     dataset = open_dataset(path, "--forecast", files)
 
     def named(names: Sequence[str]) -> str | None:
-        there = (name for name in names if name in dataset.coords)
-        return next(there, next((n for n in names if n in dataset.dims), None))
+        present = (name for name in names if name in dataset.coords)
+        return next(present, next((n for n in names if n in dataset.dims), None))
 
     time, lead, member = named(STARTS), named(LEADS), named(MEMBERS)
     ones = [name for name in (time, lead) if name and name not in dataset.dims]

@@ -88,21 +88,21 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
 def _score_table(path: Path) -> str:
     """RMSE of forecasts by channel and lead time, as Markdown."""
     table = pd.read_csv(path, low_memory=False)
-    lost = [name for name in _COLUMNS if name not in table.columns]
-    if lost:
+    missing = [name for name in _COLUMNS if name not in table.columns]
+    if missing:
         raise ValueError(
-            f"--scores: {path} has no column {', '.join(lost)}; expected scores.csv of "
-            "credit-jax score"
+            f"--scores: {path} has no column {', '.join(missing)}; expected scores.csv "
+            "of credit-jax score"
         )
     chosen = {"metric": _METRIC, "region": _REGION, "system": "forecast"}
-    own = table.loc[(table[[*chosen]] == [*chosen.values()]).all(axis=1)]
-    if own.empty:
+    table_rows = table.loc[(table[[*chosen]] == [*chosen.values()]).all(axis=1)]
+    if table_rows.empty:
         return f"`scores.csv` has no {_METRIC} of forecasts; all scores are there."
-    channels = list(dict.fromkeys(own["channel"]))[:_MAX_CHANNELS]
-    leads = _leads(sorted(set(own["lead_hours"])))
+    channels = list(dict.fromkeys(table_rows["channel"]))[:_MAX_CHANNELS]
+    leads = _leads(sorted(set(table_rows["lead_hours"])))
     rows = [["RMSE, global", *(f"{lead:g} h" for lead in leads)]]
     for name in channels:
-        part = own.loc[own["channel"] == name].set_index("lead_hours")
+        part = table_rows.loc[table_rows["channel"] == name].set_index("lead_hours")
         unit = str(part["units"].iloc[0])
         label = _label(str(name), part.iloc[0])
         label = f"{label} ({unit})" if unit and unit != "nan" else label

@@ -23,11 +23,14 @@ def channel_groups(
         schema: of x and y.
         further: inputs beside x, by the names that the model gives them.
     """
-    found: dict[str, Sequence[ChannelGroup]]
-    found = {_INPUT: schema.input, _OUTPUT: schema.target}
+    groups: dict[str, Sequence[ChannelGroup]]
+    groups = {_INPUT: schema.input, _OUTPUT: schema.target}
     if further is not None:
-        found |= {name: own.input for name, own in further.schemas.items()}
-    return found
+        groups |= {
+            name: further_schema.input
+            for name, further_schema in further.schemas.items()
+        }
+    return groups
 
 
 def write_channels(
@@ -45,8 +48,10 @@ def write_channels(
         described: key of a variable -> its unit and names, those that are known.
     """
     content = {
-        name: [entry for group in own for entry in _entries(group, levels, described)]
-        for name, own in groups.items()
+        name: [
+            entry for group in channels for entry in _entries(group, levels, described)
+        ]
+        for name, channels in groups.items()
     }
     path.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
 
@@ -62,13 +67,13 @@ def _entries(
         known = levels.get(group.source) or ()
         fits = len(known) == group.n_levels
         values = list(known) if fits else list(range(group.n_levels))
-    own = {"units": None, **described.get(group.var_key, {})}
+    attributes = {"units": None, **described.get(group.var_key, {})}
     return [
         {
             "key": group.var_key,
             "variable": group.variable,
             "level": level,
-            **own,
+            **attributes,
         }
         for level in values
     ]
@@ -80,12 +85,14 @@ def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         ValueError: the file has another format, or contains a channel twice.
     """
-    found = read_json(path)
+    content = read_json(path)
     try:
-        names = dict.fromkeys((_INPUT, _OUTPUT, *found))
-        channels = {name: [dict(own) for own in found[name]] for name in names}
+        names = dict.fromkeys((_INPUT, _OUTPUT, *content))
+        channels = {name: [dict(entry) for entry in content[name]] for name in names}
         for name, entries in channels.items():
-            _check_unique(path, name, [(own["key"], own["level"]) for own in entries])
+            _check_unique(
+                path, name, [(entry["key"], entry["level"]) for entry in entries]
+            )
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: no list of channels of {_INPUT} and {_OUTPUT} ({error!r}); the "
@@ -108,7 +115,7 @@ def _check_unique(path: Path, name: str, channels: list[tuple[Any, Any]]) -> Non
 
 def order_of(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """(key, number of channels) of the variables of `read_channels`, in order."""
-    found: dict[str, int] = {}
-    for own in entries:
-        found[own["key"]] = found.get(own["key"], 0) + 1
-    return list(found.items())
+    counts: dict[str, int] = {}
+    for entry in entries:
+        counts[entry["key"]] = counts.get(entry["key"], 0) + 1
+    return list(counts.items())

@@ -40,19 +40,21 @@ def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> 
     Raises:
         ValueError: they differ.
     """
-    own = read_grid(path)
-    for name, here, there in zip(_UNITS, (latitude, longitude), own, strict=True):
-        if here.shape != there.shape:
+    stored_axes = read_grid(path)
+    for name, here, stored in zip(
+        _UNITS, (latitude, longitude), stored_axes, strict=True
+    ):
+        if here.shape != stored.shape:
             raise ValueError(
                 f"the data have {name}s of shape {here.shape}, the package was made "
-                f"for {there.shape}; give data on its grid (grid.nc), or regrid them"
+                f"for {stored.shape}; give data on its grid (grid.nc), or regrid them"
             )
-        far = float(np.abs((here - there + 180) % 360 - 180).max())
+        far = float(np.abs((here - stored + 180) % 360 - 180).max())
         if far > SAME_DEGREES:
             raise ValueError(
                 f"the {name}s of the data are up to {far:g} degrees from those of the "
                 f"package, {here.flat[0]:g} to {here.flat[-1]:g}, expected "
-                f"{there.flat[0]:g} to {there.flat[-1]:g}; give data on its grid "
+                f"{stored.flat[0]:g} to {stored.flat[-1]:g}; give data on its grid "
                 "(grid.nc), or regrid them"
             )
 
@@ -72,7 +74,7 @@ def write_axes(path: Path, source: str) -> None:
         source: path in the config.
     """
     arrays = open_axes(source, OpenFiles())
-    _save(xr.Dataset({str(own.name): own.variable for own in arrays}), path)
+    _save(xr.Dataset({str(axis.name): axis.variable for axis in arrays}), path)
 
 
 def write_static(path: Path, source: Source) -> None:
@@ -86,8 +88,8 @@ def write_static(path: Path, source: Source) -> None:
             f"data.source.{source.name}: static fields of dataset_type "
             f"{source.config.dataset_type!r} are not copied"
         )
-    found = [own for own in source.files if own[0] == "static"]
-    parts = [_variable(source, name) for _, name in found]
+    static_files = [key for key in source.files if key[0] == "static"]
+    parts = [_variable(source, name) for _, name in static_files]
     # Static variables of all files of a source must have the same grid.
     _save(xr.merge(parts, compat="override", join="exact"), path)
 

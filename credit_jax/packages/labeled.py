@@ -130,10 +130,10 @@ class DatasetForecaster:
                 )
                 for member in range(members or 1)
             ]
-            found = parts[0] if members is None else _side_by_side(parts)
+            dataset = parts[0] if members is None else _side_by_side(parts)
             for variable in outputs.variables:
-                found[variable.name].attrs |= outputs.attributes_of(variable)
-            yield found
+                dataset[variable.name].attrs |= outputs.attributes_of(variable)
+            yield dataset
 
     def _outputs(self, fields: Mapping[str, np.ndarray]) -> Outputs:
         """The variables that are returned, those of the files of the command."""
@@ -174,10 +174,12 @@ class DatasetForecaster:
         """Key -> units of the variables of a state, those that are known."""
         known: dict[str, Any] = dict(self.states.reader.data.attributes())
         if isinstance(self.states.checkpoint, Package):
-            for own in self.states.checkpoint.channels["input"]:
-                known.setdefault(own["key"], own)
+            for entry in self.states.checkpoint.channels["input"]:
+                known.setdefault(entry["key"], entry)
         return {
-            key: str(own["units"]) for key, own in known.items() if own.get("units")
+            key: str(entry["units"])
+            for key, entry in known.items()
+            if entry.get("units")
         }
 
     def _state(
@@ -185,10 +187,10 @@ class DatasetForecaster:
     ) -> tuple[np.datetime64, dict[str, np.ndarray]]:
         """The start date, and key -> (level, time, lat, lon) of a Dataset."""
         names = {key: _name(key) for key in self._groups}
-        lost = [name for name in names.values() if name not in initial]
-        if lost:
+        missing = [name for name in names.values() if name not in initial]
+        if missing:
             raise ValueError(
-                f"{_WHERE}: lacks {', '.join(lost)}; expected a Dataset with "
+                f"{_WHERE}: lacks {', '.join(missing)}; expected a Dataset with "
                 f"{', '.join(names.values())}, got {', '.join(map(str, initial))}"
             )
         labels, places = self._times(initial)
@@ -222,21 +224,21 @@ class DatasetForecaster:
         places = np.argsort(labels)
         labels = labels[places]
         before: list[Any] = [-k * data.timestep for k in reversed(range(count))]
-        wanted = [shift_all(labels[-1:], by, calendar)[0] for by in before]
-        if labels.tolist() != np.array(wanted, "datetime64[ns]").tolist():
+        expected = [shift_all(labels[-1:], by, calendar)[0] for by in before]
+        if labels.tolist() != np.array(expected, "datetime64[ns]").tolist():
             raise ValueError(
                 f"{_WHERE}: has {_dates(labels)}; expected {count} time(s), "
-                f"{_dates(wanted)}: choose them with .sel(time=[...])"
+                f"{_dates(expected)}: choose them with .sel(time=[...])"
             )
         return labels, places
 
     def _field(self, array: xr.DataArray, group: ChannelGroup) -> np.ndarray:
         """(level, time, lat, lon) of a variable; only what is needed is read."""
         name = str(array.name)
-        units, wanted = array.attrs.get("units"), self._units.get(group.var_key)
-        if units and wanted and differ(str(units), wanted):
+        units, expected = array.attrs.get("units"), self._units.get(group.var_key)
+        if units and expected and differ(str(units), expected):
             raise ValueError(
-                f"{_WHERE}: {name} is in {units!r}; expected {wanted!r}: convert it"
+                f"{_WHERE}: {name} is in {units!r}; expected {expected!r}: convert it"
             )
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{_WHERE}: {name} holds {array.dtype}; expected numbers")
@@ -258,17 +260,17 @@ class DatasetForecaster:
 
     def _on_grid(self, array: xr.DataArray) -> tuple[xr.DataArray, tuple[Any, Any]]:
         """A variable with rows and columns in order, and the names of these dims."""
-        found = {
+        coordinates = {
             names[0]: next((array[n] for n in names if n in array.coords), None)
             for names in (LATITUDE, LONGITUDE)
         }
-        lost = [kind for kind, values in found.items() if values is None]
-        if lost:
+        missing = [kind for kind, values in coordinates.items() if values is None]
+        if missing:
             raise ValueError(
-                f"{_WHERE}: {array.name} has no coordinate {' and '.join(lost)}; its "
-                f"coordinates are {', '.join(map(str, array.coords)) or 'none'}"
+                f"{_WHERE}: {array.name} has no coordinate {' and '.join(missing)}; "
+                f"its coordinates are {', '.join(map(str, array.coords)) or 'none'}"
             )
-        latitude, longitude = found.values()
+        latitude, longitude = coordinates.values()
         assert latitude is not None, "checked above"
         assert longitude is not None, "checked above"
         if self.states.latitude.ndim == 2:
@@ -280,9 +282,9 @@ class DatasetForecaster:
                     f"{_WHERE}: {kind} of {array.name} has the dims {axis.dims}; "
                     "expected one dim"
                 )
-            wanted = as_values(getattr(self.states, kind))
-            there = as_values(axis.values)
-            places = places_of(wanted, there, kind, _WHERE, self._origin)
+            requested = as_values(getattr(self.states, kind))
+            available = as_values(axis.values)
+            places = places_of(requested, available, kind, _WHERE, self._origin)
             if places is not None:
                 array = array.isel({axis.dims[0]: places})
         return array, (latitude.dims[0], longitude.dims[0])
@@ -292,12 +294,12 @@ class DatasetForecaster:
     ) -> tuple[xr.DataArray, tuple[Any, Any]]:
         """`_on_grid` for a curvilinear grid, whose points must be in order."""
         pairs = (latitude, self.states.latitude), (longitude, self.states.longitude)
-        for given, wanted in pairs:
-            same = given.shape == wanted.shape
-            if not same or np.abs(given.values - wanted).max() > SAME_DEGREES:
+        for coordinate, expected in pairs:
+            same = coordinate.shape == expected.shape
+            if not same or np.abs(coordinate.values - expected).max() > SAME_DEGREES:
                 raise ValueError(
-                    f"{_WHERE}: {given.name} of {array.name} differs from that of "
-                    f"{self._origin}, a curvilinear grid of {wanted.shape}"
+                    f"{_WHERE}: {coordinate.name} of {array.name} differs from that of "
+                    f"{self._origin}, a curvilinear grid of {expected.shape}"
                 )
         return array, (latitude.dims[0], latitude.dims[1])
 
@@ -305,18 +307,20 @@ class DatasetForecaster:
         """Positions of the levels of the model along a dim."""
         listed = self._levels_of_sources.get(group.source)
         # A config may list values that are only near those of the files.
-        choices = [own for own in (group.levels, listed) if own is not None]
-        wanted = choices or [np.arange(group.n_levels)]
+        choices = [levels for levels in (group.levels, listed) if levels is not None]
+        candidates = choices or [np.arange(group.n_levels)]
         if dim not in array.coords:
             raise ValueError(
                 f"{_WHERE}: {array.name} has no coordinate {dim}; expected the levels "
-                f"{', '.join(f'{value:g}' for value in wanted[0])}"
+                f"{', '.join(f'{value:g}' for value in candidates[0])}"
             )
         errors = []
-        for own in wanted:
-            there = array[dim].values
+        for levels in candidates:
+            available = array[dim].values
             try:
-                places = places_of(own, there, "level", _WHERE, self._origin, some=True)
+                places = places_of(
+                    levels, available, "level", _WHERE, self._origin, some=True
+                )
             except ValueError as error:
                 errors.append(error)
             else:

@@ -78,8 +78,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is no model package: it has no file {MANIFEST}; make one with: "
             "credit-jax package --checkpoint RUN --out DIR"
         )
-    found = read_json(path)
-    version = found.get("schema_version") if isinstance(found, dict) else None
+    content = read_json(path)
+    version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int or version < 1:
         raise ValueError(
             f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}; this "
@@ -91,8 +91,10 @@ def read_manifest(folder: Path) -> Manifest:
             f"to {SCHEMA_VERSION}; update credit_jax"
         )
     try:
-        files = {name: FileRecord(**own) for name, own in found.pop("files").items()}
-        manifest = Manifest(files=files, **found)
+        files = {
+            name: FileRecord(**record) for name, record in content.pop("files").items()
+        }
+        manifest = Manifest(files=files, **content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: not the content of schema version {version} ({error}); the "
@@ -104,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _check_records(path: Path, manifest: Manifest) -> None:
     """Checks that all names are allowed, and have a digest and a size."""
-    for name, own in manifest.files.items():
+    for name, record in manifest.files.items():
         outside = PurePosixPath(name).is_absolute() or ".." in name.split("/")
         if outside or "\\" in name:
             raise ValueError(
@@ -117,9 +119,11 @@ def _check_records(path: Path, manifest: Manifest) -> None:
                 f"{', '.join(REQUIRED)}, and .nc, .json, .yaml and .zarr in {FILES}/. "
                 "Do not use this package"
             )
-        if not _DIGEST.fullmatch(str(own.sha256)) or not isinstance(own.size, int):
+        if not _DIGEST.fullmatch(str(record.sha256)) or not isinstance(
+            record.size, int
+        ):
             raise ValueError(
-                f"{path}: {name} has no SHA-256 and size, got {own}; the package is "
+                f"{path}: {name} has no SHA-256 and size, got {record}; the package is "
                 "damaged, get it again"
             )
     missing = [name for name in REQUIRED if name not in manifest.files]
@@ -137,25 +141,25 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         ValueError: there is a link, or a file is missing, unknown, differs from its
             digest, or has content that does not match its suffix.
     """
-    there = set(_files_below(folder)) - {MANIFEST}
-    missing = sorted(set(manifest.files) - there)
+    present = set(_files_below(folder)) - {MANIFEST}
+    missing = sorted(set(manifest.files) - present)
     if missing:
         raise ValueError(
             f"{folder}: {missing[0]} is missing ({len(missing)} of "
             f"{len(manifest.files)} files that {MANIFEST} lists); the package is "
             "incomplete, get it again"
         )
-    unknown = sorted(there - set(manifest.files))
+    unknown = sorted(present - set(manifest.files))
     if unknown:
         raise ValueError(
             f"{folder}: {unknown[0]} is not listed in {MANIFEST}; a package holds only "
             "files with a digest there. Remove it if you know what it is"
         )
     for name, expected in manifest.files.items():
-        found = record_of(folder / name)
-        if found != expected:
+        actual = record_of(folder / name)
+        if actual != expected:
             raise ValueError(
-                f"{folder / name}: SHA-256 {found.sha256} of {found.size} bytes, "
+                f"{folder / name}: SHA-256 {actual.sha256} of {actual.size} bytes, "
                 f"expected {expected.sha256} of {expected.size}; the file is damaged "
                 "or was changed, get the package again"
             )
@@ -170,10 +174,10 @@ def _files_below(folder: Path) -> Iterator[str]:
     """
     for path, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            own = Path(path, name)
-            if own.is_symlink() or not (own.is_file() or own.is_dir()):
+            entry = Path(path, name)
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
                 raise ValueError(
-                    f"{own}: is a link or a device; a package holds plain files and "
+                    f"{entry}: is a link or a device; a package holds plain files and "
                     "folders. Copy what it points to, or do not use this package"
                 )
         yield from (Path(path, name).relative_to(folder).as_posix() for name in files)

@@ -79,12 +79,18 @@ class Package:
     @cached_property
     def coordinates(self) -> Coordinates | None:
         """Of the data of the run; None if the package does not record them."""
-        found = self.manifest.provenance.get(layout.COORDINATES)
-        return None if found is None else Coordinates.from_json(found, str(self.path))
+        recorded = self.manifest.provenance.get(layout.COORDINATES)
+        return (
+            None
+            if recorded is None
+            else Coordinates.from_json(recorded, str(self.path))
+        )
 
     def described(self, outputs: Outputs) -> Outputs:
         """Returns the outputs with attributes of variables whose files give none."""
-        known = {own["key"]: descriptive(own) for own in self.channels["output"]}
+        known = {
+            channel["key"]: descriptive(channel) for channel in self.channels["output"]
+        }
         merged = {**known, **{k: v for k, v in outputs.described.items() if v}}
         return replace(outputs, described=merged)
 
@@ -108,14 +114,14 @@ class Package:
         """
         config = self.resolved()
         inference = config.setdefault("inference", {})
-        own = inference if "data" in inference else config
+        section = inference if "data" in inference else config
         if data is not None:
-            own["data"] = _merged(own["data"], _read_places(data))
-        _fill_places(own["data"], unread)
-        if own is inference:
+            section["data"] = _merged(section["data"], _read_places(data))
+        _fill_places(section["data"], unread)
+        if section is inference:
             _fill_places(config["data"], FIELD_TYPES)
         config["save_loc"] = str(self.path)
-        where = "inference.data" if own is inference else "data"
+        where = "inference.data" if section is inference else "data"
         written = str(self.path / layout.CONFIG)
         try:
             return config_of(
@@ -169,12 +175,12 @@ class Package:
             ValueError: channels, their order, or the grid differ.
         """
         for name in dict.fromkeys((*self.channels, *groups)):
-            wanted = order_of(self.channels.get(name, ()))
-            found = [(own.var_key, own.n_levels) for own in groups.get(name, ())]
-            if found != wanted:
+            expected = order_of(self.channels.get(name, ()))
+            actual = [(group.var_key, group.n_levels) for group in groups.get(name, ())]
+            if actual != expected:
                 raise ValueError(
-                    f"{name} channels are {_listed(found) or 'none'}, expected "
-                    f"{_listed(wanted) or 'none'}; give data with the variables of "
+                    f"{name} channels are {_listed(actual) or 'none'}, expected "
+                    f"{_listed(expected) or 'none'}; give data with the variables of "
                     f"{self.path / layout.CHANNELS}, in this order"
                 )
         check_same_grid(self.path / layout.GRID, latitude, longitude)
@@ -223,11 +229,11 @@ def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> No
             f"{where}: {reference.dotted}: a package names no data, got "
             f"{reference.path!r}; remove it, and give --data where you know the package"
         )
-    given, wanted = written["model"].get("type"), manifest.model_type
-    if given != wanted:
+    actual, expected = written["model"].get("type"), manifest.model_type
+    if actual != expected:
         raise ValueError(
-            f"{where}: model.type is {given!r}, {layout.MANIFEST} says {wanted!r}; get "
-            "the package again"
+            f"{where}: model.type is {actual!r}, {layout.MANIFEST} says {expected!r}; "
+            "get the package again"
         )
 
 
@@ -242,7 +248,9 @@ def _stores(manifest: Manifest) -> set[str]:
 
 def _inside(config: Mapping[str, Any]) -> list[Reference]:
     """The paths of a config that refer to files of the package."""
-    of_static = [own for some in static_references(config).values() for own in some]
+    of_static = [
+        reference for some in static_references(config).values() for reference in some
+    ]
     return [*file_references(config), *grid_references(config), *of_static]
 
 
@@ -257,15 +265,15 @@ def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
 
 def _read_places(path: str | Path) -> dict[str, Any]:
     """Reads the keys of a data section from a file that has no other ones."""
-    found = read_yaml(path)
+    section = read_yaml(path)
     known = InferenceDataConfig.model_fields
-    unknown = [key for key in found if key not in known]
+    unknown = [key for key in section if key not in known]
     if unknown:
         raise ValueError(
             f"--data {path}: {unknown[0]}: unknown key of a data section, whose keys "
             f"the file has at its top; {nearest_key(unknown[0], known)}"
         )
-    return found
+    return section
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,8 +90,10 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
     objects = _needed_objects(whole)
     if objects:
         config[SECTION] = objects
-    own = whole.get("inference") or {}
-    config["inference"] = {k: own[k] for k in _INFERENCE if own.get(k) is not None}
+    inference = whole.get("inference") or {}
+    config["inference"] = {
+        k: inference[k] for k in _INFERENCE if inference.get(k) is not None
+    }
     for section in (config, config["inference"]):
         if "data" in section:
             section["data"] = _known(section["data"])
@@ -120,10 +122,12 @@ def _needed_objects(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _known(data: Mapping[str, Any]) -> dict[str, Any]:
     """A data section with only the keys that are read."""
-    kept = {key: data[key] for key in data if key in DataConfig.model_fields}
-    sources = kept.get("source") or {}
-    kept["source"] = {name: _known_source(own) for name, own in sources.items()}
-    return kept
+    section = {key: data[key] for key in data if key in DataConfig.model_fields}
+    sources = section.get("source") or {}
+    section["source"] = {
+        name: _known_source(source) for name, source in sources.items()
+    }
+    return section
 
 
 def _known_source(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,16 +163,16 @@ def _write_defaults(section: str, block: dict[str, Any]) -> None:
 
 def file_references(config: Mapping[str, Any]) -> list[Reference]:
     """The paths of files in the model, blocks and output sections of a config."""
-    found: list[Reference] = []
+    references: list[Reference] = []
     for keys, section in _sections(config):
         for name in ("model", *_BLOCKS, "output"):
-            found += _below((*keys, name), section.get(name) or {})
-    return found
+            references += _below((*keys, name), section.get(name) or {})
+    return references
 
 
 def _file_keys() -> frozenset[str]:
     """`FILE_KEYS`, and the arguments of custom blocks that are paths of files."""
-    entries = chain.from_iterable(own.values() for own in TRANSFORMS.values())
+    entries = chain.from_iterable(blocks.values() for blocks in TRANSFORMS.values())
     return FILE_KEYS.union(*(entry.files for entry in entries))
 
 
@@ -189,12 +193,12 @@ def grid_references(config: Mapping[str, Any]) -> list[Reference]:
 
 def static_references(config: Mapping[str, Any]) -> dict[str, list[Reference]]:
     """Source -> the paths of its static fields, in each data section."""
-    found: dict[str, list[Reference]] = {}
+    by_source: dict[str, list[Reference]] = {}
     for reference in _source_references(config):
         if reference.keys[-2:] == ("static", PATH_KEY):
             source = reference.keys[reference.keys.index("source") + 1]
-            found.setdefault(source, []).append(reference)
-    return found
+            by_source.setdefault(source, []).append(reference)
+    return by_source
 
 
 def place_references(config: Mapping[str, Any]) -> list[Reference]:
@@ -252,11 +256,11 @@ def locate(reference: Reference) -> Path:
 
 def path_fields(args: type[StrictModel]) -> set[str]:
     """Names of the arguments of a class and nested classes that look like paths."""
-    found = set()
+    names = set()
     for name, one in args.model_fields.items():
         if name.endswith(("_path", "_file", "_dir")) or name == "save_loc_physics":
-            found.add(name)
+            names.add(name)
         inner = one.annotation
         if isinstance(inner, type) and issubclass(inner, StrictModel):
-            found |= path_fields(inner)
-    return found
+            names |= path_fields(inner)
+    return names

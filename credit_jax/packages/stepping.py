@@ -144,8 +144,8 @@ class StateForecaster:
         for place, (time, task) in enumerate(
             zip(batch.times, batch.tasks, strict=True)
         ):
-            own = {key: np.asarray(state[key][place]) for key in self.prognostic}
-            data = replace(self.reader.data, state=_by_source(own))
+            fields = {key: np.asarray(state[key][place]) for key in self.prognostic}
+            data = replace(self.reader.data, state=_by_source(fields))
             reader = replace(self.reader, data=data)
             every.append(reader.at([time], [task], batch.perturb).arrays)
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *every)
@@ -156,11 +156,11 @@ class StateForecaster:
     def _check(self, state: State, count: int) -> None:
         grid = self.latitude.shape[0], self.longitude.shape[-1]
         for key, levels in self.prognostic.items():
-            wanted = (count, levels, self.history_len, *grid)
-            found = np.shape(state[key]) if key in state else None
-            if found != wanted:
+            expected = (count, levels, self.history_len, *grid)
+            actual = np.shape(state[key]) if key in state else None
+            if actual != expected:
                 raise ValueError(
-                    f"state: {key} has shape {found}, expected {wanted}: (batch, "
+                    f"state: {key} has shape {actual}, expected {expected}: (batch, "
                     "level, time, lat, lon)"
                 )
 
@@ -215,10 +215,10 @@ class _Batch:
 
 
 def _by_source(fields: Fields) -> dict[str, Fields]:
-    found: dict[str, Fields] = {}
+    by_source: dict[str, Fields] = {}
     for key, field in fields.items():
-        found.setdefault(key.split("/")[0], {})[key] = field
-    return found
+        by_source.setdefault(key.split("/")[0], {})[key] = field
+    return by_source
 
 
 def load_forecaster(
@@ -257,18 +257,20 @@ def load_forecaster(
         config = checkpoint.config(overrides, data, unread=unread)
     else:
         sources = {} if like is None else like.sources
-        num_levels = {k: len(own.levels) for k, own in sources.items() if own.levels}
+        num_levels = {
+            k: len(source.levels) for k, source in sources.items() if source.levels
+        }
         config = _config_of_run(checkpoint, data, overrides)
-        listed = {k for k, own in config.data.source.items() if own.level_values}
+        listed = {k for k, source in config.data.source.items() if source.level_values}
         is_known = {*listed, *num_levels} >= config.data.source.keys()
         if like is not None and like.latitude is not None and is_known:
             unread.append(_PROGNOSTIC)
     inference = config.inference or InferenceConfig()
     section = inference.data or config.data
-    wanted = parse_parallelism(parallelism)
-    chosen = forward_devices(wanted, devices)
+    requested = parse_parallelism(parallelism)
+    chosen = forward_devices(requested, devices)
     plan = plan_model(
-        config.model, wanted, num_devices=len(chosen), where="parallelism"
+        config.model, requested, num_devices=len(chosen), where="parallelism"
     )
     policy = default_mp_policy(precision, matmul_precision=matmul_precision)
     model = plan.build(chosen, mp_policy=policy)
@@ -284,8 +286,8 @@ def load_forecaster(
     )
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
-    given = GivenState(**fields, state=order)
-    schema = forecast_schema(config, inference, model.model_def.config, pipeline, given)
+    state = GivenState(**fields, state=order)
+    schema = forecast_schema(config, inference, model.model_def.config, pipeline, state)
     pipeline, latitude, longitude = _located(checkpoint, pipeline, opened)
     if is_package:
         groups = channel_groups(schema, opened.further)
@@ -294,7 +296,7 @@ def load_forecaster(
         checkpoint = replace(checkpoint, channels=schema.names)
     no_dates = np.array([], "datetime64[ns]")
     schedule = Schedule(no_dates, 1, opened.timestep, opened.calendar)
-    reader = ForecastReader(given, pipeline, schedule, schema)
+    reader = ForecastReader(state, pipeline, schedule, schema)
     # With more than one step, each makes the input of the next.
     step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
     weights = Forecaster(model, *checkpoint.restore(model)).weights
@@ -339,8 +341,8 @@ def _located(
 
 def _num_levels(package: Package) -> dict[str, int]:
     """Source -> levels of its 3-D variables."""
-    found: dict[str, int] = {}
+    num_levels: dict[str, int] = {}
     for key, count in order_of(package.channels["input"]):
         if "/3d/" in key:
-            found[key.split("/")[0]] = count
-    return found
+            num_levels[key.split("/")[0]] = count
+    return num_levels

@@ -17,7 +17,7 @@ from credit_jax.state_dict.convert import key_plan_for, native_key_plan
 from credit_jax.state_dict.key_plan import Arrays, HostModelState, KeyPlan
 from credit_jax.state_dict.problems import raise_problems
 
-CREDIT, OWN = "CREDIT", "credit_jax"
+CREDIT, NATIVE = "CREDIT", "credit_jax"
 # Largest size in bytes of the JSON header, as in safetensors itself.
 _MAX_HEADER = 100_000_000
 _CHUNK = 1 << 22
@@ -25,7 +25,7 @@ _CHUNK = 1 << 22
 
 def names_of(model_def: ModelDef) -> str:
     """Returns whose names the arrays of a model have: CREDIT's, if it has the model."""
-    return CREDIT if MODELS[model_def.config.type].key_table else OWN
+    return CREDIT if MODELS[model_def.config.type].key_table else NATIVE
 
 
 def write_weights(
@@ -58,21 +58,21 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
     try:
         with safe_open(os.fspath(path), framework="np") as file:
             keys = list(file.keys())
-            found = {key: file.get_tensor(key) for key in keys}
+            arrays = {key: file.get_tensor(key) for key in keys}
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"{path}: not a whole safetensors file ({error}); get the package again"
         ) from None
     try:
-        plan.check(found)
-        raise_problems(_dtypes(found, plan, model_def), "arrays of another dtype")
-        _check_finite(found, path)
+        plan.check(arrays)
+        raise_problems(_dtypes(arrays, plan, model_def), "arrays of another dtype")
+        _check_finite(arrays, path)
     except ValueError as error:
         raise ValueError(
             f"{path}: {error}\nThese are not the weights of model.yml beside it; get "
             "the package again"
         ) from None
-    return plan.read(found)
+    return plan.read(arrays)
 
 
 def _plan(model_def: ModelDef) -> KeyPlan:
@@ -82,7 +82,7 @@ def _plan(model_def: ModelDef) -> KeyPlan:
 
 
 def _dtypes(
-    found: Mapping[str, np.ndarray], plan: KeyPlan, model_def: ModelDef
+    arrays: Mapping[str, np.ndarray], plan: KeyPlan, model_def: ModelDef
 ) -> list[str]:
     """Arrays with another dtype than in the model, one line each."""
     state = model_def.model_state_shapes
@@ -94,9 +94,12 @@ def _dtypes(
             else model_def.param_specs[entry.path]
         )
         one = np.zeros((1,) * len(entry.shape), like.dtype)
-        wanted, given = entry.arrangement.to_torch(one).dtype, found[entry.key].dtype
-        if given != wanted:
-            lines.append(f"dtype: {entry.key} is {given}, expected {wanted}")
+        expected, actual = (
+            entry.arrangement.to_torch(one).dtype,
+            arrays[entry.key].dtype,
+        )
+        if actual != expected:
+            lines.append(f"dtype: {entry.key} is {actual}, expected {expected}")
     return lines
 
 

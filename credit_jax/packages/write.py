@@ -188,14 +188,14 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
             stem = _UNSAFE.sub("_", source.stem)
             suffix, used = kind_of(source), set(copied.values())
             names = (f"{stem}_{n}" if n else stem for n in range(len(used) + 1))
-            paths = (f"{layout.FILES}/{own}{suffix}" for own in names)
-            copied[source] = next(own for own in paths if own not in used)
+            paths = (f"{layout.FILES}/{name}{suffix}" for name in names)
+            copied[source] = next(path for path in paths if path not in used)
             _copy(source, folder / copied[source])
         reference.set(copied[source])
     for number, reference in enumerate(grid_references(config)):
-        own = f"{layout.FILES}/grid_of_source_{number}.nc"
-        write_axes(folder / own, os.path.expandvars(reference.path))
-        reference.set(own)
+        target = f"{layout.FILES}/grid_of_source_{number}.nc"
+        write_axes(folder / target, os.path.expandvars(reference.path))
+        reference.set(target)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -216,9 +216,9 @@ def _write_static_fields(
             if reference.keys[0] != forecasts:
                 reference.set(None)
                 continue
-            own = f"{layout.STATIC}/{_UNSAFE.sub('_', source)}.nc"
-            write_static(folder / own, contents.data.sources[source])
-            reference.set(own)
+            target = f"{layout.STATIC}/{_UNSAFE.sub('_', source)}.nc"
+            write_static(folder / target, contents.data.sources[source])
+            reference.set(target)
 
 
 def _levels(
@@ -226,13 +226,13 @@ def _levels(
 ) -> dict[str, Any]:
     """Source -> its levels as listed in the config, or else of the files."""
     data = config["inference"].get("data") or config["data"]
-    listed = {name: own.get("levels") for name, own in data["source"].items()}
+    listed = {name: source.get("levels") for name, source in data["source"].items()}
     known = {
         group.source: group.levels
         for group in chain.from_iterable(groups.values())
         if group.levels
     }
-    return {name: own or known.get(name) for name, own in listed.items()}
+    return {name: levels or known.get(name) for name, levels in listed.items()}
 
 
 def _described(
@@ -241,26 +241,26 @@ def _described(
     """Key -> unit and names, of the data files or else of the output's metadata."""
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
-    known = {key: dict(own) for key, own in contents.data.attributes().items()}
+    known = {key: dict(values) for key, values in contents.data.attributes().items()}
     further = contents.data.further
     if further is not None:
         for key, (unit, _) in further.units().items():
             known.setdefault(key, {})["units"] = unit
-    found = {}
+    described = {}
     for group in chain.from_iterable(groups.values()):
-        given = descriptive(attributes.get(group.variable, {}))
-        found[group.var_key] = given | known.get(group.var_key, {})
-    return found
+        metadata = descriptive(attributes.get(group.variable, {}))
+        described[group.var_key] = metadata | known.get(group.var_key, {})
+    return described
 
 
 def _provenance(contents: Contents) -> dict[str, Any]:
     """Versions of packages, and facts of the training, without local paths."""
     config = contents.config
-    found = {key: value for key, value in software().items() if key != "command"}
+    versions = {key: value for key, value in software().items() if key != "command"}
     return {
-        "software": found,
+        "software": versions,
         "training": {
-            "dates": [list(own) for own in config.data.ranges],
+            "dates": [list(period) for period in config.data.ranges],
             "timestep": str(config.data.timestep),
             "loss": _loss(config),
             "seed": config.seed,
@@ -280,14 +280,14 @@ def _loss(config: Config) -> str:
 
 def _inputs(contents: Contents) -> str:
     """Describes the channels of x, and the further inputs of the model."""
-    found = [", ".join(contents.schema.names["input"])]
+    parts = [", ".join(contents.schema.names["input"])]
     further = contents.data.further
     if further is not None:
         for name, schema in further.schemas.items():
-            found.append(f"{name}: {', '.join(schema.names['input'])}")
+            parts.append(f"{name}: {', '.join(schema.names['input'])}")
         for name, which in further.data.time_encoding.items():
-            found.append(f"{name}: times of {', '.join(which)}")
-    return "; ".join(found)
+            parts.append(f"{name}: times of {', '.join(which)}")
+    return "; ".join(parts)
 
 
 def _facts(
@@ -295,9 +295,11 @@ def _facts(
 ) -> CardFacts:
     config, model_def = contents.config, contents.model_def
     prefix = "inference.data." if (config.inference and config.inference.data) else ""
-    own = [p.removeprefix(prefix or "data.") for p in places if p.startswith(prefix)]
+    data_places = [
+        p.removeprefix(prefix or "data.") for p in places if p.startswith(prefix)
+    ]
     # Forecasts read no diagnostic variable.
-    own = [p for p in own if f".{DIAGNOSTIC}." not in p]
+    data_places = [p for p in data_places if f".{DIAGNOSTIC}." not in p]
     shape = f"{model_def.image_height} x {model_def.image_width}"
     latitude = contents.latitude
     return CardFacts(
@@ -315,7 +317,7 @@ def _facts(
         outputs=", ".join(contents.schema.names["target"]),
         dates=", ".join(f"{first} to {last}" for first, last in config.data.ranges),
         training=f"loss {_loss(config)}, seed {config.seed}",
-        data=data_lines(own),
+        data=data_lines(data_places),
         version=software().get("credit-jax", "unknown"),
         schema=layout.SCHEMA_VERSION,
     )

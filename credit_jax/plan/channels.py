@@ -49,26 +49,26 @@ def fit_problems(
         pipeline: the transforms; None for the data without transforms.
         further: opened inputs of the model other than x, by split.
     """
-    schemas, found = schemas or {}, []
+    schemas, problems = schemas or {}, []
     if model.frames != config.data.history_len:
-        found.append(
+        problems.append(
             f"model.frames: {model.frames} differs from data.history_len "
             f"{config.data.history_len}; make them equal"
         )
     opened = further or {}
-    found += further_problems(config.data, model, opened.get("train"))
+    problems += further_problems(config.data, model, opened.get("train"))
     train = schemas.get("train") or schema_of(config.data, model, pipeline)
-    found += channel_problems(train, model)
+    problems += channel_problems(train, model)
     if config.validation_overrides.source and not config.trainer.skip_validation:
         valid = schemas.get("valid") or schema_of(
             config.validation_data, model, pipeline
         )
         if (valid.input, valid.target) != (train.input, train.target):
-            found += channel_problems(valid, model, "validation_data.source")
-        found += further_problems(
+            problems += channel_problems(valid, model, "validation_data.source")
+        problems += further_problems(
             config.validation_data, model, opened.get("valid"), "validation_data"
         )
-    return found + _corrected_problems(train, model)
+    return problems + _corrected_problems(train, model)
 
 
 def check_corrections(model: Any, loader: Loader | None) -> None:
@@ -88,14 +88,14 @@ def check_corrections(model: Any, loader: Loader | None) -> None:
 def _corrected_problems(schema: ChannelSchema, model: Any) -> list[str]:
     """Compares the variables of `model.gen1_post_conf` with those of the target."""
     conf = getattr(model, "gen1_post_conf", None)
-    there = {group.variable: group.n_levels for group in schema.target}
-    if conf is None or list(conf.data.by_variable.items()) == list(there.items()):
+    predicted = {group.variable: group.n_levels for group in schema.target}
+    if conf is None or list(conf.data.by_variable.items()) == list(predicted.items()):
         return []
-    named, own = (
+    named, actual = (
         ", ".join(f"{name} {count}" for name, count in counts.items())
-        for counts in (conf.data.by_variable, there)
+        for counts in (conf.data.by_variable, predicted)
     )
     return [
         f"model.gen1_post_conf.data: its variables are {named}, those of the target "
-        f"are {own}; name the same in the same order"
+        f"are {actual}; name the same in the same order"
     ]

@@ -25,14 +25,14 @@ def find_missing(
             not exist yet, they are notes instead of problems.
         model: validated config of the model; None if it does not parse.
     """
-    found = Findings()
+    findings = Findings()
     for key, path in data_patterns(config):
         missing = Findings()
         missing.attempt(lambda key=key, path=path: discover(path, key))
         if missing.problems and any(matches(path, name) for name in expected):
-            found.notes.append(f"{key}: {path} is made by the first training")
+            findings.notes.append(f"{key}: {path} is made by the first training")
         else:
-            found.add(missing)
+            findings.add(missing)
     named = latitude_files(config) | scaler_files(config) | climatology_files(config)
     if model is not None:
         named |= _existing({f"model.{k}": path for k, path in model.files.items()})
@@ -41,11 +41,11 @@ def find_missing(
         if Path(path).exists():
             continue
         if path in expected:
-            found.notes.append(f"{key}: {path} is made by the first training")
+            findings.notes.append(f"{key}: {path} is made by the first training")
         else:
             hint = "; `credit-jax preprocess` fits it" if path in fitted else ""
-            found.problems.append(f"{key}: {path} does not exist{hint}")
-    return found
+            findings.problems.append(f"{key}: {path} does not exist{hint}")
+    return findings
 
 
 def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
@@ -91,10 +91,10 @@ def climatology_files(config: Config) -> dict[str, str]:
     """Climatology files that metrics compare with, by their dotted key."""
     metrics, key = _metrics_args(config), "climatology_path"
     named = {f"metrics.args.{key}": metrics.get(key)}
-    own = metrics.get("metrics")
-    for name, args in (own if isinstance(own, Mapping) else {}).items():
-        given = args.get(key) if isinstance(args, Mapping) else None
-        named[f"metrics.args.metrics.{name}.{key}"] = given
+    metric_args = metrics.get("metrics")
+    for name, args in (metric_args if isinstance(metric_args, Mapping) else {}).items():
+        path = args.get(key) if isinstance(args, Mapping) else None
+        named[f"metrics.args.metrics.{name}.{key}"] = path
     return _existing(named)
 
 
@@ -107,8 +107,8 @@ def _metrics_args(config: Config) -> Mapping[str, Any]:
 
 def _existing(named: Mapping[str, Any]) -> dict[str, str]:
     """Keeps the values that are paths; others are reported where they are read."""
-    given = {k: path for k, path in named.items() if path and isinstance(path, str)}
-    return {key: expandvars(path) for key, path in given.items()}
+    paths = {k: path for k, path in named.items() if path and isinstance(path, str)}
+    return {key: expandvars(path) for key, path in paths.items()}
 
 
 def _transform_files(
@@ -118,8 +118,8 @@ def _transform_files(
     for phase in Phase:
         section, name = phase.value.split(".")
         blocks = getattr(getattr(config, section), name)
-        for block, own in blocks.items():
-            entry = TRANSFORMS[section].get(own.type)
+        for block, settings in blocks.items():
+            entry = TRANSFORMS[section].get(settings.type)
             for key in () if entry is None or fitted > entry.is_fitted else entry.files:
-                if isinstance(path := own.args.get(key), str):
+                if isinstance(path := settings.args.get(key), str):
                     yield f"{section}.{name}.{block}.args.{key}", expandvars(path)

@@ -31,21 +31,21 @@ def further_problems(
     """
     schemas = further_schemas(data, further)
     specs = {name: spec for name, spec in model.inputs.items() if name != MAIN_INPUT}
-    made = (*data.further_inputs, *data.time_encoding)
-    lost = [name for name in made if name not in specs]
-    found = [
+    provided = (*data.further_inputs, *data.time_encoding)
+    unused = [name for name in provided if name not in specs]
+    problems = [
         f"{where} makes the input {name!r}, but model.type {model.type} takes "
         f"{', '.join(model.inputs)}"
-        for name in lost
+        for name in unused
     ]
     for name, spec in specs.items():
         if isinstance(spec, VectorSpec):
-            found += _vector_problems(data, name, spec, where, model.type)
+            problems += _vector_problems(data, name, spec, where, model.type)
         else:
-            found += _frame_problems(data, name, spec, where, model.type)
-            found += _channel_problems(data, name, spec, schemas)
-            found += _grid_problems(name, spec, further)
-    return found
+            problems += _frame_problems(data, name, spec, where, model.type)
+            problems += _channel_problems(data, name, spec, schemas)
+            problems += _grid_problems(name, spec, further)
+    return problems
 
 
 def further_schemas(
@@ -70,8 +70,8 @@ def further_schemas(
 
 def _deep_sources(data: DataConfig, name: str) -> Iterator[str]:
     """The sources of an input that have fields with levels."""
-    for source, own in data.sources_of(name).items():
-        forcing = own.variables.dynamic_forcing
+    for source, section in data.sources_of(name).items():
+        forcing = section.variables.dynamic_forcing
         if forcing is not None and forcing.vars_3D:
             yield source
 
@@ -80,8 +80,10 @@ def _vector_problems(
     data: DataConfig, name: str, spec: VectorSpec, where: str, model: str
 ) -> Iterator[str]:
     if name not in data.time_encoding:
-        own = [source for key in data.further_inputs for source in data.sources_of(key)]
-        known = ", ".join((INPUT_TIMES, TARGET_TIME, *own))
+        sources = [
+            source for key in data.further_inputs for source in data.sources_of(key)
+        ]
+        known = ", ".join((INPUT_TIMES, TARGET_TIME, *sources))
         yield (
             f"model.type {model} takes a vector {name}: set {where}.time_encoding: "
             f"{{{name}: [...]}} to the times that it encodes, of {known}"
@@ -120,8 +122,8 @@ def _frame_problems(
             f"model.type {model} takes fields {name} beside x: give the source that "
             f"has them the key input: {name} ({where}.source.NAME.input)"
         )
-    for source, own in sources.items():
-        frames = own.history_len or data.history_len
+    for source, section in sources.items():
+        frames = section.history_len or data.history_len
         if frames != spec.frames:
             yield (
                 f"{where}.source.{source}.history_len: {frames} differs from the "

@@ -60,15 +60,15 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
     trainer = config.trainer
     param_specs = model_def.param_specs
     rules = rules_of(trainer)
-    own, normalized = (
+    params, normalized = (
         FLOAT32 * sum(local_size(d, axes, rules) for d in specs.values())
         for specs in (param_specs, model_def.matrices)
     )
     parts = {
-        "parameters": own,
-        "gradients": own,
-        "optimizer (AdamW)": 2 * own,
-        "EMA": own if trainer.use_ema else 0,
+        "parameters": params,
+        "gradients": params,
+        "optimizer (AdamW)": 2 * params,
+        "EMA": params if trainer.use_ema else 0,
         "spectral norm": normalized,
         "gathered blocks (FSDP)": _gathered(config, param_specs, axes, rules),
         "gathered over domain": _over_domain(config, param_specs, axes, rules),
@@ -115,8 +115,8 @@ def _over_domain(
     if gathers_over_domain_in_blocks(axes):
         return 0
     split = [d for d in param_specs.values() if rules.domain_dim(d, axes) is not None]
-    own = sum(local_size(d, axes, rules) for d in split)
-    return _item(config) * own * axes.num_domain
+    elements = sum(local_size(d, axes, rules) for d in split)
+    return _item(config) * elements * axes.num_domain
 
 
 def _gathered(
@@ -158,7 +158,7 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     if geometry is None:
         return 0
     mode = config.trainer.activation_checkpoint
-    kept, largest = 0, 0
+    saved, largest = 0, 0
     for stage in geometry.stages:
         points = local_points(stage, axes.num_domain)
         block, attention = (
@@ -171,10 +171,10 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
         again = {"none": 0, "selective": attention - inner, "full": block}[mode]
         largest = max(largest, again)
         rest = between if mode == "full" else block - again
-        kept += 2 * between + stage.depth * rest
-    kept += largest
-    kept += _edges(model_def, geometry, axes)
-    return int(WORKSPACE * _item(config) * _samples(config) * kept)
+        saved += 2 * between + stage.depth * rest
+    saved += largest
+    saved += _edges(model_def, geometry, axes)
+    return int(WORKSPACE * _item(config) * _samples(config) * saved)
 
 
 def _item(config: Config) -> int:

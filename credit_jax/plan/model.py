@@ -89,30 +89,34 @@ def plan_model(
     Returns:
         The plan, with all problems, and with the parts that could be built.
     """
-    found = Findings()
-    dims = found.attempt(
+    findings = Findings()
+    dims = findings.attempt(
         lambda: ParallelDims.from_config(parallelism, num_devices), where
     )
     if dims is not None and dims.world_size < num_devices:
-        found.notes.append(
+        findings.notes.append(
             f"data: none uses {dims.world_size} of {num_devices} devices"
         )
-    config = found.attempt(lambda: parse_model(section))
+    config = findings.attempt(lambda: parse_model(section))
     model_def = None
     if config is not None:
-        found.problems += model_problems(config, _degrees(parallelism))
+        findings.problems += model_problems(config, _degrees(parallelism))
         if not config.problems():
             model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
-            found.problems += model_def.validate(parallelism.tensor, parallelism.domain)
-            found.problems += [f"trainer.fsdp.{line}" for line in model_def.unmatched()]
+            findings.problems += model_def.validate(
+                parallelism.tensor, parallelism.domain
+            )
+            findings.problems += [
+                f"trainer.fsdp.{line}" for line in model_def.unmatched()
+            ]
             if parallelism.etp is not None and not hasattr(config, "num_experts"):
-                found.notes.append(
+                findings.notes.append(
                     f"etp is {parallelism.etp}, but {config.type} has no experts"
                 )
             ulysses = parallelism.ulysses_degree or 1
-            found.notes += model_notes(config, parallelism.domain, ulysses)
+            findings.notes += model_notes(config, parallelism.domain, ulysses)
     return ModelPlan(
-        dims, config, model_def, unique(found.problems), unique(found.notes)
+        dims, config, model_def, unique(findings.problems), unique(findings.notes)
     )
 
 

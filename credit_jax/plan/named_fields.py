@@ -18,31 +18,31 @@ def base_problems(config: Config) -> list[str]:
     """Finds why `loss.type: base` cannot train with the postblocks, one line each."""
     if not config.loss.is_base:
         return []
-    made, found = _made(config), []
-    if PREDICTION not in made:
-        found.append(
+    entries, problems = _reconstructed(config), []
+    if PREDICTION not in entries:
+        problems.append(
             "loss.type: base scores y_processed, which no postblock makes: add {type: "
             "reconstruct, args: {detach: false}} to postblocks.per_step"
         )
-    elif made[PREDICTION].get("detach", True):
-        found.append(
+    elif entries[PREDICTION].get("detach", True):
+        problems.append(
             "loss.type: base learns through y_processed, which has no gradient: set "
             "detach: false on the reconstruct block in postblocks.per_step"
         )
-    if TARGET not in made:
-        found.append(
+    if TARGET not in entries:
+        problems.append(
             "loss.type: base scores y_target_processed, which no postblock makes: add "
             f"{TWIN} to postblocks.per_step"
         )
-    return found
+    return problems
 
 
 def metrics_notes(config: Config) -> list[str]:
     """Returns a note if the metrics section scores normalized fields."""
-    made = _made(config)
+    entries = _reconstructed(config)
     if config.metrics is None or config.trainer.skip_validation:
         return []
-    if PREDICTION in made and TARGET in made:
+    if PREDICTION in entries and TARGET in entries:
         return []
     return [
         "metrics: no postblock makes y_target_processed, so they score the model's "
@@ -52,16 +52,16 @@ def metrics_notes(config: Config) -> list[str]:
 
 def scores_are_physical(config: Config) -> bool:
     """Whether postblocks undo the scaling of the fields that metrics score."""
-    made = _made(config)
-    if PREDICTION not in made or TARGET not in made:
+    entries = _reconstructed(config)
+    if PREDICTION not in entries or TARGET not in entries:
         return False
     return any(args.get("key") == TARGET for _, args in _blocks(config))
 
 
-def _made(config: Config) -> dict[str, Mapping[str, Any]]:
+def _reconstructed(config: Config) -> dict[str, Mapping[str, Any]]:
     """Tree entries that `reconstruct` blocks make, with the arguments of each block."""
-    made = (args for name, args in _blocks(config) if name == "reconstruct")
-    keyed = ((args.get("out_key", PREDICTION), args) for args in made)
+    blocks = (args for name, args in _blocks(config) if name == "reconstruct")
+    keyed = ((args.get("out_key", PREDICTION), args) for args in blocks)
     return {key: args for key, args in keyed if isinstance(key, str)}
 
 

@@ -71,7 +71,7 @@ def plan_objective(
     schema: ChannelSchema,
     pipeline: Pipeline | None,
     latitudes: Latitudes,
-    found: Findings,
+    findings: Findings,
 ) -> Objective | None:
     """Builds the losses and metrics of a config.
 
@@ -80,24 +80,24 @@ def plan_objective(
         schema: channels of the data.
         pipeline: the transforms; None if they have problems.
         latitudes: the latitudes of the rows.
-        found: receives the problems of the sections loss and metrics, and of
+        findings: receives the problems of the sections loss and metrics, and of
             `trainer.training_metric`.
 
     Returns:
         The objective; None if it has problems.
     """
-    before = len(found.problems)
-    found.problems += base_problems(config)
-    found.notes += metrics_notes(config)
-    rows = latitudes.of("loss", found)
+    before = len(findings.problems)
+    findings.problems += base_problems(config)
+    findings.notes += metrics_notes(config)
+    rows = latitudes.of("loss", findings)
     path, opened = config.loss.scaler_file, latitudes.open_files is not None
     read = variance_reader(
-        "loss.args.scaler_path", schema.target_counts, found, opened=opened
+        "loss.args.scaler_path", schema.target_counts, findings, opened=opened
     )
-    variances = found.attempt(lambda: None if path is None else read(path))
+    variances = findings.attempt(lambda: None if path is None else read(path))
 
     def build(*, validation: bool) -> Callable[..., Any] | None:
-        return found.attempt(
+        return findings.attempt(
             lambda: build_loss(
                 config.loss,
                 schema.target_counts,
@@ -109,7 +109,7 @@ def plan_objective(
         )
 
     loss = build(validation=False)
-    scores = found.attempt(lambda: _metrics(config, schema, latitudes, found))
+    scores = findings.attempt(lambda: _metrics(config, schema, latitudes, findings))
     if scores is None:
         return None
     evaluate, measured = None, []
@@ -123,9 +123,9 @@ def plan_objective(
             return None
         evaluate = together(valid_loss, scores)
         measured = ["loss", *names]
-    found.problems += _training_metric_problems(config, measured, trained)
-    rollouts = found.attempt(lambda: plan_rollouts(config, schema, pipeline))
-    if loss is None or rollouts is None or len(found.problems) > before:
+    findings.problems += _training_metric_problems(config, measured, trained)
+    rollouts = findings.attempt(lambda: plan_rollouts(config, schema, pipeline))
+    if loss is None or rollouts is None or len(findings.problems) > before:
         return None
     measure = _spread if config.shares_batches else None
     return Objective(
@@ -169,7 +169,7 @@ def plan_rollouts(
 
 
 def _metrics(
-    config: Config, schema: ChannelSchema, latitudes: Latitudes, found: Findings
+    config: Config, schema: ChannelSchema, latitudes: Latitudes, findings: Findings
 ) -> Metrics:
     files = latitudes.open_files
 
@@ -181,18 +181,18 @@ def _metrics(
         grid = UNKNOWN
         if latitudes.loader is not None:
             grid = latitudes.loader.coordinates().grid
-        levels = {own.variable: own.levels for own in schema.target}
+        levels = {group.variable: group.levels for group in schema.target}
         return read_fields(path, "metrics: climatology_path", files, grid, levels)
 
     return build_metrics(
         config.metrics,
         schema.target_counts,
-        latitude=latitudes.of("metrics", found),
+        latitude=latitudes.of("metrics", findings),
         climatology=mean_fields if _compares(config) else None,
         variances=variance_reader(
             "metrics.args.scaler_path",
             schema.target_counts,
-            found,
+            findings,
             opened=files is not None,
         ),
     )
@@ -202,8 +202,10 @@ def _compares(config: Config) -> bool:
     """Whether a metric needs a climatology from a file or of the training period."""
     if config.metrics is None:
         return False
-    wanted = metric_settings(config.metrics)
-    return any(own.needs_climatology or own.climatology_path for own in wanted)
+    settings = metric_settings(config.metrics)
+    return any(
+        setting.needs_climatology or setting.climatology_path for setting in settings
+    )
 
 
 def _names(config: Config, schema: ChannelSchema, *, in_training: bool) -> list[str]:
@@ -249,16 +251,16 @@ def _training_metric_problems(
     config: Config, measured: Sequence[str], trained: Sequence[str]
 ) -> list[str]:
     """Checks that `trainer.training_metric` is a value that the run computes."""
-    wanted = config.trainer.training_metric
-    there = ["train_loss", *(f"valid_{name}" for name in sorted(measured))]
-    if wanted in (f"train_{name}" for name in trained):
+    metric = config.trainer.training_metric
+    available = ["train_loss", *(f"valid_{name}" for name in sorted(measured))]
+    if metric in (f"train_{name}" for name in trained):
         return []
-    if wanted in there:
+    if metric in available:
         return []
-    short = [name for name in there if "/" not in name]
+    short = [name for name in available if "/" not in name]
     return [
-        f"trainer.training_metric: got {wanted!r}, expected one of {', '.join(short)}, "
-        f"or one variable's, such as {there[-1]}"
+        f"trainer.training_metric: got {metric!r}, expected one of {', '.join(short)}, "
+        f"or one variable's, such as {available[-1]}"
     ]
 
 
@@ -279,13 +281,13 @@ class Latitudes:
     open_files: OpenFiles | None
     loader: Loader | None
 
-    def of(self, section: str, found: Findings) -> Latitude | None:
+    def of(self, section: str, findings: Findings) -> Latitude | None:
         """Returns the latitudes for the section "loss" or "metrics".
 
         Args:
             section: "loss" or "metrics".
-            found: receives the problem of a file that cannot be read, or whose number
-                of rows is not the model's.
+            findings: receives the problem of a file that cannot be read, or whose
+                number of rows is not the model's.
 
         Returns:
             (lat,) degrees north; None if the section does not weight rows. If no file
@@ -293,7 +295,7 @@ class Latitudes:
         """
         if not _weighs_rows(self.config, section):
             return None
-        rows = found.attempt(lambda: self._read(section))
+        rows = findings.attempt(lambda: self._read(section))
         return np.zeros(1) if rows is None else rows
 
     def _read(self, section: str) -> Latitude | None:

@@ -20,17 +20,17 @@ def process_findings(config: Config, model: Any) -> Findings:
         config: the whole config.
         model: the validated `model:` section.
     """
-    found = Findings()
+    findings = Findings()
     if model.process is None:
-        return found
+        return findings
     if config.data.forecast_len > 1:
-        found.problems.append(
+        findings.problems.append(
             f"data.forecast_len: {model.type} is trained on single steps, got "
             f"{config.data.forecast_len}; expected 1 (CREDIT feeds the output of the "
             "network, which is no state, back)"
         )
     if config.trainer.ensemble_size > 1:
-        found.problems.append(
+        findings.problems.append(
             f"trainer.ensemble_size: {model.type} is trained on single samples, got "
             f"{config.trainer.ensemble_size}; expected 1 (members of a forecast are in "
             "inference.members)"
@@ -38,19 +38,21 @@ def process_findings(config: Config, model: Any) -> Findings:
     loss = config.loss
     name = None if loss.is_base else loss.type or loss.training_loss
     if name is None or (name in LOSSES and LOSSES[name].build_pointwise is None):
-        points = [key for key, own in LOSSES.items() if own.build_pointwise is not None]
-        found.problems.append(
+        points = [
+            key for key, entry in LOSSES.items() if entry.build_pointwise is not None
+        ]
+        findings.problems.append(
             f"loss: {name or 'base'} cannot be weighted by the step of the noise, as "
             f"{model.type} needs; expected one of {', '.join(points)}"
         )
     for key in ("use_power_loss", "use_spectral_loss"):
         if loss.is_weighted and getattr(loss, key):
-            found.problems.append(
+            findings.problems.append(
                 f"loss.{key}: {model.type} is trained on noised fields, whose spectra "
                 "say nothing; remove the key"
             )
-    found.notes.append(
+    findings.notes.append(
         f"a validation sample takes {model.process.num_samples} evaluations of the "
         "network; postblocks correct samples, and nothing in training"
     )
-    return found
+    return findings

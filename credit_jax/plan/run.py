@@ -70,10 +70,10 @@ class RunPlan:
         """Channels of each input of the model other than x, if they are known."""
         loader = self.loaders.get("train")
         opened = None if loader is None else loader.dataset.further
-        found = further_schemas(self.config.data, opened)
+        schemas = further_schemas(self.config.data, opened)
         if self.pipeline is None:
-            return found
-        return {name: own.after(self.pipeline) for name, own in found.items()}
+            return schemas
+        return {name: schema.after(self.pipeline) for name, schema in schemas.items()}
 
     def check(self) -> None:
         """Raises a `ConfigError` with all problems, if there are any."""
@@ -137,33 +137,33 @@ def plan_run(
         num_devices=devices,
         keep_whole=trainer.fsdp.keep_whole,
     )
-    found = Findings([*model.problems], [*model.notes])
+    findings = Findings([*model.problems], [*model.notes])
     if model.model_def is not None:
-        found.notes += float8_notes(model.model_def, precision_of(trainer))
+        findings.notes += float8_notes(model.model_def, precision_of(trainer))
     if model.dims is not None:
-        found.add(_ring_findings(config, model.dims.batch_size))
+        findings.add(_ring_findings(config, model.dims.batch_size))
     if model.config is not None:
-        found.add(process_findings(config, model.config))
+        findings.add(process_findings(config, model.config))
     missing = Findings()
     if with_data:
         missing = find_missing(config, expected_files, model.config)
-    found.add(missing)
+    findings.add(missing)
     if with_data and model.config is not None and not missing.problems:
-        found.attempt(model.config.check_files)
-    pipeline = found.attempt(lambda: _pipeline(config))
+        findings.attempt(model.config.check_files)
+    pipeline = findings.attempt(lambda: _pipeline(config))
     open_files = OpenFiles() if with_data else None
     loaders = {}
     if open_files and pipeline and not (missing.problems or missing.notes):
-        loaders = _loaders(config, model, pipeline, open_files, found, like)
+        loaders = _loaders(config, model, pipeline, open_files, findings, like)
         if "train" in loaders:
             pipeline = loaders["train"].pipeline
             read = loaders["train"].dataset.schema.as_read()
-            found.notes += pipeline.notes_on_order(read)
-        found.attempt(lambda: check_corrections(model.config, loaders.get("train")))
-        found.notes += [note for loader in loaders.values() for note in loader.notes]
+            findings.notes += pipeline.notes_on_order(read)
+        findings.attempt(lambda: check_corrections(model.config, loaders.get("train")))
+        findings.notes += [note for loader in loaders.values() for note in loader.notes]
         seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
         if seen:
-            found.notes.append(
+            findings.notes.append(
                 f"validation_data: {seen}: its losses and scores are of data that the "
                 "model was trained on; give it other dates"
             )
@@ -172,15 +172,20 @@ def plan_run(
     schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
     if pipeline is not None:
         layout = schema_of(config.data, model.config).as_read()
-        found.notes += notes_on_layout(pipeline, layout)
-        found.notes += notes_on_inverses(pipeline, layout)
+        findings.notes += notes_on_layout(pipeline, layout)
+        findings.notes += notes_on_inverses(pipeline, layout)
     if model.config is not None:
         opened: Mapping[Split, FurtherInputs | None]
-        opened = {split: own.dataset.further for split, own in loaders.items()}
-        found.problems += fit_problems(config, model.config, schemas, pipeline, opened)
+        opened = {
+            split: split_loader.dataset.further
+            for split, split_loader in loaders.items()
+        }
+        findings.problems += fit_problems(
+            config, model.config, schemas, pipeline, opened
+        )
     rows = model.grid[0] if model.grid else None
     latitudes = Latitudes(config, rows, open_files, loaders.get("train"))
-    objective = plan_objective(config, schema, pipeline, latitudes, found)
+    objective = plan_objective(config, schema, pipeline, latitudes, findings)
     return RunPlan(
         config,
         devices,
@@ -189,8 +194,8 @@ def plan_run(
         pipeline,
         loaders,
         objective if loaders else None,
-        unique(found.problems),
-        unique(found.notes),
+        unique(findings.problems),
+        unique(findings.notes),
         open_files,
     )
 
@@ -200,21 +205,25 @@ def _ring_findings(config: Config, dp_size: int) -> Findings:
 
     Without `validation_loss` the loss `base` validates with it, too, as in CREDIT.
     """
-    found, size = Findings(), config.trainer.ensemble_size
+    findings, size = Findings(), config.trainer.ensemble_size
     if not config.loss.members_are_ranks:
-        return found
+        return findings
     if size < 2 or size != dp_size:
-        found.problems.append(
+        findings.problems.append(
             "trainer.ensemble_size: ring-crps has one member on each data-parallel "
             f"rank, and at least 2: {size} members do not fit {dp_size} ranks"
         )
-    own = config.loss.args.get("validation_loss")
-    if config.loss.is_base and not own and not config.trainer.skip_validation:
-        found.notes.append(
+    validation_loss = config.loss.args.get("validation_loss")
+    if (
+        config.loss.is_base
+        and not validation_loss
+        and not config.trainer.skip_validation
+    ):
+        findings.notes.append(
             "loss.args.validation_loss: without one the validation takes ring-crps, "
             "whose members are then forecasts of different samples; mae is better"
         )
-    return found
+    return findings
 
 
 def precision_of(trainer: TrainerConfig) -> Precision:
@@ -248,7 +257,7 @@ def _loaders(
     model: ModelPlan,
     pipeline: Pipeline,
     open_files: OpenFiles,
-    found: Findings,
+    findings: Findings,
     like: Coordinates | None,
 ) -> dict[Split, Loader]:
     """Builds the loaders and checks their files against the config."""
@@ -259,7 +268,7 @@ def _loaders(
         # Validation data have the coordinates of the training data.
         first = loaders.get("train")
         like = like if first is None else first.coordinates()
-        loaders[split] = found.attempt(
+        loaders[split] = findings.attempt(
             lambda split=split, shared=shared, like=like, first=first: build_loader(
                 config,
                 split=split,

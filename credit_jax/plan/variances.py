@@ -11,7 +11,7 @@ from credit_jax.plan.findings import Findings
 
 
 def variance_reader(
-    key: str, targets: Iterable[str], found: Findings, *, opened: bool
+    key: str, targets: Iterable[str], findings: Findings, *, opened: bool
 ) -> Callable[[str], dict[str, float]]:
     """Returns a function that reads the variances of a scaler file.
 
@@ -21,7 +21,7 @@ def variance_reader(
     Args:
         key: dotted key of the config that names the file.
         targets: keys of the variables that are weighed.
-        found: receives a note on those that have no variance in the file.
+        findings: receives a note on those that have no variance in the file.
         opened: whether the plan reads files.
     """
 
@@ -31,7 +31,7 @@ def variance_reader(
         variances = target_variances(path)
         missing = [name for name in targets if name not in variances]
         if missing:
-            found.notes.append(
+            findings.notes.append(
                 f"{key}: {path} has no variance of {', '.join(missing)}, weighed as "
                 f"if it were 1, as in CREDIT; it has: {', '.join(variances) or 'none'}"
             )

@@ -141,9 +141,9 @@ class ScalerFit:
         return {
             part: {
                 source: {
-                    key: self._of(key, x) for key, x in own.items() if selected(key)
+                    key: self._of(key, x) for key, x in fields.items() if selected(key)
                 }
-                for source, own in tree[part].items()
+                for source, fields in tree[part].items()
             }
             for part in self.args.data_types or ("input", "target")
         }
@@ -200,8 +200,8 @@ class NormalizerFit:
     @property
     def files(self) -> tuple[Path, ...]:
         """See `Fit.files`."""
-        own = self.args.mean_path, self.args.std_path
-        return tuple(Path(expandvars(path)) for path in own)
+        paths = self.args.mean_path, self.args.std_path
+        return tuple(Path(expandvars(path)) for path in paths)
 
     def collect(self, tree: FieldTree) -> Collected:
         """See `Fit.collect`."""
@@ -212,8 +212,12 @@ class NormalizerFit:
                 "before that of type concat"
             )
         for part in ("input", "target"):
-            there = [pair for own in tree[part].values() for pair in own.items()]
-            for key, x in there:
+            pairs = [
+                pair
+                for source_fields in tree[part].values()
+                for pair in source_fields.items()
+            ]
+            for key, x in pairs:
                 known, _ = fields.setdefault(variable_of(key), (key, x))
                 if known != key:
                     raise ValueError(
@@ -226,22 +230,23 @@ class NormalizerFit:
         """Writes two NetCDF files; a deviation of 0 is written as 1."""
         for which, path in zip(("mean", "std"), paths, strict=True):
             arrays = {
-                name: self._at(name, which, own) for name, own in collected.items()
+                name: self._at(name, which, statistics)
+                for name, statistics in collected.items()
             }
             attrs = {name: {"units": unit} for name, unit in self.units.items()}
             dims = self._dims(arrays)
-            made = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
+            variables = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
             coordinates = {
                 dims[name][0]: np.array(levels)
                 for name, levels in self.level_values.items()
                 if dims.get(name) and arrays[name].size == len(levels)
             }
-            write_netcdf(xr.Dataset(made, coordinates), path)
+            write_netcdf(xr.Dataset(variables, coordinates), path)
 
     def _dims(self, arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
         """Dims of variables, by the values of their levels, or else by their number."""
         known: dict[tuple[int, Values | None], str] = {}
-        found = {}
+        dims = {}
         for name, array in arrays.items():
             values = self.level_values.get(name)
             if not array.ndim or (values and len(values) != array.size):
@@ -250,8 +255,8 @@ class NormalizerFit:
             if dim in known.values() and (array.size, values) not in known:
                 dim = f"{dim}_{len(known)}"
             dim = known.setdefault((array.size, values), dim)
-            found[name] = (dim,) if array.ndim else ()
-        return found
+            dims[name] = (dim,) if array.ndim else ()
+        return dims
 
     def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:
         """Means or deviations of a variable, at their indices in `levels`."""
@@ -277,15 +282,15 @@ class NormalizerFit:
 def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:
     """Applies `change` to the leaves of a nested dict."""
     return {
-        key: map_leaves(change, own) if isinstance(own, Mapping) else change(own)
-        for key, own in nested.items()
+        key: map_leaves(change, value) if isinstance(value, Mapping) else change(value)
+        for key, value in nested.items()
     }
 
 
 def leaves(nested: Collected, *names: str) -> Iterator[tuple[str, Any]]:
     """Yields the leaves of a nested dict with their keys, joined by spaces."""
-    for key, own in nested.items():
-        if isinstance(own, Mapping):
-            yield from leaves(own, *names, key)
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, *names, key)
         else:
-            yield " ".join([*names, key]), own
+            yield " ".join([*names, key]), value

@@ -69,7 +69,7 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
-    check_dataset(dataset, same_grid="regrid" not in [own.type for own in blocks])
+    check_dataset(dataset, same_grid="regrid" not in [block.type for block in blocks])
     sampler = Sampler(
         num_samples=len(dataset),
         batch_size=config.trainer.train_batch_size,
@@ -100,16 +100,16 @@ def fit_samples(
 
     def collect(indices: np.ndarray) -> tuple[dict[str, Collected], list[str]]:
         tried = [_read(samples.dataset, int(index)) for index in indices]
-        read = [own for own in tried if isinstance(own, Sample)]
-        lines = [own for own in tried if isinstance(own, str)]
+        read = [item for item in tried if isinstance(item, Sample)]
+        lines = [item for item in tried if isinstance(item, str)]
         return (plan.collect(collate(read)) if read else {}), lines
 
     display.start("fitting", total=samples.count)
     total: dict[str, Collected] = {}
     bad: list[str] = []
     done = in_threads(collect, samples.batches, num_threads)
-    for indices, (own, lines) in zip(samples.batches, done, strict=True):
-        total = merge_trees(total, own) if total and own else total or own
+    for indices, (part, lines) in zip(samples.batches, done, strict=True):
+        total = merge_trees(total, part) if total and part else total or part
         bad += lines
         for line in lines:
             display.message(f"left out: {line}")
@@ -118,11 +118,15 @@ def fit_samples(
         display.message(f"{len(bad)} of {samples.count} samples are bad and left out")
     if not total:
         raise ValueError(f"none of the samples can be used; the first: {bad[0]}")
-    lost = [name for _, name, own in results(plan, total) if not own.count.any()]
-    if lost:
+    empty = [
+        name
+        for _, name, statistics in results(plan, total)
+        if not statistics.count.any()
+    ]
+    if empty:
         raise ValueError(
-            f"{', '.join(lost)}: no value but NaN in {samples.count} samples; leave it "
-            "out, or repair the data"
+            f"{', '.join(empty)}: no value but NaN in {samples.count} samples; leave "
+            "it out, or repair the data"
         )
     return total
 
@@ -171,8 +175,8 @@ def results(
 ) -> Iterator[tuple[str, str, Statistics]]:
     """Yields path of the block, name and statistics of every fitted variable."""
     for fit in plan.fits:
-        for name, own in leaves(collected[fit.path]):
-            yield fit.path, name, own
+        for name, statistics in leaves(collected[fit.path]):
+            yield fit.path, name, statistics
 
 
 def write_fits(

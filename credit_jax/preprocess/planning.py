@@ -28,19 +28,19 @@ class FitPlan:
     Attributes:
         chain: the preblocks up to the last one to fit, in execution order, without
             scalers and normalizers whose files exist.
-        kept: existing files that are not fitted again.
+        existing: existing files that are not fitted again.
         unpaired: existing files without the other one of their pair, as where the
             command was killed between them; both are fitted again.
     """
 
     chain: tuple[Fit | Placed, ...]
-    kept: tuple[Path, ...] = ()
+    existing: tuple[Path, ...] = ()
     unpaired: tuple[Path, ...] = ()
 
     @property
     def fits(self) -> tuple[Fit, ...]:
         """The fits of the chain."""
-        return tuple(own for own in self.chain if not isinstance(own, Placed))
+        return tuple(link for link in self.chain if not isinstance(link, Placed))
 
     @property
     def in_order(self) -> bool:
@@ -53,13 +53,13 @@ class FitPlan:
         Each block is fitted to the output of the blocks before it, except that blocks
         with scalers are not applied.
         """
-        found = {}
-        for own in self.chain:
-            if isinstance(own, Placed):
-                tree = own.transform(tree, None)
+        collected = {}
+        for link in self.chain:
+            if isinstance(link, Placed):
+                tree = link.transform(tree, None)
             else:
-                found[own.path] = own.collect(tree)
-        return found
+                collected[link.path] = link.collect(tree)
+        return collected
 
     def with_units(self, units: Mapping[str, tuple[str, str]]) -> FitPlan:
         """Returns a copy with the units of the variables to write.
@@ -68,17 +68,17 @@ class FitPlan:
             units: key -> unit and file, for the variables of the data.
         """
         chain, known = [], {key: unit for key, (unit, _) in units.items()}
-        for own in self.chain:
-            if isinstance(own, NormalizerFit):
+        for link in self.chain:
+            if isinstance(link, NormalizerFit):
                 by_name = {variable_of(key): unit for key, unit in known.items()}
-                chain.append(replace(own, units=by_name))
+                chain.append(replace(link, units=by_name))
                 continue
-            if isinstance(own, Placed) and isinstance(own.transform, Rename):
-                names = own.transform.mapping
+            if isinstance(link, Placed) and isinstance(link.transform, Rename):
+                names = link.transform.mapping
                 known = {names.get(key, key): unit for key, unit in known.items()}
-            elif isinstance(own, Placed):
-                known = {k: u for k, u in known.items() if not _changes(own, k)}
-            chain.append(own)
+            elif isinstance(link, Placed):
+                known = {k: u for k, u in known.items() if not _changes(link, k)}
+            chain.append(link)
         return replace(self, chain=tuple(chain))
 
     def with_levels(self, layout: Layout) -> FitPlan:
@@ -88,14 +88,14 @@ class FitPlan:
             layout: variables of "input" and "target" of the data, with their levels.
         """
         chain = []
-        for own in self.chain:
-            if isinstance(own, NormalizerFit):
+        for link in self.chain:
+            if isinstance(link, NormalizerFit):
                 groups = [group for part in layout.values() for group in part]
                 levels = {variable_of(g.var_key): g.levels for g in groups if g.levels}
-                own = replace(own, level_values=levels)
-            elif isinstance(own, Placed):
-                layout = own.layout(layout)
-            chain.append(own)
+                link = replace(link, level_values=levels)
+            elif isinstance(link, Placed):
+                layout = link.layout(layout)
+            chain.append(link)
         return replace(self, chain=tuple(chain))
 
     def notes(self, layout: Layout) -> list[str]:
@@ -104,22 +104,22 @@ class FitPlan:
         Args:
             layout: variables of "input" and "target" of the data.
         """
-        found = []
-        for own in self.chain:
-            if not isinstance(own, Placed):
+        notes = []
+        for link in self.chain:
+            if not isinstance(link, Placed):
                 keys = [group.var_key for part in layout.values() for group in part]
-                lines = Selection(own.variables).unmatched(keys)
-                found += [f"{own.path}.args.variables: {line}" for line in lines]
+                lines = Selection(link.variables).unmatched(keys)
+                notes += [f"{link.path}.args.variables: {line}" for line in lines]
             else:
-                layout = own.layout(layout)
-        return found
+                layout = link.layout(layout)
+        return notes
 
 
 def _changes(placed: Placed, key: str) -> bool:
     """Whether a block may change the unit of a variable."""
-    own = placed.transform
-    return not isinstance(own, FillValues | Regrid) and (
-        not isinstance(own, Selects) or own.selection(key)
+    transform = placed.transform
+    return not isinstance(transform, FillValues | Regrid) and (
+        not isinstance(transform, Selects) or transform.selection(key)
     )
 
 
@@ -138,7 +138,7 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
     """
     chain: list[Fit | Callable[[], Placed]] = []
     every: list[Fit] = []
-    kept: list[Path] = []
+    existing: list[Path] = []
     unpaired: list[Path] = []
     for path, _, args, build in parse_preblocks(preblocks):
         fit = _fit_of(path, args)
@@ -146,23 +146,23 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
             chain.append(build)
             continue
         every.append(fit)
-        there = [] if overwrite else [own for own in fit.files if own.exists()]
-        if len(there) < len(fit.files):
-            unpaired += there
-            there = []
-        kept += there
-        chain += [] if there else [fit]
+        present = [] if overwrite else [file for file in fit.files if file.exists()]
+        if len(present) < len(fit.files):
+            unpaired += present
+            present = []
+        existing += present
+        chain += [] if present else [fit]
     _check_files(every)
-    if not any(isinstance(own, ScalerFit | NormalizerFit) for own in chain):
+    if not any(isinstance(link, ScalerFit | NormalizerFit) for link in chain):
         raise ValueError(
-            f"nothing to fit: {', '.join(map(str, kept))} "
-            f"{'are' if len(kept) > 1 else 'is'} there; --overwrite fits anew and "
+            f"nothing to fit: {', '.join(map(str, existing))} "
+            f"{'are' if len(existing) > 1 else 'is'} there; --overwrite fits anew and "
             "moves the old file aside"
         )
     while not isinstance(chain[-1], ScalerFit | NormalizerFit):
         chain.pop()
-    made = [own() if callable(own) else own for own in chain]
-    return FitPlan(tuple(made), tuple(kept), tuple(unpaired))
+    built = [link() if callable(link) else link for link in chain]
+    return FitPlan(tuple(built), tuple(existing), tuple(unpaired))
 
 
 def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:

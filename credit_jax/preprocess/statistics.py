@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -19,14 +19,13 @@ from credit_jax.fields.write_scalers import Attributes
 
 Channels = Float[np.ndarray, " channel"]
 Values = Shaped[np.ndarray, "..."]
-Own = TypeVar("Own", bound="Statistics")
 
 
 @runtime_checkable
 class Statistics(Protocol):
     """Statistics of the values of each channel of a variable."""
 
-    def merged(self: Own, other: Own) -> Own:
+    def merged(self, other: Self) -> Self:
         """Returns the statistics of all values of both; may modify `self`."""
         ...
 
@@ -174,21 +173,21 @@ class Digests:
 
     def merged(self, other: Digests) -> Digests:
         """See `Statistics.merged`; the order of merging changes the last digits."""
-        for own, more in zip(self.digests, other.digests, strict=True):
-            own.merge(more)
-            own.centroids()
+        for digest, more in zip(self.digests, other.digests, strict=True):
+            digest.merge(more)
+            digest.centroids()
         return self
 
     @property
     def count(self) -> Channels:
         """(channel,) number of finite values."""
-        return np.array([own.size() for own in self.digests])
+        return np.array([digest.size() for digest in self.digests])
 
     def attributes(self) -> Attributes:
         """See `Statistics.attributes`."""
         centroids = [structured_to_unstructured(d.centroids()) for d in self.digests]
-        means = [np.ascontiguousarray(own[:, 0]) for own in centroids]
-        weights = [np.ascontiguousarray(own[:, 1]) for own in centroids]
+        means = [np.ascontiguousarray(array[:, 0]) for array in centroids]
+        weights = [np.ascontiguousarray(array[:, 1]) for array in centroids]
         low, high = self._ends
         return {
             "type": "DQuantileScalerTensor",
@@ -202,14 +201,14 @@ class Digests:
             "centroids_weight_tensor": weights,
             "centroids_mean_stacked": _stacked(means, np.inf),
             "centroids_weight_stacked": _stacked(weights, 0.0),
-            "centroids_count": np.array([len(own) for own in means]),
+            "centroids_count": np.array([len(array) for array in means]),
             **dict.fromkeys(("knots_x_", "knots_z_", "knots_m_", "knots_minv_")),
         }
 
     @property
     def _ends(self) -> tuple[Channels, Channels]:
-        low = np.array([own.min() for own in self.digests])
-        return low, np.array([own.max() for own in self.digests])
+        low = np.array([digest.min() for digest in self.digests])
+        return low, np.array([digest.max() for digest in self.digests])
 
     def summary(self) -> str:
         """See `Statistics.summary`."""
@@ -220,10 +219,10 @@ class Digests:
 def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the leaves of two nested dicts of statistics with the same keys."""
     return {
-        key: merge_trees(own, second[key])
-        if isinstance(own, Mapping)
-        else own.merged(second[key])
-        for key, own in first.items()
+        key: merge_trees(value, second[key])
+        if isinstance(value, Mapping)
+        else value.merged(second[key])
+        for key, value in first.items()
     }
 
 
@@ -251,7 +250,7 @@ def _moments(x: np.ndarray) -> tuple[float, float, float]:
 
 def _others(x: Values, axis: int) -> tuple[int, ...]:
     """All axes except that of the channels."""
-    return tuple(own for own in range(x.ndim) if own != axis % x.ndim)
+    return tuple(dim for dim in range(x.ndim) if dim != axis % x.ndim)
 
 
 def _divided(values: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -39,12 +39,12 @@ def rehearse(plan: RunPlan) -> list[str]:
         "train": (together(objective.loss, objective.metrics), objective.rollout),
         "valid": (objective.evaluate, objective.valid_rollout),
     }
-    found = Findings()
+    findings = Findings()
     for split, (measure, rollout) in runs.items():
         loader = plan.loaders.get(split)
         if loader is None or loader.shapes is None or measure is None:
             continue
         evaluate = make_eval_step(model, measure, rollout=rollout)
-        given = (*state, loader.shapes, noise)
-        found.attempt(partial(jax.eval_shape, evaluate, *given))
-    return [*unique(found.problems)]
+        inputs = (*state, loader.shapes, noise)
+        findings.attempt(partial(jax.eval_shape, evaluate, *inputs))
+    return [*unique(findings.problems)]

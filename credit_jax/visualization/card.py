@@ -52,8 +52,8 @@ def differences(
         raise ValueError("the two forecasts have no channel and lead time in common")
     if not bool((ours.notnull() & theirs.notnull()).any()):
         raise ValueError(f"the baseline has no {metric} beside that of the forecast")
-    found = 100 * (ours / theirs.where(theirs > 0) - 1)
-    return found.transpose("channel", "prediction_timedelta")
+    percent = 100 * (ours / theirs.where(theirs > 0) - 1)
+    return percent.transpose("channel", "prediction_timedelta")
 
 
 def card_panel(
@@ -76,7 +76,7 @@ def card_panel(
 
 def _drawer(shown: xr.DataArray, names: Sequence[str]) -> Any:
     values = shown.values
-    leads = [lead_text(own) for own in shown["prediction_timedelta"].values]
+    leads = [lead_text(lead) for lead in shown["prediction_timedelta"].values]
 
     def draw(axis: Any) -> None:
         limits = {"vmin": -MAX_PERCENT, "vmax": MAX_PERCENT}

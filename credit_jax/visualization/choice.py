@@ -112,20 +112,20 @@ def choose(
     return Choice(files, variable, start, place, _member(files.num_members, member))
 
 
-def _level(name: str, levels: np.ndarray | None, wanted: float | None) -> int | None:
+def _level(name: str, levels: np.ndarray | None, level: float | None) -> int | None:
     if levels is None:
-        if wanted is not None:
-            raise ValueError(f"--level: {name} has no levels, got {wanted:g}")
+        if level is not None:
+            raise ValueError(f"--level: {name} has no levels, got {level:g}")
         return None
-    listed = ", ".join(f"{own:g}" for own in levels)
-    if wanted is None:
+    listed = ", ".join(f"{value:g}" for value in levels)
+    if level is None:
         if len(levels) > 1:
             raise ValueError(f"--level: {name} needs one of {listed}")
         return 0
-    place = int(np.argmin(np.abs(levels - wanted)))
-    if not np.isclose(levels[place], wanted, rtol=1e-4):
+    place = int(np.argmin(np.abs(levels - level)))
+    if not np.isclose(levels[place], level, rtol=1e-4):
         raise ValueError(
-            f"--level: {name} has no level {wanted:g}; there are: {listed}; the "
+            f"--level: {name} has no level {level:g}; there are: {listed}; the "
             f"nearest is {levels[place]:g}"
         )
     return place
@@ -138,11 +138,11 @@ def find_lead(leads: np.ndarray, text: str) -> int:
         ValueError: the text is not a duration, or there is no such lead time.
     """
     try:
-        wanted = np.timedelta64(duration(text).value, "ns")
+        requested = np.timedelta64(duration(text).value, "ns")
     except ValueError:
         raise ValueError(f"--lead: {text!r} is no duration such as 5d or 36h") from None
-    place = int(np.argmin(np.abs(leads - wanted)))
-    if leads[place] != wanted:
+    place = int(np.argmin(np.abs(leads - requested)))
+    if leads[place] != requested:
         raise ValueError(
             f"--lead: no lead time {text}; there are {len(leads)} from "
             f"{lead_text(leads[0])} to {lead_text(leads[-1])}; the nearest is "
@@ -163,15 +163,15 @@ def _start(starts: np.ndarray, init_time: str | None) -> int:
             f"{first} to {last}"
         )
     try:
-        wanted: Any = date_label(init_time)
+        requested: Any = date_label(init_time)
     except ValueError as error:
         raise ValueError(
             f"--init-time: {init_time!r} is no date such as 2001-06-01T00: {error}"
         ) from None
-    texts = [date_text(own) for own in starts]
-    if (text := date_text(wanted)) in texts:
+    texts = [date_text(label) for label in starts]
+    if (text := date_text(requested)) in texts:
         return texts.index(text)
-    near = min(texts, key=lambda own: abs(pd.Timestamp(own) - wanted))
+    near = min(texts, key=lambda label: abs(pd.Timestamp(label) - requested))
     raise ValueError(
         f"--init-time: no forecast from {text}; there are {len(starts)} from {first} "
         f"to {last}; the nearest is {near}"
@@ -236,21 +236,21 @@ def truth_of(
         FileNotFoundError, ValueError: the truth lacks the field, or has another grid.
     """
     times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
-    wanted = np.array([*times.values()])
-    opened = open_truth(truth, wanted, open_files)
+    valid_times = np.array([*times.values()])
+    opened = open_truth(truth, valid_times, open_files)
     grid, name = choice.files.grid, choice.variable
     known = {name: choice.about}
-    found = compare(known, (grid.latitude, grid.longitude), opened, [name])
-    if problems := opened.problems(wanted, [name]):
+    comparison = compare(known, (grid.latitude, grid.longitude), opened, [name])
+    if problems := opened.problems(valid_times, [name]):
         raise ValueError("--truth: " + "; ".join(problems))
     levels = None
     if choice.level is not None:
-        ours, theirs = found.forecast[name] or (), found.in_truth[name] or ()
+        ours, theirs = comparison.forecast[name] or (), comparison.in_truth[name] or ()
         if choice.level not in ours:
             raise ValueError(f"--truth: {opened.where} has no {choice.label}")
         levels = (theirs[ours.index(choice.level)],)
 
     def at(lead: int) -> np.ndarray:
-        return found.to_truth(opened.read(times[lead], {name: levels}))[0]
+        return comparison.to_truth(opened.read(times[lead], {name: levels}))[0]
 
-    return Truth(at, found.channels[0].units)
+    return Truth(at, comparison.channels[0].units)

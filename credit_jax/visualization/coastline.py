@@ -38,5 +38,5 @@ def coastline(west: float = -180.0) -> list[Float[np.ndarray, "point 2"]]:
         east = np.mod(line[:, 0] - west, 360.0) + west
         shifted = np.stack([east, line[:, 1]], axis=1)
         leaves = np.flatnonzero(np.abs(np.diff(east)) > 180.0) + 1
-        pieces += [own for own in np.split(shifted, leaves) if len(own) > 1]
+        pieces += [piece for piece in np.split(shifted, leaves) if len(piece) > 1]
     return pieces

@@ -61,21 +61,21 @@ def curve_charts(
         metric: one of NAMES; for "rmse" of an ensemble the spread is drawn, too.
         region: name of the region.
     """
-    found = {
+    by_system = {
         system: _by_channel(scores, metric, system, region)
         for system in (FORECAST, *BASELINES)
     }
     if metric == "rmse":
-        found["spread"] = _by_channel(scores, "spread", FORECAST, region)
+        by_system["spread"] = _by_channel(scores, "spread", FORECAST, region)
     days = days_of(scores["prediction_timedelta"].values)
     charts = {}
     for channel in channels:
         place = scores.get_index("channel").get_loc(channel)
-        if not np.isfinite(found[FORECAST][place]).any():
+        if not np.isfinite(by_system[FORECAST][place]).any():
             continue
         lines = [
             Line(name, days, values[place], LOOKS[name], has_markers=len(days) <= 12)
-            for name, values in found.items()
+            for name, values in by_system.items()
             if np.isfinite(values[place]).any()
         ]
         units = "" if metric in RATIOS else channel_units(scores, channel)
@@ -96,5 +96,5 @@ def _by_channel(
     """A metric of a system in a region; NaN if it is not known."""
     if metric not in scores or system not in scores["system"].values:
         return np.full((scores.sizes["channel"], scores.sizes[LEAD]), np.nan)
-    found = scores[metric].sel(system=system, region=region)
-    return found.transpose("channel", LEAD).values
+    selected = scores[metric].sel(system=system, region=region)
+    return selected.transpose("channel", LEAD).values

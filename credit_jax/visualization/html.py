@@ -64,8 +64,10 @@ def element(
     >>> element("p", "a", {"title": "<"})
     '<p title="&lt;">a</p>'
     """
-    given = (f' {k}="{escape(v, quote=True)}"' for k, v in (attributes or {}).items())
-    return f"<{tag}{''.join(given)}>{content}</{tag}>"
+    rendered = (
+        f' {k}="{escape(v, quote=True)}"' for k, v in (attributes or {}).items()
+    )
+    return f"<{tag}{''.join(rendered)}>{content}</{tag}>"
 
 
 def table(
@@ -169,11 +171,11 @@ def image(png: bytes, text: str) -> str:
 
 def definitions(pairs: Mapping[str, str]) -> str:
     """Returns a list of names and values; long values are collapsed."""
-    found = []
+    items = []
     for name, value in pairs.items():
         shown = escape(value)
         if len(value) > 200:
             brief = element("summary", f"{escape(value[:60])} …")
             shown = element("details", brief + element("pre", shown))
-        found.append(element("dt", escape(name)) + element("dd", shown))
-    return element("dl", "".join(found))
+        items.append(element("dt", escape(name)) + element("dd", shown))
+    return element("dl", "".join(items))

@@ -108,8 +108,8 @@ def squared(units: str) -> str:
     factors = [_FACTOR.fullmatch(factor) for factor in units.split()]
     if not all(factors):
         return f"({units})²"
-    found = [factor.groups() for factor in factors if factor is not None]
-    return " ".join(f"{name}{superscript(2 * int(n or 1))}" for name, n in found)
+    parts = [factor.groups() for factor in factors if factor is not None]
+    return " ".join(f"{name}{superscript(2 * int(n or 1))}" for name, n in parts)
 
 
 def with_units(text: str, units: str) -> str:

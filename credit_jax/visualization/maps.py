@@ -95,8 +95,8 @@ def comparison(
         colors: of both fields; None is `colors_of` these.
         error_colors: of the error; None is `error_colors_of` it.
     """
-    given = [forecast] if truth is None else [truth, forecast]
-    colors = colors or colors_of(given, units)
+    fields = [forecast] if truth is None else [truth, forecast]
+    colors = colors or colors_of(fields, units)
     if truth is None:
         return [Map("forecast", forecast, colors)]
     error = forecast - truth
@@ -138,7 +138,9 @@ def error_colors_of(errors: Sequence[np.ndarray]) -> Colors:
 
 
 def _known(fields: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0), *(own[np.isfinite(own)] for own in fields)])
+    return np.concatenate(
+        [np.zeros(0), *(field[np.isfinite(field)] for field in fields)]
+    )
 
 
 def _about_zero(values: np.ndarray, largest: float, name: str) -> Colors:
@@ -186,8 +188,8 @@ class MapFigure:
         with style():
             self.figure = new_figure(width * len(maps), height)
             self._images = [
-                self._draw(own, place, len(maps), units, projection)
-                for place, own in enumerate(maps)
+                self._draw(panel, place, len(maps), units, projection)
+                for place, panel in enumerate(maps)
             ]
             # Room between the title of the figure and those of the maps.
             self.figure.get_layout_engine().set(h_pad=0.12)
@@ -195,9 +197,9 @@ class MapFigure:
 
     def update(self, maps: Sequence[Map], title: str) -> None:
         """Shows other fields and another title."""
-        for image, own in zip(self._images, maps, strict=True):
-            image.set_array(np.ma.masked_invalid(self._arranged(own.field)[2]))
-            image.axes.set_title(own.title)
+        for image, panel in zip(self._images, maps, strict=True):
+            image.set_array(np.ma.masked_invalid(self._arranged(panel.field)[2]))
+            image.axes.set_title(panel.title)
         with style():
             self.figure.suptitle(title)
 
@@ -205,7 +207,7 @@ class MapFigure:
         return self._window.east - self._window.west
 
     def _draw(
-        self, own: Map, place: int, count: int, units: str, projection: Projection
+        self, panel: Map, place: int, count: int, units: str, projection: Projection
     ) -> Any:
         from matplotlib.collections import LineCollection
         from matplotlib.patheffects import withStroke
@@ -213,14 +215,14 @@ class MapFigure:
         window = self._window
         middle = (window.west + window.east) / 2, (window.south + window.north) / 2
         axis, transform = projection.axes(self.figure, (1, count, place + 1), middle)
-        longitude, latitude, field = self._arranged(own.field)
+        longitude, latitude, field = self._arranged(panel.field)
         image = axis.pcolormesh(
             longitude,
             latitude,
             np.ma.masked_invalid(field),
-            cmap=own.colors.name,
-            vmin=own.colors.low,
-            vmax=own.colors.high,
+            cmap=panel.colors.name,
+            vmin=panel.colors.low,
+            vmax=panel.colors.high,
             shading="nearest",
             rasterized=True,
             **transform,
@@ -237,7 +239,7 @@ class MapFigure:
             image,
             ax=axis,
             orientation="horizontal",
-            extend=own.colors.extend,
+            extend=panel.colors.extend,
             shrink=0.8,
             pad=0.03,
             aspect=35,
@@ -246,7 +248,7 @@ class MapFigure:
         bar.formatter.set_powerlimits((-3, 4))
         if units:
             bar.set_label(units)
-        axis.set_title(own.title)
+        axis.set_title(panel.title)
         return image
 
     def _arranged(self, field: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

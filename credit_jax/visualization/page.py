@@ -68,7 +68,7 @@ def page_of(
     """The text of the page; see `write_page`."""
     region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
     several = scores.sizes["prediction_timedelta"] > 1
-    made = {
+    contents = {
         "Skill": verdict(scores, region) + skill_table(scores, region),
         "Scores": score_table(scores, region),
         "Curves": _curves(scores, region) if several else "",
@@ -79,7 +79,7 @@ def page_of(
         "Training": "" if losses is None else _losses(losses),
         "Provenance": _provenance(scores),
     }
-    sections = {name: content for name, content in made.items() if content}
+    sections = {name: content for name, content in contents.items() if content}
     links = "".join(
         element("a", name, {"href": f"#{_anchor(name)}"}) for name in sections
     )
@@ -128,9 +128,9 @@ def _of_what(scores: xr.Dataset) -> str:
 def _curves(scores: xr.Dataset, region: str) -> str:
     """Curves of all channels, in the region that is chosen."""
     regions = [str(name) for name in scores["region"].values]
-    content = {own: _curves_in(scores, own) for own in regions}
-    content = {own: charts for own, charts in content.items() if charts}
-    shown = {own: region_text(own) for own in content}
+    content = {key: _curves_in(scores, key) for key in regions}
+    content = {key: charts for key, charts in content.items() if charts}
+    shown = {key: region_text(key) for key in content}
     return _key(scores, region) + choices(
         "region", content, shown, region, _variables(scores)
     )
@@ -192,9 +192,10 @@ def _charts(scores: xr.Dataset, charts: Mapping[str, Chart]) -> str:
     """A grid of charts, which can be filtered by variable."""
     shown = [
         _figure(
-            chart, {"data-variable": str(scores["variable"].sel(channel=own).item())}
+            chart,
+            {"data-variable": str(scores["variable"].sel(channel=channel).item())},
         )
-        for own, chart in charts.items()
+        for channel, chart in charts.items()
     ]
     return element("div", "\n".join(shown), {"class": "panels"})
 
@@ -213,9 +214,9 @@ def _key(scores: xr.Dataset, region: str) -> str:
     """The legend of all curves."""
     channels = [str(name) for name in scores["channel"].values]
     has_spread = any(
-        series(scores, "spread", own, region=region) is not None for own in channels
+        series(scores, "spread", item, region=region) is not None for item in channels
     )
-    names = [own for own in LOOKS if own != "spread" or has_spread]
+    names = [item for item in LOOKS if item != "spread" or has_spread]
     return _legend({name: LOOKS[name] for name in names})
 
 
@@ -249,13 +250,15 @@ def _cards(scores: xr.Dataset, region: str) -> str:
     parts = []
     for baseline in BASELINES:
         try:
-            found = differences(scores, baseline, region=region)
+            changes = differences(scores, baseline, region=region)
         except (KeyError, ValueError):
             continue
         where = region_text(region)
         title = f"RMSE of the forecast beside that of {baseline}, {where}"
-        names = [channel_text(scores, str(own)) for own in found["channel"].values]
-        panel = card_panel(found, title, names)
+        names = [
+            channel_text(scores, str(channel)) for channel in changes["channel"].values
+        ]
+        panel = card_panel(changes, title, names)
         card = panel_svg(panel, f"card-{baseline}")
         # The card is as wide as its columns need; the page scrolls it.
         card = card.replace("<svg ", f'<svg width="{90 * panel.width:g}" ', 1)

@@ -26,7 +26,7 @@ def provenance_texts(attributes: Mapping[str, Any]) -> dict[str, str]:
     Args:
         attributes: of the data set, see `credit_jax.evaluation.scores`.
     """
-    found = {}
+    texts = {}
     for key, value in attributes.items():
         name = _NAMES.get(str(key))
         if name is None:
@@ -34,5 +34,5 @@ def provenance_texts(attributes: Mapping[str, Any]) -> dict[str, str]:
             if name.startswith(_OF_FORECAST):
                 name = f"forecasts: {name.removeprefix(_OF_FORECAST)}"
             name = name.replace("_", " ")
-        found[name] = str(value)
-    return found
+        texts[name] = str(value)
+    return texts

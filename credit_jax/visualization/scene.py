@@ -70,7 +70,7 @@ class Scene:
         colors = self._colors(shown)
         return write_animation(
             self._figure(shown[0], *colors),
-            ((self.choice.title(own), self._maps(own, *colors)) for own in shown),
+            ((self.choice.title(frame), self._maps(frame, *colors)) for frame in shown),
             path,
             frames_per_second=frames_per_second,
         )
@@ -112,7 +112,7 @@ class Scene:
             if truth is not None:
                 fields.append(self._inside(truth))
                 errors.append(forecast - truth)
-        if not any(np.isfinite(own).any() for own in fields):
+        if not any(np.isfinite(field).any() for field in fields):
             raise ValueError(
                 f"{self.choice.label}: no values at that lead time"
                 + (" in that region" if self.window else "")

@@ -57,45 +57,49 @@ def verdict(scores: xr.Dataset, region: str) -> str:
     sentences = []
     first = lead_text(scores["prediction_timedelta"].values[0])
     for baseline in BASELINES:
-        found = {
-            channel_text(scores, own): skill
-            for own in channels_of(scores)
-            if (skill := skillful_until(scores, own, baseline, region=region))
+        skills = {
+            channel_text(scores, channel): skill
+            for channel in channels_of(scores)
+            if (skill := skillful_until(scores, channel, baseline, region=region))
         }
-        if found:
-            sentences.append(element("li", escape(_sentence(found, baseline, first))))
+        if skills:
+            sentences.append(element("li", escape(_sentence(skills, baseline, first))))
     return element("ul", "".join(sentences)) if sentences else ""
 
 
-def _sentence(found: dict[str, Skillful], baseline: str, first: str) -> str:
-    never = [name for name, own in found.items() if own.until is None]
-    ending = [name for name, own in found.items() if own.until and not own.to_the_end]
+def _sentence(skills: dict[str, Skillful], baseline: str, first: str) -> str:
+    never = [name for name, skill in skills.items() if skill.until is None]
+    ending = [
+        name for name, skill in skills.items() if skill.until and not skill.to_the_end
+    ]
     start = f"The RMSE is below that of {baseline}"
     if not never and not ending:
-        last = lead_text(next(iter(found.values())).until)
-        return f"{start} at every lead time, to {last}, for all {len(found)} channels."
-    num = len(found) - len(never)
+        last = lead_text(next(iter(skills.values())).until)
+        return f"{start} at every lead time, to {last}, for all {len(skills)} channels."
+    num = len(skills) - len(never)
     if num == 0:
         return f"{start} at the first lead time, {first}, for no channel."
     text = f"{start} at the first lead time, {first}, for "
     if never:
-        text += f"{num} of {len(found)} channels; not for {_few(never)}."
+        text += f"{num} of {len(skills)} channels; not for {_few(never)}."
     else:
         text += f"all {num} channels."
     if ending:
-        ends: dict[str, Any] = {name: found[name].until for name in ending}
+        ends: dict[str, Any] = {name: skills[name].until for name in ending}
         first_end, last_end = min(ends.values()), max(ends.values())
         text += f" This ends first for {_tied(ends, first_end)}"
         if first_end != last_end:
             text += f", and last for {_tied(ends, last_end)}"
-        kept = len(found) - len(never) - len(ending)
-        text += f"; it holds to the end for {kept} of {len(found)}." if kept else "."
+        lasting = len(skills) - len(never) - len(ending)
+        text += (
+            f"; it holds to the end for {lasting} of {len(skills)}." if lasting else "."
+        )
     return text
 
 
 def _tied(ends: Mapping[str, Any], end: Any) -> str:
     """All channels with this end, and the end: "T at 500 hPa and SP, after 3 d"."""
-    names = [name for name, own in ends.items() if own == end]
+    names = [name for name, ending in ends.items() if ending == end]
     after = f"after {lead_text(end)}"
     if len(names) > MAX_NAMES:
         return f"{len(names)} channels ({_few(names)}), {after}"
@@ -110,7 +114,10 @@ def _few(names: Sequence[str]) -> str:
 
 def skill_table(scores: xr.Dataset, region: str) -> str:
     """Table, by channel, of the last lead time with an RMSE below each baseline's."""
-    columns = [("channel", True), *((f"beats {own} until", False) for own in BASELINES)]
+    columns = [
+        ("channel", True),
+        *((f"beats {name} until", False) for name in BASELINES),
+    ]
     columns += [("variable", True)]
     rows = []
     for channel in channels_of(scores):
@@ -148,14 +155,14 @@ def score_table(scores: xr.Dataset, region: str) -> str:
         region: initial choice of the menu.
     """
     leads = chosen_leads(scores)
-    regions = {own: region_text(own) for own in map(str, scores["region"].values)}
+    regions = {name: region_text(name) for name in map(str, scores["region"].values)}
     others = [
         metric
         for metric in OTHERS
         if metric in scores and _is_of_interest(scores[metric])
     ]
     columns = [("channel", True), ("units", True), ("lead", False), ("RMSE", False)]
-    columns += [*((own, False) for own in BASELINES), ("beats both", True)]
+    columns += [*((name, False) for name in BASELINES), ("beats both", True)]
     columns += [(NAMES[metric], False) for metric in others]
     columns += [("region", True)]
     rows = _score_rows(scores, leads, others)
@@ -188,12 +195,14 @@ def _score_rows(
     scores: xr.Dataset, leads: np.ndarray, others: Sequence[str]
 ) -> list[Row]:
     """One row for each region, channel and lead time, in this order."""
-    errors = [_values(scores, "rmse", own, leads) for own in (FORECAST, *BASELINES)]
+    errors = [
+        _values(scores, "rmse", system, leads) for system in (FORECAST, *BASELINES)
+    ]
     rest = [_values(scores, metric, FORECAST, leads) for metric in others]
     days = [float(lead / np.timedelta64(1, "D")) for lead in leads]
     texts = [lead_text(lead) for lead in leads]
-    units = [Cell(*_units(scores, own)) for own in channels_of(scores)]
-    names = [channel_text(scores, own) for own in channels_of(scores)]
+    units = [Cell(*_units(scores, channel)) for channel in channels_of(scores)]
+    names = [channel_text(scores, channel) for channel in channels_of(scores)]
     rows = []
     for r, region in enumerate(map(str, scores["region"].values)):
         for c in range(len(names)):
@@ -220,8 +229,8 @@ def _values(
     if metric not in scores or system not in scores["system"].values:
         sizes = scores.sizes["channel"], scores.sizes["region"], len(leads)
         return np.full(sizes, np.nan)
-    found = scores[metric].sel(system=system, prediction_timedelta=leads)
-    return found.transpose(*dims).values
+    selected = scores[metric].sel(system=system, prediction_timedelta=leads)
+    return selected.transpose(*dims).values
 
 
 def _better(values: Sequence[float]) -> Cell:

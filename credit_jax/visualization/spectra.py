@@ -42,11 +42,11 @@ def spectrum_charts(
     """
     if SPECTRUM not in scores:
         return {}
-    found = scores[SPECTRUM].sel(band=band or bands_of(scores)[0], drop=True)
+    spectrum = scores[SPECTRUM].sel(band=band or bands_of(scores)[0], drop=True)
     return {
-        channel: _spectra(scores, found.sel(channel=channel), channel)
+        channel: _spectra(scores, spectrum.sel(channel=channel), channel)
         for channel in channels
-        if bool(found.sel(channel=channel).notnull().any())
+        if bool(spectrum.sel(channel=channel).notnull().any())
     }
 
 
@@ -58,8 +58,8 @@ def bands_of(scores: xr.Dataset) -> list[str]:
     return sorted(names, key=lambda name: name != GLOBAL)
 
 
-def _spectra(scores: xr.Dataset, own: xr.DataArray, channel: str) -> Chart:
-    spectra = dict(_lines(own))
+def _spectra(scores: xr.Dataset, channel_spectra: xr.DataArray, channel: str) -> Chart:
+    spectra = dict(_lines(channel_spectra))
     shades = iter(_shades(len(spectra.keys() - {TRUTH})))
     lines = []
     for label, spectrum in spectra.items():
@@ -122,8 +122,8 @@ def small_scales(
     """Compares the energy at short waves; None if a spectrum is not known."""
     if SPECTRUM not in scores:
         return None
-    own = scores[SPECTRUM].sel(channel=channel, band=band)
-    spectra = dict(_lines(own.sel(prediction_timedelta=[lead])))
+    spectrum = scores[SPECTRUM].sel(channel=channel, band=band)
+    spectra = dict(_lines(spectrum.sel(prediction_timedelta=[lead])))
     if len(spectra) < 2 or TRUTH not in spectra:
         return None
     truth = spectra.pop(TRUTH).values.astype(float)
@@ -147,10 +147,12 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
     if not len(leads):
         return []
     compared = {c: small_scales(scores, c, band, leads[-1]) for c in channels}
-    found = {channel: own for channel, own in compared.items() if own is not None}
-    if not found:
+    scales = {
+        channel: scale for channel, scale in compared.items() if scale is not None
+    }
+    if not scales:
         return []
-    ratios = {channel: own.ratio for channel, own in found.items()}
+    ratios = {channel: scale.ratio for channel, scale in scales.items()}
     start = f"At {lead_text(leads[-1])}, in the shorter half of the waves of the truth,"
     parts = []
     for is_excess, what, most_is in (
@@ -161,7 +163,7 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
         if names:
             most = max(names, key=lambda name: abs(np.log(max(ratios[name], 1e-300))))
             parts.append(
-                f"{what} in {len(names)} of {len(found)} channels, {most_is} "
+                f"{what} in {len(names)} of {len(scales)} channels, {most_is} "
                 f"{ratios[most]:.2g} times that of the truth ("
                 f"{channel_text(scores, most)})"
             )
@@ -169,9 +171,9 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
     if not parts:
         text = f"{start} forecasts have the energy of the truth, within 10 %."
     sentences = [text]
-    beyond = [channel for channel, own in found.items() if own.beyond]
+    beyond = [channel for channel, scale in scales.items() if scale.beyond]
     if beyond:
-        lasts = {found[channel].last for channel in beyond}
+        lasts = {scales[channel].last for channel in beyond}
         waves = " to ".join(str(wave) for wave in sorted({min(lasts), max(lasts)}))
         s = "s" if len(lasts) > 1 else ""
         sentences.append(
@@ -186,22 +188,22 @@ def _is_off(ratio: float) -> bool:
     return not 1 / OFF <= ratio <= OFF
 
 
-def _lines(own: xr.DataArray) -> list[tuple[str, xr.DataArray]]:
+def _lines(spectrum: xr.DataArray) -> list[tuple[str, xr.DataArray]]:
     """Truth, then the forecast at some lead times: wavenumber -> energy."""
-    systems = own["system"].values
-    ours = MEMBERS if MEMBERS in systems and _known(own, MEMBERS) else FORECAST
+    systems = spectrum["system"].values
+    ours = MEMBERS if MEMBERS in systems and _known(spectrum, MEMBERS) else FORECAST
     lines = [
-        (lead_text(lead), own.sel(system=ours, prediction_timedelta=lead))
-        for lead in chosen_leads(own.to_dataset(name=SPECTRUM))
+        (lead_text(lead), spectrum.sel(system=ours, prediction_timedelta=lead))
+        for lead in chosen_leads(spectrum.to_dataset(name=SPECTRUM))
     ]
-    if TRUTH in systems and _known(own, TRUTH):
-        truth = own.sel(system=TRUTH).mean("prediction_timedelta")
+    if TRUTH in systems and _known(spectrum, TRUTH):
+        truth = spectrum.sel(system=TRUTH).mean("prediction_timedelta")
         lines.insert(0, (TRUTH, truth))
     return lines
 
 
-def _known(own: xr.DataArray, system: str) -> bool:
-    return bool(own.sel(system=system).notnull().any())
+def _known(array: xr.DataArray, system: str) -> bool:
+    return bool(array.sel(system=system).notnull().any())
 
 
 def _shades(count: int) -> list[str]:
@@ -225,30 +227,32 @@ def rank_panels(
     """
     if RANKS not in scores:
         return []
-    found = scores[RANKS].sel(region=region)
-    systems = [own for own in (FORECAST, MEMBERS) if own in found["system"].values]
-    known = [own for own in systems if _known(found, own)]
+    ranks = scores[RANKS].sel(region=region)
+    systems = [
+        system for system in (FORECAST, MEMBERS) if system in ranks["system"].values
+    ]
+    known = [system for system in systems if _known(ranks, system)]
     if not known:
         return []
-    found = found.sel(system=known[0])
+    ranks = ranks.sel(system=known[0])
     return [
-        Panel(f"Rank of {channel_text(scores, channel)}", _ranks(found, channel))
+        Panel(f"Rank of {channel_text(scores, channel)}", _ranks(ranks, channel))
         for channel in channels
-        if bool(found.sel(channel=channel).notnull().any())
+        if bool(ranks.sel(channel=channel).notnull().any())
     ]
 
 
 def _ranks(histogram: xr.DataArray, channel: str) -> Any:
-    own = histogram.sel(channel=channel)
-    leads = chosen_leads(own.to_dataset(name=RANKS))
+    channel_ranks = histogram.sel(channel=channel)
+    leads = chosen_leads(channel_ranks.to_dataset(name=RANKS))
 
     def draw(axis: Any) -> None:
-        size = own.sizes["rank"]
+        size = channel_ranks.sizes["rank"]
         width = 0.8 / max(1, len(leads))
         for place, (lead, color) in enumerate(
             zip(leads, _shades(len(leads)), strict=True)
         ):
-            counts = own.sel(prediction_timedelta=lead).values
+            counts = channel_ranks.sel(prediction_timedelta=lead).values
             shares = counts / np.nansum(counts)
             shift = (place - (len(leads) - 1) / 2) * width
             ranks = np.arange(size) + shift

@@ -31,20 +31,20 @@ def series(
     """Returns one metric by lead time; None if there are no values."""
     if metric not in scores:
         return None
-    found = scores[metric]
-    wanted = {"channel": channel, "system": system, "region": region}
-    wanted = {dim: value for dim, value in wanted.items() if dim in found.dims}
-    if any(value not in found[dim] for dim, value in wanted.items()):
+    selected = scores[metric]
+    selectors = {"channel": channel, "system": system, "region": region}
+    selectors = {dim: value for dim, value in selectors.items() if dim in selected.dims}
+    if any(value not in selected[dim] for dim, value in selectors.items()):
         return None
-    found = found.sel(wanted)
-    return found if bool(found.notnull().any()) else None
+    selected = selected.sel(selectors)
+    return selected if bool(selected.notnull().any()) else None
 
 
 def chosen_leads(scores: xr.Dataset) -> np.ndarray:
     """Selects the lead times at CHOSEN_DAYS; if none exists, the first and the last."""
     leads = scores["prediction_timedelta"].values
-    wanted = [np.timedelta64(round(day * 86400), "s") for day in CHOSEN_DAYS]
-    chosen = [lead for lead in leads if lead in wanted]
+    days = [np.timedelta64(round(day * 86400), "s") for day in CHOSEN_DAYS]
+    chosen = [lead for lead in leads if lead in days]
     if not chosen:
         chosen = [*dict.fromkeys((leads[0], leads[-1]))] if len(leads) else []
     return np.array(chosen, leads.dtype)
@@ -65,9 +65,9 @@ def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
     chosen: list[str] = []
     variables = scores["variable"].values
     for variable in dict.fromkeys(variables.tolist()):
-        own = [channels[i] for i in np.flatnonzero(variables == variable)]
-        levels = scores["level"].sel(channel=own).values.astype(float)
-        chosen += [own[i] for i in _three(levels)]
+        names = [channels[i] for i in np.flatnonzero(variables == variable)]
+        levels = scores["level"].sel(channel=names).values.astype(float)
+        chosen += [names[i] for i in _three(levels)]
     return chosen
 
 

@@ -100,7 +100,7 @@ def _each_channel(
 
 def _data(data: DataConfig) -> dict[str, Any]:
     return {
-        "sources": {name: own.dataset_type for name, own in data.source.items()},
+        "sources": {name: source.dataset_type for name, source in data.source.items()},
         "samples": num_samples(data),
         "timestep": str(data.timestep),
         "history_len": data.history_len,

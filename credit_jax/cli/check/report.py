@@ -28,7 +28,7 @@ from credit_jax.plan.channels import schema_of
 from credit_jax.plan.roofline import StepBound, step_bound
 from credit_jax.training.rehearsal import rehearse
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def check_config(
     try:
         config = _heard(build, ignored, notes)
     except ValueError as error:
-        found, channels = _lines(error), _channels_alone(mapping)
-        return CheckReport(str(path), kind, found, tuple(notes), ignored, *channels)
+        errors, channels = _lines(error), _channels_alone(mapping)
+        return CheckReport(str(path), kind, errors, tuple(notes), ignored, *channels)
     plan = _heard(lambda: _plan(config, num_devices, with_data), ignored, notes)
     problems = plan.problems
     if not problems and trains:
@@ -134,22 +134,24 @@ def _plan(config: Config, num_devices: int | None, with_data: bool) -> RunPlan:
     )
 
 
-def _heard(make: Callable[[], Made], ignored: dict[str, str], notes: list[str]) -> Made:
+def _heard(
+    make: Callable[[], Result], ignored: dict[str, str], notes: list[str]
+) -> Result:
     """Calls `make`, and adds its warnings to `ignored` and `notes`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        made = make()
+        result = make()
     for warning in caught:
         if isinstance(warning.message, ConfigWarning):
             ignored |= warning.message.ignored
         else:
             notes.append(str(warning.message))
-    return made
+    return result
 
 
 def _section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    own = mapping.get(key)
-    return own if isinstance(own, Mapping) else {}
+    section = mapping.get(key)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _channels_alone(

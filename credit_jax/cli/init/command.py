@@ -12,7 +12,7 @@ import yaml
 
 import credit_jax
 from credit_jax.cli.commands import OK, print_line, run_module
-from credit_jax.cli.init.found import Group, inspect_files
+from credit_jax.cli.init.groups import Group, inspect_files
 from credit_jax.cli.init.sections import (
     DIAGNOSTIC,
     FORCING,

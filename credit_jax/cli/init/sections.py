@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.cli.init.found import Group
+from credit_jax.cli.init.groups import Group
 from credit_jax.config.base import ConfigError, ConfigWarning
 from credit_jax.config.dates import date_label, duration
 from credit_jax.models.registry import MODELS, parse_model
@@ -109,16 +109,16 @@ def assign_roles(
     flat = [name for group in groups for name in group.flat]
     known = {name: role for role, names in _KNOWN.items() for name in names}
     known |= dict(_roles_of(example))
-    given = {name: role for role, names in chosen.items() for name in names}
-    lost = sorted(set(given) - {*deep, *flat})
-    if lost:
+    requested = {name: role for role, names in chosen.items() for name in names}
+    unknown = sorted(set(requested) - {*deep, *flat})
+    if unknown:
         raise ValueError(
-            f"--{_option(given[lost[0]])} {lost[0]}: no variable with times; there are "
-            f"{', '.join([*deep, *flat])}"
+            f"--{_option(requested[unknown[0]])} {unknown[0]}: no variable with times; "
+            f"there are {', '.join([*deep, *flat])}"
         )
-    roles = {name: given.get(name, PROGNOSTIC) for name in deep}
+    roles = {name: requested.get(name, PROGNOSTIC) for name in deep}
     for name in flat:
-        role = given.get(name) or known.get(name)
+        role = requested.get(name) or known.get(name)
         if role is None:
             role = ask(
                 f"{name}: is it a state that is fed back (prognostic), read at every "
@@ -162,7 +162,7 @@ def data_sections(
     """
     times: Any = _common_times(groups)
     sources = _sources(groups, roles)
-    if not any(PROGNOSTIC in own["variables"] for own in sources.values()):
+    if not any(PROGNOSTIC in source["variables"] for source in sources.values()):
         raise ValueError(
             "--data: no variable is predicted and fed back; name one by --prognostic"
         )
@@ -177,7 +177,8 @@ def data_sections(
             "few to train and to validate; give more files"
         )
     spans = [
-        _spans(own, timestep) for own in (times[times < border], times[times >= border])
+        _spans(part, timestep)
+        for part in (times[times < border], times[times >= border])
     ]
     one = max(map(len, spans)) == 1
     data = {
@@ -218,26 +219,26 @@ def ranges_of(data: Mapping[str, Any]) -> list[list[pd.Timestamp]]:
     return [[date_label(end) for end in span] for span in spans]
 
 
-def time_step(groups: Sequence[Group], given: str | None, ask: Ask) -> pd.Timedelta:
+def time_step(groups: Sequence[Group], text: str | None, ask: Ask) -> pd.Timedelta:
     """The commonest difference of times of the predicted variables, or that given."""
     _common_times(groups)
-    if given is None:
+    if text is None:
         steps: Any = [
             pd.Series(group.times).diff().mode()[0]
             for group in groups
             if len(group.times) > 1
         ]
-        given = (
+        text = (
             _text(max(steps))
             if steps
             else ask("the time step of the model, such as 6h?", "--timestep 6h", ())
         )
     try:
-        step: Any = duration(given)
+        step: Any = duration(text)
     except ValueError:
         step = pd.Timedelta(0)
     if not step > pd.Timedelta(0):
-        raise ValueError(f"--timestep must be a duration such as 6h, got {given!r}")
+        raise ValueError(f"--timestep must be a duration such as 6h, got {text!r}")
     return step
 
 
@@ -261,8 +262,8 @@ def _sources(groups: Sequence[Group], roles: Roles) -> dict[str, Any]:
         fields = {
             role: {
                 key: chosen
-                for key, own in (("vars_3D", group.deep), ("vars_2D", group.flat))
-                if (chosen := roles.choose(own, role))
+                for key, names in (("vars_3D", group.deep), ("vars_2D", group.flat))
+                if (chosen := roles.choose(names, role))
             }
             for role in ROLES
         }
@@ -281,8 +282,8 @@ def _sources(groups: Sequence[Group], roles: Roles) -> dict[str, Any]:
                 source.update(_levels(group))
             source["variables"][role] = {**fields[role], "path": group.template}
     return {
-        name: {**own, "variables": own.pop("variables")}
-        for name, own in sources.items()
+        name: {**section, "variables": section.pop("variables")}
+        for name, section in sources.items()
     }
 
 
@@ -332,11 +333,11 @@ def model_section(
     """
     model = copy.deepcopy(dict(example))
     fields = MODELS[model["type"]].config.model_fields
-    lost = [key for key in _COUNTS if key not in fields]
-    if lost:
+    missing = [key for key in _COUNTS if key not in fields]
+    if missing:
         raise ValueError(
-            f"--like: a {model['type']} has no {lost[0]}: its fields are not those of "
-            "one grid and one kind of levels. Leave --data out, which writes the "
+            f"--like: a {model['type']} has no {missing[0]}: its fields are not those "
+            "of one grid and one kind of levels. Leave --data out, which writes the "
             "example with its comments, and write your paths into it; or take another "
             "example, such as wxformer_1deg"
         )
@@ -348,22 +349,24 @@ def model_section(
         model["diffusion"]["image_size"] = [*shape]
     counts = {
         (role, key): sum(
-            len((own["variables"].get(role) or {}).get(key, ()))
-            for own in sources.values()
+            len((source["variables"].get(role) or {}).get(key, ()))
+            for source in sources.values()
         )
         for role in (*ROLES, "static")
         for key in ("vars_3D", "vars_2D")
     }
     only = counts[FORCING, "vars_2D"] + counts["static", "vars_2D"]
     only += counts[FORCING, "vars_3D"] * num_levels
-    made = counts[DIAGNOSTIC, "vars_2D"] + counts[DIAGNOSTIC, "vars_3D"] * num_levels
+    num_diagnostic = (
+        counts[DIAGNOSTIC, "vars_2D"] + counts[DIAGNOSTIC, "vars_3D"] * num_levels
+    )
     model |= {
         **({} if "img_size" in fields else _image(shape)),
         "levels": max(num_levels, 1),
         "channels": counts[PROGNOSTIC, "vars_3D"],
         "surface_channels": counts[PROGNOSTIC, "vars_2D"],
         "input_only_channels": only,
-        "output_only_channels": made,
+        "output_only_channels": num_diagnostic,
     }
     return _padded(model, "padding_conf" in fields)
 
@@ -382,11 +385,15 @@ def _padded(model: dict[str, Any], pads: bool) -> dict[str, Any]:
     fewest = _problems(model)
     if not fewest:
         return model
-    given = model.get("padding_conf") or {"mode": "earth", "pad_lat": 0, "pad_lon": 0}
+    default = model.get("padding_conf") or {"mode": "earth", "pad_lat": 0, "pad_lon": 0}
     for key in ("pad_lat", "pad_lon") if pads else ():
         for extra in range(_MOST_PADDING + 1):
             ends = [extra - extra // 2, extra // 2]
-            padding = {**model.get("padding_conf", given), "activate": True, key: ends}
+            padding = {
+                **model.get("padding_conf", default),
+                "activate": True,
+                key: ends,
+            }
             tried = {**model, "padding_conf": padding}
             problems = _problems(tried)
             if len(problems) < len(fewest):

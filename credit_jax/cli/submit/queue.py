@@ -68,7 +68,7 @@ def _job_of(scheduler: Scheduler, command: Sequence[str], before: list[str]) -> 
         raise OSError(f"{' '.join(command)} refuses the job: {said}{queued}")
     # "Submitted batch job 123", or 123;CLUSTER, of sbatch; "123.server" of qsub.
     pattern = r"\d+" if scheduler == "slurm" else r"\S+"
-    found = re.findall(pattern, done.stdout)
-    if not found:
+    ids = re.findall(pattern, done.stdout)
+    if not ids:
         raise OSError(f"{' '.join(command)} names no job: {said!r}{queued}")
-    return found[0] if scheduler == "slurm" else found[-1]
+    return ids[0] if scheduler == "slurm" else ids[-1]

@@ -98,20 +98,20 @@ def script_text(job: Job) -> str:
 
 
 def _pbs(job: Job) -> list[str]:
-    own = job.section
-    select = f"select={own.nodes}:ncpus={own.ncpus}"
+    section = job.section
+    select = f"select={section.nodes}:ncpus={section.ncpus}"
     if job.num_per_node > 1:
         select += f":mpiprocs={job.num_per_node}"
-    select += f":ngpus={own.ngpus}" if own.ngpus else ""
-    select += f":mem={own.mem}" if own.mem else ""
-    if own.gpu_type and own.gpu_type.lower() not in ("any", "none"):
-        select += f":gpu_type={own.gpu_type}"
+    select += f":ngpus={section.ngpus}" if section.ngpus else ""
+    select += f":mem={section.mem}" if section.mem else ""
+    if section.gpu_type and section.gpu_type.lower() not in ("any", "none"):
+        select += f":gpu_type={section.gpu_type}"
     return [
-        f"#PBS -N {own.job_name}",
-        *([f"#PBS -A {own.project}"] if own.project else []),
-        *([f"#PBS -q {own.queue}"] if own.queue else []),
+        f"#PBS -N {section.job_name}",
+        *([f"#PBS -A {section.project}"] if section.project else []),
+        *([f"#PBS -q {section.queue}"] if section.queue else []),
         f"#PBS -l {select}",
-        f"#PBS -l walltime={own.walltime}",
+        f"#PBS -l walltime={section.walltime}",
         "#PBS -j oe",
         "#PBS -k eod",
         f"#PBS -o {job.folder}/",
@@ -121,54 +121,56 @@ def _pbs(job: Job) -> list[str]:
 
 
 def _slurm(job: Job) -> list[str]:
-    own = job.section
+    section = job.section
     options = {
-        "job-name": own.job_name,
-        "account": own.project,
-        "partition": own.queue,
-        "qos": own.qos,
-        "constraint": own.constraint,
-        "nodes": own.nodes,
+        "job-name": section.job_name,
+        "account": section.project,
+        "partition": section.queue,
+        "qos": section.qos,
+        "constraint": section.constraint,
+        "nodes": section.nodes,
         "ntasks-per-node": job.num_per_node,
-        "cpus-per-task": max(1, own.ncpus // job.num_per_node),
-        **_slurm_gpus(own),
-        "mem": own.mem,
-        "time": own.walltime,
+        "cpus-per-task": max(1, section.ncpus // job.num_per_node),
+        **_slurm_gpus(section),
+        "mem": section.mem,
+        "time": section.walltime,
         "output": f"{job.folder}/{job.name}-%j.out",
     }
     lines = [f"#SBATCH --{k}={v}" for k, v in options.items() if v is not None]
     return [*lines, "#SBATCH --no-requeue"]
 
 
-def _slurm_gpus(own: JobSection) -> dict[str, str]:
+def _slurm_gpus(section: JobSection) -> dict[str, str]:
     """Sites with constraints (Perlmutter) refuse --gres; others accept only that."""
-    if not own.ngpus:
+    if not section.ngpus:
         return {}
-    if own.constraint:
-        return {"gpus-per-node": str(own.ngpus)}
-    kind = f"{own.gpu_type}:" if own.gpu_type not in (None, "any", "none") else ""
-    return {"gres": f"gpu:{kind}{own.ngpus}"}
+    if section.constraint:
+        return {"gpus-per-node": str(section.ngpus)}
+    kind = (
+        f"{section.gpu_type}:" if section.gpu_type not in (None, "any", "none") else ""
+    )
+    return {"gres": f"gpu:{kind}{section.ngpus}"}
 
 
-def _environment(own: JobSection) -> list[str]:
-    lines = [f"module load {' '.join(own.modules)}"] if own.modules else []
-    if own.conda:
+def _environment(section: JobSection) -> list[str]:
+    lines = [f"module load {' '.join(section.modules)}"] if section.modules else []
+    if section.conda:
         lines += [
             "command -v conda > /dev/null || module load conda",
-            f"conda activate {shlex.quote(own.conda)}",
+            f"conda activate {shlex.quote(section.conda)}",
         ]
-    return [*lines, *own.env_setup]
+    return [*lines, *section.env_setup]
 
 
 def _launched(job: Job) -> str:
     """The command under its launcher, one option a line."""
-    own, each = job.section, job.num_per_node
-    python = "python" if own.conda else shlex.quote(job.python)
+    section, each = job.section, job.num_per_node
+    python = "python" if section.conda else shlex.quote(job.python)
     launcher = ""
-    if own.nodes * each > 1 and job.scheduler == "slurm":
-        launcher = f"srun --cpus-per-task={max(1, own.ncpus // each)} "
-    elif own.nodes * each > 1:
-        launcher = f"mpiexec -n {own.nodes * each} --ppn {each} --cpu-bind none "
+    if section.nodes * each > 1 and job.scheduler == "slurm":
+        launcher = f"srun --cpus-per-task={max(1, section.ncpus // each)} "
+    elif section.nodes * each > 1:
+        launcher = f"mpiexec -n {section.nodes * each} --ppn {each} --cpu-bind none "
     lines = [f"{launcher}{python} -m credit_jax {job.command[0]}"]
     for word in job.command[1:]:
         # A value follows its option on the same line.

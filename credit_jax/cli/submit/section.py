@@ -160,23 +160,23 @@ def job_section(
     Raises:
         ConfigError: there is none, or it is invalid.
     """
-    found: Any = mapping.get(scheduler)
+    section: Any = mapping.get(scheduler)
     name: str = scheduler
-    if found is None and scheduler == "slurm" and mapping.get("pbs") is not None:
-        found, name = mapping["pbs"], "pbs"
-    if found is None:
+    if section is None and scheduler == "slurm" and mapping.get("pbs") is not None:
+        section, name = mapping["pbs"], "pbs"
+    if section is None:
         raise ConfigError(
             [
                 f"{scheduler}: missing; it says what a job asks for: project, "
                 "walltime, nodes, ngpus, ncpus, mem, queue, conda"
             ]
         )
-    if not isinstance(found, Mapping):
-        raise ConfigError([f"{name}: must be a mapping, got {got(found)}"])
-    return parse(JobSection, {**_own_names(found), **overrides}, name)
+    if not isinstance(section, Mapping):
+        raise ConfigError([f"{name}: must be a mapping, got {got(section)}"])
+    return parse(JobSection, {**_with_main_names(section), **overrides}, name)
 
 
-def _own_names(section: Mapping[str, Any]) -> dict[str, Any]:
+def _with_main_names(section: Mapping[str, Any]) -> dict[str, Any]:
     """Renames alternative keys; a key under its main name takes precedence."""
     others = {_OTHER_NAMES[k]: v for k, v in section.items() if k in _OTHER_NAMES}
     return others | {k: v for k, v in section.items() if k not in _OTHER_NAMES}

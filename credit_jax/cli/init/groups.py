@@ -77,10 +77,10 @@ def inspect_files(paths: Sequence[str]) -> list[Group]:
 
 def _templates(paths: Sequence[str]) -> dict[str, list[str]]:
     """Template -> the files that it matches, in order."""
-    found: dict[str, list[str]] = {}
+    by_template: dict[str, list[str]] = {}
     for path in paths:
         if time_format(path):
-            found.setdefault(path, []).extend(discover(path, "--data").paths)
+            by_template.setdefault(path, []).extend(discover(path, "--data").paths)
             continue
         if not os.path.exists(path):
             raise FileNotFoundError(f"--data: there is no {path}")
@@ -91,11 +91,13 @@ def _templates(paths: Sequence[str]) -> dict[str, list[str]]:
             last = years[-1]
             name = f"{name[: last.start()]}%Y{name[last.end() :]}"
             template = os.path.join(folder, name)
-        found.setdefault(template, []).append(path.rstrip("/"))
+        by_template.setdefault(template, []).append(path.rstrip("/"))
     # A single file has all times, whatever its name.
     return {
-        (template if len(own) > 1 or template in paths else own[0]): sorted(own)
-        for template, own in found.items()
+        (template if len(matches) > 1 or template in paths else matches[0]): sorted(
+            matches
+        )
+        for template, matches in by_template.items()
     }
 
 
@@ -110,11 +112,11 @@ def _group(template: str, paths: Sequence[str]) -> Group:
     dims = {name: [str(d) for d in first.variable(name).dims] for name in names}
     others = {
         dim
-        for own in dims.values()
-        for dim in own
+        for dim_names in dims.values()
+        for dim in dim_names
         if dim not in (time_coord, rows, columns)
     }
-    on_grid = {k: own for k, own in dims.items() if {rows, columns} <= {*own}}
+    on_grid = {k: d for k, d in dims.items() if {rows, columns} <= {*d}}
     if len(others) > 1:
         listed = ", ".join(sorted(others))
         raise ValueError(
@@ -123,8 +125,8 @@ def _group(template: str, paths: Sequence[str]) -> Group:
         )
     level = next(iter(others), None)
     timed = [name for name in on_grid if time_coord in on_grid[name]]
-    times = [own.times for own in opened if own.times is not None]
-    labels: Any = [label for own in times for label in own.values]
+    times = [file.times for file in opened if file.times is not None]
+    labels: Any = [label for index in times for label in index.values]
     joined = pd.DatetimeIndex(np.array(labels, "datetime64[ns]"))
     if not joined.is_monotonic_increasing or not joined.is_unique:
         raise ValueError(
