@@ -75,11 +75,11 @@ def _train(name: str, options: argparse.Namespace, folder: Path) -> None:
     if name == FLOAT8:
         settings["trainer.fp8"] = "true"
         settings["trainer.float8.min_channels"] = options.min_channels
-    given = [f"--set={key}={value}" for key, value in settings.items()]
+    sets = [f"--set={key}={value}" for key, value in settings.items()]
     config = ROOT / options.config
     command = [sys.executable, "-m", "credit_jax.train", "--config", config]
     subprocess.run(
-        [*map(str, command), *given, "--save-loc", str(folder), "--fresh"],
+        [*map(str, command), *sets, "--save-loc", str(folder), "--fresh"],
         cwd=ROOT,
         check=True,
     )
@@ -109,9 +109,9 @@ def _losses(runs: Mapping[str, Any]) -> Table:
     for epoch in range(len(runs[FLOAT8][LOSSES[0]])):
         row = [str(epoch + 1)]
         for key in LOSSES:
-            base, own = (runs[name][key][epoch] for name in (BFLOAT16, FLOAT8))
+            base, value = (runs[name][key][epoch] for name in (BFLOAT16, FLOAT8))
             difference = _difference(runs, key, epoch)
-            row += [f"{base:.4f}", f"{own:.4f}", f"{difference:+.2%}"]
+            row += [f"{base:.4f}", f"{value:.4f}", f"{difference:+.2%}"]
         rows.append(row)
     header = ["epoch"]
     for key in LOSSES:

@@ -55,5 +55,5 @@ def build_mesh(name: str, devices: Sequence[Any] | None = None) -> Mesh:
         name: see `parse_mesh`.
         devices: to choose from; None for those of the process.
     """
-    found = jax.devices() if devices is None else devices
-    return mesh_of_degrees(parse_mesh(name), found[: num_devices(name)])
+    available = jax.devices() if devices is None else devices
+    return mesh_of_degrees(parse_mesh(name), available[: num_devices(name)])

@@ -59,16 +59,16 @@ def _outside() -> Iterator[str]:
 
 def _modules() -> dict[str, list[str]]:
     """The modules of every package with any, the package itself first."""
-    found: dict[str, list[str]] = {}
+    by_package: dict[str, list[str]] = {}
     for file in sorted(f for name in PACKAGES for f in (ROOT / name).rglob("*.py")):
         *folders, name = file.relative_to(ROOT).with_suffix("").parts
         package = ".".join(folders)
-        modules = found.setdefault(package, [])
+        modules = by_package.setdefault(package, [])
         if name == "__init__" and file.stat().st_size:
             modules.insert(0, package)
         elif name != "__init__":
             modules.append(f"{package}.{name}")
-    return {package: modules for package, modules in found.items() if modules}
+    return {package: modules for package, modules in by_package.items() if modules}
 
 
 def _reference(package: str) -> str:

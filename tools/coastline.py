@@ -37,7 +37,7 @@ def without_edges(line: np.ndarray) -> Iterator[np.ndarray]:
 
 def main() -> None:
     topology = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    parts = [own for line in lines_of(topology) for own in without_edges(line)]
+    parts = [piece for line in lines_of(topology) for piece in without_edges(line)]
     points = np.concatenate(parts)
     hundredths = np.round(100 * points).astype(np.int16)
     lengths = np.array([len(part) for part in parts], np.int16)

@@ -56,7 +56,9 @@ def fence_examples(text: str) -> str:
 
 def described(text: str, section: str) -> list[str]:
     """The names that a section of a docstring describes."""
-    entries = [ENTRY.match(line) for found, line in _lines(text) if found == section]
+    entries = [
+        ENTRY.match(line) for heading, line in _lines(text) if heading == section
+    ]
     return [name for entry in entries if entry for name in entry["names"].split(", ")]
 
 

@@ -26,15 +26,15 @@ def signatures() -> dict[str, list[str]]:
 
     Attributes of a class have no parameters and end the list of its names.
     """
-    found: dict[str, list[str]] = {}
+    parameters: dict[str, list[str]] = {}
     for name in sorted(credit_jax.__all__):
         thing = getattr(credit_jax, name)
-        found[name] = _parameters(thing)
+        parameters[name] = _parameters(thing)
         if inspect.isclass(thing):
             for member in sorted(vars(thing)):
                 if not member.startswith("_") or member == "__call__":
-                    found[f"{name}.{member}"] = _parameters(getattr(thing, member))
-    return found
+                    parameters[f"{name}.{member}"] = _parameters(getattr(thing, member))
+    return parameters
 
 
 def _parameters(thing: Any) -> list[str]:
@@ -43,11 +43,11 @@ def _parameters(thing: Any) -> list[str]:
         return []
     marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [
-        marks.get(own.kind, "")
-        + own.name
-        + ("" if own.default is inspect.Parameter.empty else "=")
-        for own in inspect.signature(thing).parameters.values()
-        if own.name != "self"
+        marks.get(parameter.kind, "")
+        + parameter.name
+        + ("" if parameter.default is inspect.Parameter.empty else "=")
+        for parameter in inspect.signature(thing).parameters.values()
+        if parameter.name != "self"
     ]
 
 
@@ -61,10 +61,12 @@ def breaks(before: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]
     """
     lines = [f"{name} is gone" for name in before if name not in now]
     for name in (name for name in before if name in now):
-        old = {own.rstrip("="): own for own in before[name]}
-        new = {own.rstrip("="): own for own in now[name]}
+        old = {entry.rstrip("="): entry for entry in before[name]}
+        new = {entry.rstrip("="): entry for entry in now[name]}
         lines += [f"{name}: the parameter {p} is gone" for p in old if p not in new]
-        required = [p for p, own in new.items() if own == p and not p.startswith("*")]
+        required = [
+            p for p, entry in new.items() if entry == p and not p.startswith("*")
+        ]
         lines += [
             f"{name}: the parameter {p} is new and has no default"
             for p in required

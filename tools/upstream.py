@@ -91,23 +91,25 @@ def report(checkout: Path) -> list[str]:
     root = checkout / "credit"
     if not (root / "registry.py").is_file():
         raise ValueError(f"{checkout} has no package credit; give a checkout of CREDIT")
-    found = {
+    sections = {
         "Registry names": [*_names(root)],
         "Arguments": [*_arguments(root)],
         "Keys of the config": [*_keys(root)],
         "Commands": [*_commands(root)],
     }
     lines = []
-    for title, entries in found.items():
+    for title, entries in sections.items():
         lines += [f"### {title}", "", *(entries or ["None."]), ""]
     return lines[:-1]
 
 
 def _names(root: Path) -> Iterator[str]:
     for module, (registry, kind, ours) in REGISTRIES.items():
-        lost = [name for name in _registry(root / module, registry) if name not in ours]
-        if lost:
-            yield f"- {kind}: {_listed(lost)}"
+        unknown = [
+            name for name in _registry(root / module, registry) if name not in ours
+        ]
+        if unknown:
+            yield f"- {kind}: {_listed(unknown)}"
 
 
 def _arguments(root: Path) -> Iterator[str]:
@@ -115,24 +117,24 @@ def _arguments(root: Path) -> Iterator[str]:
         if kind not in _WITH_ARGUMENTS:
             continue
         for name, entry in _registry(root / module, registry).items():
-            own = ours.get(name)
-            if own is None or not isinstance(entry, tuple):
+            settings = ours.get(name)
+            if settings is None or not isinstance(entry, tuple):
                 continue
-            lost = [
+            unknown = [
                 key
                 for key in _parameters(root.parent, entry[0], entry[1])
-                if key not in _known(own)
+                if key not in _known(settings)
             ]
-            if lost:
-                yield f"- {kind} `{name}`: {_listed(lost)}"
+            if unknown:
+                yield f"- {kind} `{name}`: {_listed(unknown)}"
 
 
 def _keys(root: Path) -> Iterator[str]:
     known = _constant(root / "cli/_check.py", "_KNOWN_TOP_LEVEL")
-    lost = sorted(set(known or ()) - _known(Config))
-    if lost:
-        yield f"- top level: {_listed(lost)}"
-    for section, own in _SECTIONS.items():
+    unknown = sorted(set(known or ()) - _known(Config))
+    if unknown:
+        yield f"- top level: {_listed(unknown)}"
+    for section, config in _SECTIONS.items():
         pattern = re.compile(
             rf"""\[\s*["']{section}["']\s*\](?:\.get\(|\[)\s*["'](\w+)["']"""
         )
@@ -142,9 +144,9 @@ def _keys(root: Path) -> Iterator[str]:
             if not name.startswith(("cli/_convert", "cli/_begin", "cli/_ask")):
                 keys = {match[1] for match in pattern.finditer(path.read_text())}
                 read[_is_gen1(name)] |= keys
-        lost = sorted(read[False] - read[True] - _known(own))
-        if lost:
-            yield f"- `{section}`: {_listed(lost)}"
+        unknown = sorted(read[False] - read[True] - _known(config))
+        if unknown:
+            yield f"- `{section}`: {_listed(unknown)}"
 
 
 def _is_gen1(name: str) -> bool:
@@ -156,11 +158,11 @@ def _commands(root: Path) -> Iterator[str]:
     ours = {*MODULES, *BRIDGE}
     # Commands of the program alone, not those below one of them.
     names = re.findall(r'\bsub\.add_parser\(\s*"([\w-]+)"', text)
-    lost = [
+    missing = [
         name for name in dict.fromkeys(names) if COMMANDS.get(name, name) not in ours
     ]
-    if lost:
-        yield f"- {_listed(lost)}"
+    if missing:
+        yield f"- {_listed(missing)}"
 
 
 def _registry(path: Path, name: str) -> dict[str, Any]:
@@ -209,9 +211,9 @@ def _parameters(checkout: Path, module: str, cls: str) -> Iterator[str]:
     path = checkout / (module.replace(".", "/") + ".py")
     for node in ast.walk(_parse(path)) if path.is_file() else ():
         if isinstance(node, ast.ClassDef) and node.name == cls:
-            for own in node.body:
-                if isinstance(own, ast.FunctionDef) and own.name == "__init__":
-                    every = [*own.args.args[1:], *own.args.kwonlyargs]
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                    every = [*member.args.args[1:], *member.args.kwonlyargs]
                     yield from (each.arg for each in every)
 
 

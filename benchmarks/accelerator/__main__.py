@@ -121,8 +121,8 @@ def _sections(
         tables.longest(first),
     ]
     if "float8" in first:
-        found, traced = first["float8_products"], first["float8_traced"]
-        sections.append(_FLOAT8.format(**found, traced=traced))
+        products, traced = first["float8_products"], first["float8_traced"]
+        sections.append(_FLOAT8.format(**products, traced=traced))
     if any(program["collectives"] for program in programs):
         text = _COLLECTIVES.format(target=target)
         sections += [text, tables.collectives(programs)]

@@ -37,7 +37,7 @@ def account(compiled: Compiled) -> dict[str, Any]:
         a step by microseconds of a launch (0 alone where launches cost nothing),
         exposed transfers included.
     """
-    job, found = compiled.job, compiled.account
+    job, counts = compiled.job, compiled.account
     target, program = TARGETS[job.target], parse(compiled.text)
     every = kernels(program)
     degrees = built_degrees(parse_mesh(job.mesh))
@@ -52,14 +52,14 @@ def account(compiled: Compiled) -> dict[str, Any]:
         "title": job.title,
         **_float8(compiled, program),
         **counted(every, target, sum(row["exposed_seconds"] for row in sent)),
-        "useful_flops": found["useful"] / devices,
-        "traced_flops": found["traced"],
+        "useful_flops": counts["useful"] / devices,
+        "traced_flops": counts["traced"],
         "parts": as_json(work_by(lambda kernel: kernel.part, every, target)),
         "phases": as_json(work_by(lambda kernel: kernel.phase, every, target)),
         "collectives": sent,
-        "memory": found["memory"],
-        "compile_seconds": found["compile_seconds"],
-        "estimate_seconds": found["estimate_seconds"],
+        "memory": counts["memory"],
+        "compile_seconds": counts["compile_seconds"],
+        "estimate_seconds": counts["estimate_seconds"],
     }
 
 

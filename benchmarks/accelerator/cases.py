@@ -139,8 +139,8 @@ def cases(size: Size) -> list[Case]:
         size: "025deg" for the sizes of the 0.25 degree model, on one device; "small"
             for sizes that an interpreter computes in a second.
     """
-    found = [case for stage in _STAGES[size] for case in _of_stage(stage)]
-    return [*found, *_of_matrices(_MATRICES[size])]
+    of_stages = [case for stage in _STAGES[size] for case in _of_stage(stage)]
+    return [*of_stages, *_of_matrices(_MATRICES[size])]
 
 
 def _cotangent(value: Array) -> Array:
@@ -155,9 +155,9 @@ def _of_stage(stage: _Stage) -> list[Case]:
         ("short", stage.short),
         ("long", stage.long),
     )
-    found = [_attention(stage, *window) for window in windows if window[1] > 1]
+    cases = [_attention(stage, *window) for window in windows if window[1] > 1]
     if c <= project.MOST_CHANNELS:
-        found.append(
+        cases.append(
             Case(
                 f"project, {points} x {c}",
                 "project",
@@ -168,7 +168,7 @@ def _of_stage(stage: _Stage) -> list[Case]:
             )
         )
     if points >= dense.MANY_ROWS or c < 256:
-        found.append(
+        cases.append(
             Case(
                 f"dense, {points} x {c}",
                 "dense",
@@ -179,7 +179,7 @@ def _of_stage(stage: _Stage) -> list[Case]:
             )
         )
     if points * c >= norm.MANY_VALUES or c < 256:
-        found.append(
+        cases.append(
             Case(
                 f"layer_norm, {points} x {c}",
                 "layer_norm_and_skip",
@@ -189,7 +189,7 @@ def _of_stage(stage: _Stage) -> list[Case]:
                 (1.0, 1.0, 1.0),
             )
         )
-    return found
+    return cases
 
 
 def _attention(stage: _Stage, kind: Kind, window: int) -> Case:

@@ -33,7 +33,7 @@ def float8_of(program: Program) -> dict[str, int]:
         "widened": conversions of float8 values to another dtype. A product within a
         loop counts once.
     """
-    found = {"products": 0, "mixed": 0, "widened": 0}
+    counts = {"products": 0, "mixed": 0, "widened": 0}
     for computation in program.computations.values():
         for instruction in computation.values():
             taken = [
@@ -42,27 +42,28 @@ def float8_of(program: Program) -> dict[str, int]:
                 for shape in operand.shapes[:1]
             ]
             if instruction.opcode == "dot":
-                found["products"] += all(taken)
-                found["mixed"] += any(taken) and not all(taken)
+                counts["products"] += all(taken)
+                counts["mixed"] += any(taken) and not all(taken)
             if instruction.opcode == "convert" and any(taken):
-                found["widened"] += not instruction.shapes[0].dtype.startswith(PREFIX)
-    return found
+                counts["widened"] += not instruction.shapes[0].dtype.startswith(PREFIX)
+    return counts
 
 
 def float8_problems(program: dict[str, Any]) -> list[str]:
     """Lists problems of the float8 products of an account, if it has any."""
     if "float8" not in program:
         return []
-    wanted, found = program["float8_traced"], program["float8_products"]
+    traced, products = program["float8_traced"], program["float8_products"]
     lines = []
-    if not wanted or found["products"] != wanted:
+    if not traced or products["products"] != traced:
         lines.append(
-            f"{found['products']} products of float8 values in the program, expected "
-            f"the {wanted} of the trace, and some"
+            f"{products['products']} products of float8 values in the program, "
+            f"expected the {traced} of the trace, and some"
         )
-    if found["mixed"] or found["widened"]:
+    if products["mixed"] or products["widened"]:
         lines.append(
-            f"{found['mixed']} products of float8 and wider values, {found['widened']} "
-            "float8 values converted back: some are not multiplied as float8"
+            f"{products['mixed']} products of float8 and wider values, "
+            f"{products['widened']} float8 values converted back: some are not "
+            "multiplied as float8"
         )
     return lines

@@ -16,7 +16,7 @@ from credit_jax.parallel.scopes import ATTENTION, PARTS
 
 OTHER = "other"
 # Kind of the kernels of `credit_jax.kernels.gpu`.
-OWN = "own kernel"
+CUSTOM = "own kernel"
 # Suffix of computations whose collectives are one launch.
 GROUP = ".collectives_group"
 FORWARD, AGAIN, BACKWARD = "forward", "recomputed", "backward"
@@ -136,10 +136,10 @@ def part_of(op_name: str) -> str:
     >>> part_of("jit(step)/transpose(jvp(blocks))/while/body/attention/norm/mul")
     'norm'
     """
-    found = _PART.findall(op_name)
-    if not found:
+    parts = _PART.findall(op_name)
+    if not parts:
         return OTHER
-    return ATTENTION if found[-1] == WINDOWS else found[-1]
+    return ATTENTION if parts[-1] == WINDOWS else parts[-1]
 
 
 def phase_of(op_name: str) -> str:
@@ -154,7 +154,7 @@ def kind_of(instruction: Instruction) -> str:
     if instruction.opcode == "custom-call":
         target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
         if target == KERNEL:
-            return OWN
+            return CUSTOM
         if "matmul" in target or "gemm" in target:
             return "library product"
         return "library convolution" if "conv" in target else target
@@ -172,13 +172,13 @@ def kind_of(instruction: Instruction) -> str:
 
 def _scopes(program: Program, instruction: Instruction) -> str:
     """The op_name of an instruction; of a fusion without a part, its most frequent."""
-    own = instruction.op_name
-    if part_of(own) != OTHER or instruction.opcode != "fusion":
-        return own
+    op_name = instruction.op_name
+    if part_of(op_name) != OTHER or instruction.opcode != "fusion":
+        return op_name
     names = Counter(
         held.op_name
         for computation, _ in program.inner(instruction)
         for held in computation.values()
         if part_of(held.op_name) != OTHER
     )
-    return names.most_common(1)[0][0] if names else own
+    return names.most_common(1)[0][0] if names else op_name

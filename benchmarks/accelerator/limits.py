@@ -54,16 +54,16 @@ def resources(log: str) -> dict[str, Resources]:
         ValueError: the log says nothing of a kernel's registers or spills.
     """
     parts = _FUNCTION.split(log)
-    found = {}
+    by_function = {}
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
         spills, used, shared = (p.search(text) for p in (_SPILLS, _USED, _SHARED))
         if not spills or not used:
             raise ValueError(f"ptxas says nothing of the registers of {name}:\n{text}")
         stores, loads = int(spills[1]), int(spills[2])
-        found[name] = Resources(
+        by_function[name] = Resources(
             int(used[1]), stores, loads, int(shared[1]) if shared else 0
         )
-    return found
+    return by_function
 
 
 @dataclass(frozen=True)

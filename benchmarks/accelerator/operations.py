@@ -25,14 +25,16 @@ def operations(program: Program, where: Computation, instruction: Instruction) -
     """Operations of one run of an instruction, those inside a fusion included."""
     if instruction.opcode == "fusion":
         return sum(
-            _own(program, computation, held)
+            _of_instruction(program, computation, held)
             for computation, _ in program.inner(instruction)
             for held in computation.values()
         )
-    return _own(program, where, instruction)
+    return _of_instruction(program, where, instruction)
 
 
-def _own(program: Program, where: Computation, instruction: Instruction) -> float:
+def _of_instruction(
+    program: Program, where: Computation, instruction: Instruction
+) -> float:
     if instruction.opcode not in ("dot", "convolution", "custom-call"):
         return 0.0
     target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""

@@ -61,10 +61,10 @@ def transfers(
     ]
 
 
-def summary(found: Sequence[Transfer], target: Target) -> list[dict[str, Any]]:
+def summary(transfers: Sequence[Transfer], target: Target) -> list[dict[str, Any]]:
     """Sums of the transfers of each kind and purpose, ordered by exposed time."""
     groups: dict[tuple[str, str], list[Transfer]] = {}
-    for transfer in found:
+    for transfer in transfers:
         key = (transfer.collective.kind, transfer.purpose)
         groups.setdefault(key, []).append(transfer)
     rows = [_row(*key, group, target) for key, group in groups.items()]

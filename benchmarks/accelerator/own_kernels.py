@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.accelerator import ptx
 from benchmarks.accelerator.cases import Case, cases
 from benchmarks.accelerator.compile_cases import DEFINITION, KERNEL, function_name
-from benchmarks.accelerator.kernels import OWN, Kernel, kernels
+from benchmarks.accelerator.kernels import CUSTOM, Kernel, kernels
 from benchmarks.accelerator.limits import (
     Launch,
     Limits,
@@ -101,18 +101,18 @@ def account_of_case(
         "definition_seconds", and "ratio", the first divided by the second.
     """
     ours = _Dump(folder / KERNEL, function_name(case.name, dtype, KERNEL))
-    found, seconds = [], 0.0
+    entries, seconds = [], 0.0
     for kernel in ours.kernels():
         limited = ours.limits_of(kernel, target)
         if limited is not None:
-            found.append(_entry(limited, kernel))
+            entries.append(_entry(limited, kernel))
         taken = kernel_seconds(kernel, target) if limited is None else limited.seconds
         seconds += taken + target.launch
     account: dict[str, Any] = {
         "case": case.name,
         "operation": case.operation,
         "dtype": dtype,
-        "kernels": found,
+        "kernels": entries,
         "seconds": seconds,
     }
     if DEFINITION not in sides:
@@ -144,7 +144,7 @@ class _Dump:
 
     def limits_of(self, kernel: Kernel, target: Target) -> Limits | None:
         """Returns the limits of an own kernel; None for one of XLA."""
-        if kernel.kind != OWN:
+        if kernel.kind != CUSTOM:
             return None
         launch = self._launches[kernel.name]
         path = self._code[launch.name]
@@ -286,10 +286,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     older = (
         json.loads(options.against.read_text())["cases"] if options.against else None
     )
-    found = problems(accounts, older)
-    for problem in found:
+    issues = problems(accounts, older)
+    for problem in issues:
         print(problem, file=sys.stderr)
-    return 1 if found else 0
+    return 1 if issues else 0
 
 
 def _sections(accounts: Sequence[dict[str, Any]], target: Target) -> list[str | Table]:

@@ -155,9 +155,9 @@ def parse(text: str) -> Program:
         elif line.startswith("}"):
             current = None
         elif current is not None:
-            found = _instruction(line.strip())
-            if found:
-                current[found.name] = found
+            instruction = _instruction(line.strip())
+            if instruction:
+                current[instruction.name] = instruction
     if not entry:
         raise ValueError("the text has no ENTRY computation; is it optimized HLO?")
     return Program(computations, entry)

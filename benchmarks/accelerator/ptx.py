@@ -171,8 +171,8 @@ class Kernel:
 
 def entry(text: str) -> str | None:
     """Returns the name of the kernel in a PTX text, None if there is none."""
-    found = _ENTRY.search(text)
-    return found[1] if found else None
+    match = _ENTRY.search(text)
+    return match[1] if match else None
 
 
 def parse(text: str) -> Kernel:
@@ -181,13 +181,13 @@ def parse(text: str) -> Kernel:
     Raises:
         ValueError: there is no entry in the text.
     """
-    found = _ENTRY.search(text)
-    if found is None:
+    match = _ENTRY.search(text)
+    if match is None:
         raise ValueError(f"no .entry in PTX that begins with {text[:80]!r}")
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     tables: dict[str, tuple[str, ...]] = {}
-    lines = iter(text[found.end() :].splitlines())
+    lines = iter(text[match.end() :].splitlines())
     for line in lines:
         if table := _TARGETS.match(line.strip()):
             targets = line
@@ -199,16 +199,16 @@ def parse(text: str) -> Kernel:
         else:
             statements = line.split("//")[0].split(";")[:-1]
             instructions += [one for text in statements for one in _instruction(text)]
-    return Kernel(found[1], tuple(instructions), labels, tables)
+    return Kernel(match[1], tuple(instructions), labels, tables)
 
 
 def _instruction(text: str) -> list[Instruction]:
-    found = _STATEMENT.match(text)
-    if not found:
+    match = _STATEMENT.match(text)
+    if not match:
         return []
-    operands = re.sub(r"[\[\]{}]", "", found[4])
+    operands = re.sub(r"[\[\]{}]", "", match[4])
     parts = tuple(part.strip() for part in operands.split(",") if part.strip())
-    return [Instruction(found[2] or "", bool(found[1]), found[3], parts)]
+    return [Instruction(match[2] or "", bool(match[1]), match[3], parts)]
 
 
 Registers = dict[str, int | None]
@@ -298,8 +298,8 @@ def _result(parts: Sequence[str], values: list[int | None]) -> int | None:
     if parts[0] == "mad" and len(known) == 3:
         return known[0] * known[1] + known[2]
     if parts[0] in _BINARY and len(known) == 2:
-        made = _BINARY[parts[0]](*known)
-        return made >> bits if "hi" in parts else made
+        product = _BINARY[parts[0]](*known)
+        return product >> bits if "hi" in parts else product
     return None
 
 

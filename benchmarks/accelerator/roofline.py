@@ -64,10 +64,10 @@ def work_by(
     key: Callable[[Kernel], str], kernels: Iterable[Kernel], target: Target
 ) -> dict[str, Work]:
     """Work of the kernels with equal keys, the longest first."""
-    found: dict[str, Work] = {}
+    by_key: dict[str, Work] = {}
     for kernel in kernels:
-        found[key(kernel)] = found.get(key(kernel), Work()).plus(kernel, target)
-    order = sorted(found.items(), key=lambda item: -item[1].step(target.launch))
+        by_key[key(kernel)] = by_key.get(key(kernel), Work()).plus(kernel, target)
+    order = sorted(by_key.items(), key=lambda item: -item[1].step(target.launch))
     return dict(order)
 
 

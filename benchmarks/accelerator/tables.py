@@ -61,7 +61,7 @@ def _counts(
     ]
 
 
-def works(name: str, found: dict[str, Account], target: Target) -> Table:
+def works(name: str, accounts: dict[str, Account], target: Target) -> Table:
     """One row a part, phase or kind: kernels, GB, TFLOP, ms."""
     header = [name, "kernels", "GB moved", "TFLOP", "ms, launches included"]
     rows = [
@@ -72,7 +72,7 @@ def works(name: str, found: dict[str, Account], target: Target) -> Table:
             f"{work['flops'] / 1e12:.3f}",
             f"{1e3 * (work['seconds'] + work['kernels'] * target.launch):.2f}",
         ]
-        for key, work in found.items()
+        for key, work in accounts.items()
     ]
     return Table(name, header, rows)
 

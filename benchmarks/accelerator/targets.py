@@ -132,8 +132,8 @@ class Target:
             RuntimeError: pip could not install them.
         """
         mark = folder / f".{self.platform}"
-        wanted = "\n".join(self.wheels)
-        if mark.exists() and mark.read_text() == wanted:
+        wheels = "\n".join(self.wheels)
+        if mark.exists() and mark.read_text() == wheels:
             return
         pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--upgrade"]
         pip += ["--no-compile", "--target", str(folder), *self.wheels]
@@ -142,7 +142,7 @@ class Target:
             raise RuntimeError(
                 f"could not install {', '.join(self.wheels)}:\n{done.stderr}"
             )
-        mark.write_text(wanted)
+        mark.write_text(wheels)
 
     def environment(
         self, folder: Path = WHEELS, *, optimize: bool = False
@@ -188,12 +188,12 @@ class Target:
         from jax.experimental import topologies
 
         if self.chip is not None:
-            found = topologies.get_topology_desc(
+            topology = topologies.get_topology_desc(
                 platform="cuda", target_config=self._description, topology=self.topology
             )
         else:
-            found = topologies.get_topology_desc(self.topology, "tpu")
-        return list(found.devices)
+            topology = topologies.get_topology_desc(self.topology, "tpu")
+        return list(topology.devices)
 
 
 TARGETS = {

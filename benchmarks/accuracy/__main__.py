@@ -35,7 +35,7 @@ from benchmarks.accuracy.credit_run import (
     watched,
     write_data,
 )
-from benchmarks.accuracy.earlier import kept, made
+from benchmarks.accuracy.earlier import date_of, earlier_rows
 from benchmarks.accuracy.errors import TOLERANCES, errors_of
 from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
 from benchmarks.accuracy.network_run import network_run
@@ -59,7 +59,7 @@ STEPS, SHORT_STEPS = 100, 20
 BATCHES_PER_EPOCH = 20
 
 # Other settings of runs of CREDIT.
-OWN_WAYS: Mapping[str, CreditWay] = MappingProxyType(
+EXTRA_WAYS: Mapping[str, CreditWay] = MappingProxyType(
     {
         "CREDIT, 2 threads": CreditWay(threads=2),
         "CREDIT, fsdp2 on 2 processes": CreditWay(data=2),
@@ -127,7 +127,9 @@ def _run_model(
             config = placed(config, folder)
             serial = _serial(config, folder, options)
             lines = _credit_lines
-        own = beside.submit(lambda: list(lines(options, model, config, folder, serial)))
+        credit_lines = beside.submit(
+            lambda: list(lines(options, model, config, folder, serial))
+        )
         model_def = build(config["model"])
         case = credit_case(
             model_def,
@@ -140,7 +142,7 @@ def _run_model(
         )
         ours = list(_our_lines(options, model, config, case, serial, console))
         console.print(f"{model}: waiting for CREDIT's other runs ...")
-        return own.result() + ours
+        return credit_lines.result() + ours
 
 
 def _serial(config: dict[str, Any], folder: Path, options: Any) -> CreditRun:
@@ -158,7 +160,7 @@ def _credit_lines(
         way = CreditWay(bfloat16=True)
         run = _credit(config, folder, way, options)
         yield _credit_line(model, CREDIT_BFLOAT16, run, serial, "bfloat16")
-    for name, way in OWN_WAYS.items() if options.own else ():
+    for name, way in EXTRA_WAYS.items() if options.own else ():
         run = _credit(config, folder, way, options)
         yield _credit_line(model, name, run, serial)
         rows = ROWS[model]
@@ -177,7 +179,7 @@ def _network_lines(
 ) -> Iterator[Line]:
     """Differences of CREDIT from itself, for a network that its trainer cannot run."""
     del folder
-    named = {k: way for k, way in OWN_WAYS.items() if way.num_processes == 1}
+    named = {k: way for k, way in EXTRA_WAYS.items() if way.num_processes == 1}
     ways = [(k, way, "float32") for k, way in named.items() if options.own]
     if _in_bfloat16(options, model):
         ways.insert(0, (CREDIT_BFLOAT16, CreditWay(bfloat16=True), "bfloat16"))
@@ -257,10 +259,10 @@ def _write(
     options: Any, lines: list[Line], jobs: dict[str, Any], console: Console
 ) -> None:
     config, name = _config(options), _name(options)
-    now = made(recipe(config))
-    lines = [replace(line, made=now) for line in lines]
+    now = date_of(recipe(config))
+    lines = [replace(line, date=now) for line in lines]
     if options.keep:
-        earlier, jobs_of_earlier = kept(_json(options), options.models, config)
+        earlier, jobs_of_earlier = earlier_rows(_json(options), options.models, config)
         order = list(ROWS)
         lines = sorted(earlier + lines, key=lambda line: order.index(line.model))
         jobs = jobs_of_earlier | jobs
@@ -314,7 +316,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     options.steps = options.steps or (SHORT_STEPS if options.short else STEPS)
     if options.keep:
         try:
-            kept(_json(options), options.models, _config(options))
+            earlier_rows(_json(options), options.models, _config(options))
         except ValueError as error:
             parser.error(str(error))
     if options.rollout < 1:

@@ -74,8 +74,8 @@ class Case:
 
     def inputs(self, step: int) -> dict[str, np.ndarray]:
         """All inputs of the model in a step, by name."""
-        own = {name: array[step] for name, array in self.further.items()}
-        return {"x": self.x[step], **own}
+        further = {name: array[step] for name, array in self.further.items()}
+        return {"x": self.x[step], **further}
 
 
 def case_config(

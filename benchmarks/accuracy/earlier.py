@@ -10,12 +10,12 @@ from typing import Any
 from benchmarks.accuracy.report import Line
 
 
-def made(recipe: Mapping[str, Any]) -> str:
-    """Date and commit of a recipe, in the form of `Line.made`."""
+def date_of(recipe: Mapping[str, Any]) -> str:
+    """Date and commit of a recipe, in the form of `Line.date`."""
     return f"{recipe['date']} at commit {recipe['commit']}"
 
 
-def kept(
+def earlier_rows(
     path: Path, models: Collection[str], config: Mapping[str, Any]
 ) -> tuple[list[Line], dict[str, Any]]:
     """Rows and jobs of a report, except those of models that are run again.
@@ -42,7 +42,7 @@ def kept(
             f"{ {key: config[key] for key in other} }; run all models anew, or give "
             "the options of the report"
         )
-    before = made(report["recipe"])
+    before = date_of(report["recipe"])
     rows = [row for row in report["runs"] if row["model"] not in models]
     jobs = {k: job for k, job in earlier["jobs"].items() if k not in models}
     return [Line.from_json(row, before) for row in rows], jobs

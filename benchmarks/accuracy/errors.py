@@ -54,19 +54,19 @@ class Errors:
     rollout: list[float]
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Errors:
-        """The inverse of `as_json`; other keys of `found` are ignored."""
-        return cls(**{field.name: found[field.name] for field in fields(cls)})
+    def from_json(cls, record: Mapping[str, Any]) -> Errors:
+        """The inverse of `as_json`; other keys of `record` are ignored."""
+        return cls(**{field.name: record[field.name] for field in fields(cls)})
 
     def worst(self) -> dict[str, float]:
         """The largest error of each kind with a tolerance; "rollout" is optional."""
-        found = {
+        errors = {
             "forward": self.forward,
             "gradient": self.gradient,
             "array": max(self.arrays.values()),
             "loss": max(self.loss),
         }
-        return found | ({"rollout": max(self.rollout)} if self.rollout else {})
+        return errors | ({"rollout": max(self.rollout)} if self.rollout else {})
 
     def above(self) -> dict[str, float]:
         """The errors above the tolerance of float32, NaN included."""

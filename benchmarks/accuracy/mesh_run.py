@@ -186,8 +186,8 @@ def _training_forward(
     network = model.model_def.network_inputs.items()
     specs = {name: spec.partition_spec(model.axes) for name, spec in network}
     forward = model.shard_map(body, batch_specs=specs, out_specs=output)
-    given = place_batch(dict(inputs), model.mesh)
-    y = forward(state.params, state.model_state, given)
+    batch = place_batch(dict(inputs), model.mesh)
+    y = forward(state.params, state.model_state, batch)
     return np.asarray(y)[..., : model.model_def.image_height, :]
 
 

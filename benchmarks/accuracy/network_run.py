@@ -71,10 +71,10 @@ def random_batches(config: Mapping[str, Any]) -> Arrays:
     trainer, rng = config["trainer"], np.random.default_rng(config["seed"])
     steps = trainer["epochs"] * trainer["batches_per_epoch"]
     model_def = build(config["model"])
-    made = [
+    batches = [
         random_arrays(model_def, trainer["train_batch_size"], rng) for _ in range(steps)
     ]
-    return {name: np.stack([own[name] for own in made]) for name in made[0]}
+    return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def _train(
@@ -91,11 +91,11 @@ def _train(
     initial, norm = _state(model), _norm(parameters)
     losses, norms, first = [], [], dict[str, Any]()
     for step in range(len(batches["y"])):
-        own = {k: torch.from_numpy(array[step]) for k, array in batches.items()}
-        target = own.pop("y")
+        batch = {k: torch.from_numpy(array[step]) for k, array in batches.items()}
+        target = batch.pop("y")
         optimizer.zero_grad()
         with _autocast(way):
-            prediction = call_network(network, own)
+            prediction = call_network(network, batch)
             loss = torch.nn.functional.mse_loss(prediction, target)
         loss.backward()
         if not step:
@@ -127,8 +127,8 @@ def _roll_out(
 
     def predict(x: np.ndarray) -> np.ndarray:
         with torch.no_grad(), _autocast(way):
-            found = call_network(network, {"x": torch.from_numpy(x), **held})
-        return found.float().numpy()[:, :, 0]
+            output = call_network(network, {"x": torch.from_numpy(x), **held})
+        return output.float().numpy()[:, :, 0]
 
     return roll_out(predict, first["x"], num_steps)
 

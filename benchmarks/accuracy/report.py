@@ -58,7 +58,7 @@ class Line:
         errors: against `REFERENCE` (of the same grid), or the error that ended the run.
         ours: whether it is credit_jax.
         seconds: wall time, if measured.
-        made: date and commit of the run, as in its recipe.
+        date: date and commit of the run, as in its recipe.
     """
 
     model: str
@@ -67,15 +67,15 @@ class Line:
     errors: Errors | str
     ours: bool = False
     seconds: float | None = None
-    made: str = ""
+    date: str = ""
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any], made: str) -> Line:
-        """The inverse of `as_json`; `made` is the default of a row without it."""
+    def from_json(cls, row: Mapping[str, Any], date: str) -> Line:
+        """The inverse of `as_json`; `date` is the default of a row without it."""
         errors = row["error"] if "error" in row else Errors.from_json(row)
         known = {key: row[key] for key in ("model", "name", "dtype", "seconds")}
         ours = row["name"].startswith(OURS)
-        return cls(**known, errors=errors, ours=ours, made=row.get("made") or made)
+        return cls(**known, errors=errors, ours=ours, date=row.get("made") or date)
 
     def above(self) -> dict[str, float]:
         """Errors of credit_jax in float32 that are above their tolerance."""
@@ -90,7 +90,7 @@ class Line:
             "name": self.name,
             "dtype": self.dtype,
             "seconds": self.seconds,
-            "made": self.made,
+            "made": self.date,
         }
         if isinstance(self.errors, str):
             return {**out, "error": without_folders(self.errors)}
@@ -146,8 +146,8 @@ def sections(lines: Sequence[Line], options: Any, *, picture: str) -> list[str |
     for model in models:
         some = [line for line in lines if line.model == model]
         parts += [f"## {model}", Table(model, HEADER, [cells(line) for line in some])]
-        made = dict.fromkeys(line.made for line in some)
-        parts.append(f"Made {', and '.join(made)}.")
+        dates = dict.fromkeys(line.date for line in some)
+        parts.append(f"Made {', and '.join(dates)}.")
         parts += _bfloat16_verdict(some)
     failed = [line for line in lines if line.above()]
     limits = ", ".join(f"{name} {limit:.0e}" for name, limit in TOLERANCES.items())

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         folder=options.out,
     )
-    return int(any(isinstance(found, str) for found in trained.values()))
+    return int(any(isinstance(result, str) for result in trained.values()))
 
 
 def _train(verdict: Verdict) -> Trained | str:
@@ -98,17 +98,17 @@ def _earlier(folder: Path) -> dict[str, Trained | str]:
     """Results of an earlier report, for configs that are not trained."""
     path = folder / "configs.json"
     configs = json.loads(path.read_text())["configs"] if path.exists() else []
-    found = {own["name"]: own["trained"] for own in configs}
+    by_name = {entry["name"]: entry["trained"] for entry in configs}
     return {
         name: Trained(**steps) if isinstance(steps, dict) else steps
-        for name, steps in found.items()
+        for name, steps in by_name.items()
         if steps is not None
     }
 
 
 def _as_json(verdict: Verdict, trained: dict[str, Trained | str]) -> dict[str, object]:
-    found = trained.get(verdict.name)
-    steps = dataclasses.asdict(found) if isinstance(found, Trained) else found
+    outcome = trained.get(verdict.name)
+    steps = dataclasses.asdict(outcome) if isinstance(outcome, Trained) else outcome
     return {
         "name": verdict.name,
         "kind": verdict.kind,

@@ -114,20 +114,20 @@ def _add_source(
     remote = source.dataset_type in ("arco_era5", "weatherbench2_era5")
     level = source.level_coord or "level"
     values = source.level_values or tuple(map(float, range(1, model_levels + 1)))
-    for kind, own in source.variables.by_type.items():
+    for kind, section in source.variables.by_type.items():
         timed = kind != "static" or remote
-        for deep, names in ((True, own.vars_3D), (False, own.vars_2D)):
+        for deep, names in ((True, section.vars_3D), (False, section.vars_2D)):
             if not names:
                 continue
-            template = str(own.path) if not remote else _store_of(source, deep)
-            for path, there in _paths(template, times if timed else times[:1]):
+            template = str(section.path) if not remote else _store_of(source, deep)
+            for path, path_times in _paths(template, times if timed else times[:1]):
                 store = stores.setdefault(path, Store())
                 store.transposed = source.dataset_type == "weatherbench2_era5"
                 head = ("time",) if timed else ()
                 head += (level,) if deep else ()
                 store.variables |= dict.fromkeys(names, (*head, *_FLAT))
                 if timed:
-                    store.times |= set(there)
+                    store.times |= set(path_times)
                 if deep:
                     store.levels.setdefault(level, set()).update(values)
 
@@ -143,10 +143,10 @@ def _paths(template: str, times: Any) -> Iterator[tuple[str, list[pd.Timestamp]]
     ending = "" if Path(template).suffix in (".zarr", ".nc") else "01-01.zarr"
     template = os.path.expandvars(template).replace("????", "%Y")
     template = template.replace("*", ending).replace("?", "0")
-    found: dict[str, list[pd.Timestamp]] = {}
+    by_path: dict[str, list[pd.Timestamp]] = {}
     for time in times:
-        found.setdefault(time.strftime(template), []).append(time)
-    yield from found.items()
+        by_path.setdefault(time.strftime(template), []).append(time)
+    yield from by_path.items()
 
 
 def _write_hrrr(source: Any, times: Any, grid: tuple[int, int]) -> None:
@@ -154,8 +154,8 @@ def _write_hrrr(source: Any, times: Any, grid: tuple[int, int]) -> None:
     deep = "hybrid level" if source.product == "wrfnat" else "mb"
     for number, time in enumerate(times):
         entries = []
-        for own in source.variables.by_type.values():
-            for name in (*own.vars_3D, *own.vars_2D):
+        for section in source.variables.by_type.values():
+            for name in (*section.vars_3D, *section.vars_2D):
                 short, place = HRRR_VARIABLES[name]
                 levels = [f"{int(v)} {deep}" for v in source.levels or ()]
                 entries += [(short, p) for p in ([place] if place else levels)]

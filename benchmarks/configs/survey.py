@@ -94,14 +94,14 @@ def _downloaded(mapping: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     config, fetched = copy.deepcopy(dict(mapping)), []
     for section in ("data", "validation_data"):
         for source in ((config.get(section) or {}).get("source") or {}).values():
-            own = SOURCE_CONFIGS.get(source.get("dataset_type"))
-            if own is None or not issubclass(own, DownloadedConfig):
+            source_config = SOURCE_CONFIGS.get(source.get("dataset_type"))
+            if source_config is None or not issubclass(source_config, DownloadedConfig):
                 continue
             if source.get("mode", "remote") == "remote":
                 source["mode"] = "local"
-                if "base_path" in own.model_fields:
+                if "base_path" in source_config.model_fields:
                     source["base_path"] = "/downloaded"
-                fetched.append(own.downloader)
+                fetched.append(source_config.downloader)
     names = ", ".join(f"`{name}`" for name in dict.fromkeys(fetched))
     condition = names and f"with the files of {names} and mode: local"
     return config, condition

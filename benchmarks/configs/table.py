@@ -72,13 +72,13 @@ def report_table(
     header = ["config", "model", "mesh", "training loss", "validation loss", "seconds"]
     rows = []
     for verdict in verdicts:
-        found = trained.get(verdict.name)
+        result = trained.get(verdict.name)
         cells = [outcome(verdict), "", "", ""]
-        if isinstance(found, Trained):
-            valid = "" if found.valid_loss is None else f"{found.valid_loss:.3g}"
-            loss = f"{found.train_loss:.3g}"
-            cells = [found.mesh, loss, valid, f"{found.seconds:.0f}"]
-        elif found is not None:
-            cells[0] = f"fails: {found.splitlines()[0]}"
+        if isinstance(result, Trained):
+            valid = "" if result.valid_loss is None else f"{result.valid_loss:.3g}"
+            loss = f"{result.train_loss:.3g}"
+            cells = [result.mesh, loss, valid, f"{result.seconds:.0f}"]
+        elif result is not None:
+            cells[0] = f"fails: {result.splitlines()[0]}"
         rows.append([verdict.name, verdict.model, *cells])
     return Table("CREDIT's example configs", header, rows)

@@ -96,10 +96,10 @@ def fit_scalers(config: Config) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(ConfigError):
         preprocess(config, console=Console(file=io.StringIO()))
-    there = [path for path in _scaler_files(config) if path.exists()]
+    existing = [path for path in _scaler_files(config) if path.exists()]
     for path in _scaler_files(config):
         if not path.exists():
-            shutil.copy(there[0], path)
+            shutil.copy(existing[0], path)
 
 
 def _scaler_files(config: Config) -> list[Path]:
@@ -107,6 +107,6 @@ def _scaler_files(config: Config) -> list[Path]:
     phases = (config.preblocks.per_step, config.preblocks.ic_only)
     blocks = [block for phase in phases for block in phase.values()]
     blocks += config.postblocks.per_step.values()
-    found = [block.args.get(key) for block in blocks for key in _FILES]
-    found.append(config.loss.scaler_file)
-    return [Path(path) for path in dict.fromkeys(found) if path]
+    paths = [block.args.get(key) for block in blocks for key in _FILES]
+    paths.append(config.loss.scaler_file)
+    return [Path(path) for path in dict.fromkeys(paths) if path]

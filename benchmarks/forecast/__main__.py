@@ -41,11 +41,11 @@ MESHES = {
     "credit_jax, domain 3": "data=none,domain=3",
     "credit_jax, tp 2 x domain 2": "data=none,tensor=2,domain=2",
 }
-OWN, SERIAL = "CREDIT, two threads", "CREDIT, one thread"
+THREADED, SERIAL = "CREDIT, two threads", "CREDIT, one thread"
 # Settings of `tests.reference.rollout_driver`: threads, then arithmetic.
 CREDIT: Mapping[str, tuple[Any, ...]] = {
     SERIAL: (1,),
-    OWN: (2,),
+    THREADED: (2,),
     "CREDIT, convolutions without oneDNN": (1, "native"),
     "CREDIT, sigma in float64": (1, "sigma"),
     "CREDIT, each operation in float64": (1, "operations"),
@@ -79,17 +79,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1 if the first step is too far from CREDIT.
     """
     options = _parse(arguments)
-    found = {size: _measured(size, options) for size in options.sizes}
-    models = {k: yaml.safe_load(config_text(options, k))["model"] for k in found}
+    measurements = {size: _measured(size, options) for size in options.sizes}
+    models = {k: yaml.safe_load(config_text(options, k))["model"] for k in measurements}
     publish(
         "forecast",
-        ["# Forecasts", _INTRO, *(part for own in found.values() for part in own[0])],
-        {size: own[1] for size, own in found.items()},
+        [
+            "# Forecasts",
+            _INTRO,
+            *(part for measurement in measurements.values() for part in measurement[0]),
+        ],
+        {size: measurement[1] for size, measurement in measurements.items()},
         config={"steps": options.steps, "updates": options.updates, "models": models},
         folder=options.out,
     )
-    firsts = [own[1]["from_serial"] for own in found.values()]
-    return int(max(own[name][0] for own in firsts for name in MESHES) > TOLERANCE)
+    firsts = [measurement[1]["from_serial"] for measurement in measurements.values()]
+    return int(
+        max(measurement[name][0] for measurement in firsts for name in MESHES)
+        > TOLERANCE
+    )
 
 
 def _measured(
@@ -162,9 +169,9 @@ def _file_name(run: str) -> str:
 def _credit(config: Path, name: str, threads: int, *arithmetic: str) -> Fields:
     raw = yaml.safe_load(config.read_text())
     raw["inference"]["save_forecast"] = f"./{name}"
-    own = config.with_name(f"{name}.yml")
-    own.write_text(yaml.safe_dump(raw, sort_keys=False))
-    credit_rollout(own, threads, *arithmetic)
+    path = config.with_name(f"{name}.yml")
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    credit_rollout(path, threads, *arithmetic)
     return _read(config.parent / name)
 
 
@@ -189,8 +196,8 @@ def _forecast(config: Path, out: Path, *options: str) -> tuple[str, int]:
 
 def _read(folder: Path) -> Fields:
     (path,) = folder.rglob("full.nc")
-    with xr.open_dataset(path) as found:
-        return {name: found[name].to_numpy() for name in VARIABLES}
+    with xr.open_dataset(path) as dataset:
+        return {name: dataset[name].to_numpy() for name in VARIABLES}
 
 
 def _distances(fields: Fields, base: Fields) -> list[float]:
@@ -216,14 +223,14 @@ def _cost(config: Path, folder: Path, steps: int, members: int) -> dict[str, Any
     options = ("--steps", str(steps), "--members", str(members), "--format", "zarr")
     out = folder / f"cost_{steps}_{members}"
     printed, memory = _forecast(config, out, *options)
-    found = re.search(
+    match = re.search(
         r"unroll (?P<unroll>[\d.]+) s, read (?P<read>[\d.]+) s, write (?P<write>[\d.]+)"
         r" s beside each other; devices idle (?P<idle>[\d.]+) % of the "
         r"(?P<total>[\d.]+) s since",
         printed,
     )
-    assert found is not None, printed
-    times = {name: float(value) for name, value in found.groupdict().items()}
+    assert match is not None, printed
+    times = {name: float(value) for name, value in match.groupdict().items()}
     return {"steps": steps, "members": members, "memory": memory, **times}
 
 
@@ -249,22 +256,22 @@ _COSTS = (
 
 
 def _table(title: str, errors: Mapping[str, Sequence[float]]) -> Table:
-    steps = len(errors[OWN])
+    steps = len(errors[THREADED])
     leads = [lead for lead in LEADS if lead <= steps]
     rows = [
-        [name, *(f"{own[lead - 1]:.1e}" for lead in leads)]
-        for name, own in errors.items()
-        if any(own)
+        [name, *(f"{values[lead - 1]:.1e}" for lead in leads)]
+        for name, values in errors.items()
+        if any(values)
     ]
     return Table(title, ["run", *(f"step {lead}" for lead in leads)], rows)
 
 
 def _verdict(base: str, errors: Mapping[str, Sequence[float]]) -> str:
     worst = max(errors[name][-1] for name in MESHES)
-    own = errors[OWN][-1]
+    rounding = errors[THREADED][-1]
     return (
-        f"After {len(errors[OWN])} steps credit_jax is {worst:.1e} from {base}, CREDIT "
-        f"with two threads {own:.1e}: {worst / own:.2f} times as far."
+        f"After {len(errors[THREADED])} steps credit_jax is {worst:.1e} from {base}, "
+        f"CREDIT with two threads {rounding:.1e}: {worst / rounding:.2f} times as far."
     )
 
 
@@ -273,11 +280,11 @@ def _costs(costs: Sequence[Mapping[str, Any]]) -> Table:
     header += ["since the first step, s"]
     rows = [
         [
-            f"{own['steps']} steps, {own['members']} member(s)",
-            f"{own['memory'] / 2**20:.0f}",
-            *(f"{own[name]:.2f}" for name in ("unroll", "read", "write", "total")),
+            f"{cost['steps']} steps, {cost['members']} member(s)",
+            f"{cost['memory'] / 2**20:.0f}",
+            *(f"{cost[name]:.2f}" for name in ("unroll", "read", "write", "total")),
         ]
-        for own in costs
+        for cost in costs
     ]
     return Table("Cost", header, rows)
 

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as name:
         tallies = _try_all(Path(name), args)
-    rows = [row for subject, own in tallies.items() for row in own.rows(subject)]
-    problems = [line for own in tallies.values() for line in own.problems]
+    rows = [row for subject, tally in tallies.items() for row in tally.rows(subject)]
+    problems = [line for tally in tallies.values() for line in tally.problems]
     header = ["subject", "read", "refused", "problems"]
     head = (
         "# Changed files\n\n"

@@ -160,23 +160,23 @@ class Hour:
         self._summary()
 
     def _records(self, part: str) -> dict[str, records.Record]:
-        found = {
+        by_item = {
             item: records.read(self.setting.out, part, item)
             for item in self.modules[part].items(self.setting)
         }
-        return {item: record for item, record in found.items() if record is not None}
+        return {item: record for item, record in by_item.items() if record is not None}
 
     def _sections(self, part: str) -> list[str | Table]:
         """The tables of a part, and what did not succeed."""
-        module, found = self.modules[part], self._records(part)
-        results = {item: record["result"] for item, record in found.items()}
+        module, by_item = self.modules[part], self._records(part)
+        results = {item: record["result"] for item, record in by_item.items()}
         sections: list[str | Table] = []
         try:
             sections += module.tables({k: r for k, r in results.items() if r})
         except Exception as error:
             # The numbers are in the JSON, and other parts are still to come.
             sections.append(f"No table: {type(error).__name__}: {error}")
-        bad = {k: r for k, r in found.items() if r["status"] != records.DONE}
+        bad = {k: r for k, r in by_item.items() if r["status"] != records.DONE}
         if bad:
             lines = [f"- {item}: {r['status']}: {_first(r)}" for item, r in bad.items()]
             sections += ["Not done:\n\n" + "\n".join(lines)]
@@ -220,9 +220,9 @@ class Hour:
 
     def _status(self, part: str) -> dict[str, int]:
         """Numbers of items by status, those that are wrong and those never begun."""
-        found, every = self._records(part), self.modules[part].items(self.setting)
-        counts = {"items": len(every), "left": len(every) - len(found), "wrong": 0}
-        for record in found.values():
+        by_item, every = self._records(part), self.modules[part].items(self.setting)
+        counts = {"items": len(every), "left": len(every) - len(by_item), "wrong": 0}
+        for record in by_item.values():
             counts[record["status"]] = counts.get(record["status"], 0) + 1
             counts["wrong"] += is_wrong(record)
         return counts
@@ -244,12 +244,12 @@ class Hour:
         config = {"size": self.options.size, "dtype": self.options.dtype}
         config |= {"rehearsal": True} if self.options.rehearse else {}
         device = records.read(self.setting.out, "device", "ceilings") or {}
-        found = dict((device.get("result") or {}).get("recipe") or {})
-        if not found:
-            found = recipe(config, device="unknown device")
-        return found | {
+        device_recipe = dict((device.get("result") or {}).get("recipe") or {})
+        if not device_recipe:
+            device_recipe = recipe(config, device="unknown device")
+        return device_recipe | {
             "config": config,
-            "commit": self.options.commit or found["commit"],
+            "commit": self.options.commit or device_recipe["commit"],
         }
 
     def _command(self) -> str:

@@ -60,12 +60,12 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
 def target_of(setting: Setting) -> Target:
     """The device, with the measured rates where there are any."""
     record = records.read(setting.out, "device", "ceilings") or {}
-    found = record.get("result", {})
+    result = record.get("result", {})
     target = TARGETS["a100" if "A100" in jax.devices()[0].device_kind else "h100"]
     return replace(
         target,
-        bandwidth=found.get("copy", target.bandwidth),
-        peak=found.get("bfloat16, default", target.peak),
+        bandwidth=result.get("copy", target.bandwidth),
+        peak=result.get("bfloat16, default", target.peak),
     )
 
 
@@ -88,11 +88,11 @@ def _step(setting: Setting, save: Callable[[Any], None]) -> dict[str, Any]:
                 side.train()
     measured = seconds_by_instruction(folder)
     # Whoever wants another join has what it takes.
-    kept = setting.out / "profile"
-    kept.mkdir(parents=True, exist_ok=True)
-    with gzip.open(kept / "step.hlo.gz", "wt") as file:
+    profile = setting.out / "profile"
+    profile.mkdir(parents=True, exist_ok=True)
+    with gzip.open(profile / "step.hlo.gz", "wt") as file:
         file.write(text)
-    (kept / "seconds.json").write_text(json.dumps(measured, indent=1) + "\n")
+    (profile / "seconds.json").write_text(json.dumps(measured, indent=1) + "\n")
     result = joined(text, measured, target_of(setting)) | {"step": whole}
     save(result)
     return result
@@ -109,12 +109,12 @@ def seconds_by_instruction(folder: Path, steps: int = _STEPS) -> dict[str, float
         steps: number of steps in it.
     """
     path = max(folder.rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime)
-    found: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     for event in _events(ProfileData.from_file(str(path))):
         stats = dict(event.stats)
         name = stats.get("hlo_op") or f"* {event.name}"
-        found[str(name)] += event.duration_ns / 1e9 / steps
-    return dict(found)
+        seconds[str(name)] += event.duration_ns / 1e9 / steps
+    return dict(seconds)
 
 
 def _events(data: Any) -> Iterator[Any]:
@@ -158,7 +158,7 @@ def joined(text: str, measured: Mapping[str, float], target: Target) -> dict[str
         "bound": sum(row["bound"] for row in rows),
         "parts": parts,
         "worst": rows[:_WORST],
-        "rest": dict(sorted(rest.items(), key=lambda own: -own[1])[:_WORST]),
+        "rest": dict(sorted(rest.items(), key=lambda item: -item[1])[:_WORST]),
         "rest seconds": sum(rest.values()),
         "not seen": {"number": len(unseen), "of": len(rows), "first": unseen[:20]},
     }
@@ -199,10 +199,10 @@ def _operation(item: str, setting: Setting) -> dict[str, Any]:
 
 def tables(results: Results) -> Sequence[str | Table]:
     """Parts, kernels and operations, the worst first."""
-    found = results.get(STEP, {})
+    step = results.get(STEP, {})
     sections: list[str | Table] = []
-    if "parts" in found:
-        sections += _of_step(found)
+    if "parts" in step:
+        sections += _of_step(step)
     operations = [r for r in results.values() if "definition, with gradient" in r]
     if operations:
         sections += ["## Each operation with its kernel and without"]
@@ -210,17 +210,17 @@ def tables(results: Results) -> Sequence[str | Table]:
     return sections
 
 
-def _of_step(found: Mapping[str, Any]) -> list[str | Table]:
+def _of_step(step: Mapping[str, Any]) -> list[str | Table]:
     parts = sorted(
-        found["parts"].items(), key=lambda own: own[1]["bound"] - own[1]["seconds"]
+        step["parts"].items(), key=lambda entry: entry[1]["bound"] - entry[1]["seconds"]
     )
     near = sum(part["seconds"] <= NEAR * part["bound"] for _, part in parts)
-    seen = found["not seen"]
+    seen = step["not seen"]
     intro = (
-        f"A step takes {1e3 * found['step']:.2f} ms without CUDA graphs, its kernels "
-        f"{1e3 * found['kernels']:.2f} ms. The bound is {1e3 * found['bound']:.2f} ms, "
+        f"A step takes {1e3 * step['step']:.2f} ms without CUDA graphs, its kernels "
+        f"{1e3 * step['kernels']:.2f} ms. The bound is {1e3 * step['bound']:.2f} ms, "
         f"launches included. {near} of {len(parts)} parts are within {NEAR - 1:.0%} of "
-        f"their bound. {1e3 * found['rest seconds']:.2f} ms are of {_NO_PART}; of "
+        f"their bound. {1e3 * step['rest seconds']:.2f} ms are of {_NO_PART}; of "
         f"{seen['number']} of {seen['of']} instructions no event was seen."
     )
     rows = [
@@ -241,9 +241,9 @@ def _of_step(found: Mapping[str, Any]) -> list[str | Table]:
             "" if row["seconds"] is None else f"{1e3 * row['seconds']:.3f}",
             f"{1e3 * row['bound']:.3f}",
         ]
-        for row in found["worst"]
+        for row in step["worst"]
     ]
-    rest = [[name, f"{1e3 * s:.3f}"] for name, s in found["rest"].items()]
+    rest = [[name, f"{1e3 * s:.3f}"] for name, s in step["rest"].items()]
     return [
         intro,
         "## Parts",
@@ -258,7 +258,7 @@ def _of_step(found: Mapping[str, Any]) -> list[str | Table]:
     ]
 
 
-def _operations(found: Sequence[Mapping[str, Any]]) -> Table:
+def _operations(operations: Sequence[Mapping[str, Any]]) -> Table:
 
     def gain(row: Mapping[str, Any]) -> float:
         sides = (row[f"{side}, with gradient"] for side in ("definition", "kernel"))
@@ -279,7 +279,7 @@ def _operations(found: Sequence[Mapping[str, Any]]) -> Table:
             ),
             f"{gain(row):.2f}",
         ]
-        for row in sorted(found, key=gain)
+        for row in sorted(operations, key=gain)
     ]
     header = ["operation"]
     for what in _PASSES:

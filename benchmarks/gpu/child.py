@@ -61,13 +61,13 @@ class _Progress:
 def main(part: str, setting: str, *items: str) -> int:
     """Runs the items; returns 1 if one failed."""
     options = json.loads(setting)
-    own = Setting(**{**options, "out": Path(options["out"])})
+    parsed = Setting(**{**options, "out": Path(options["out"])})
     module = importlib.import_module(f"benchmarks.gpu.{part}")
     for item in items:
-        progress = _Progress(own.out, part, item)
+        progress = _Progress(parsed.out, part, item)
         progress.write(records.RUNNING)
         try:
-            progress.keep(module.run(item, own, progress.keep))
+            progress.keep(module.run(item, parsed, progress.keep))
         except Exception as error:
             text = traceback.format_exc()
             print(text, flush=True)

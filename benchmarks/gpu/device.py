@@ -80,19 +80,19 @@ def _driver() -> str:
 def tables(results: Results) -> Sequence[str | Table]:
     """The rates."""
     sections: list[str | Table] = []
-    for found in results.values():
+    for result in results.values():
         rows = [
-            [name, f"{found[name] / 1e12:.2f}", unit]
+            [name, f"{result[name] / 1e12:.2f}", unit]
             for name, unit in (
                 ("copy", "TB/s, read and written"),
                 ("bfloat16, default", "TFLOP/s"),
                 ("float32, highest", "TFLOP/s"),
                 ("float32, default", "TFLOP/s"),
             )
-            if name in found
+            if name in result
         ]
-        if found.get("driver"):
-            sections.append(f"    {found['driver']}".replace("\n", "\n    "))
+        if result.get("driver"):
+            sections.append(f"    {result['driver']}".replace("\n", "\n    "))
         sections.append(Table("Ceilings", ["", "rate", ""], rows))
     return sections
 

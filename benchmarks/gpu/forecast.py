@@ -78,11 +78,11 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
 
 def _case(config: Mapping[str, Any], folder: Path, item: str, steps: int) -> Path:
     """Writes the YAML and the checkpoint of a side; returns the YAML."""
-    own = copy.deepcopy(dict(config)) | {"save_loc": str(folder / "run")}
-    own["trainer"]["amp"] = False
-    own["trainer"].pop("fsdp2_mp_policy", None)
-    own["postblocks"]["per_step"].pop("reconstruct_target", None)
-    own["inference"] = {
+    case = copy.deepcopy(dict(config)) | {"save_loc": str(folder / "run")}
+    case["trainer"]["amp"] = False
+    case["trainer"].pop("fsdp2_mp_policy", None)
+    case["postblocks"]["per_step"].pop("reconstruct_target", None)
+    case["inference"] = {
         "mode": "none",
         "run_mode": "single",
         "save_forecast": str(folder / "forecasts"),
@@ -93,7 +93,7 @@ def _case(config: Mapping[str, Any], folder: Path, item: str, steps: int) -> Pat
     }
     run = folder / "run"
     run.mkdir(parents=True, exist_ok=True)
-    model_def = build(own["model"])
+    model_def = build(case["model"])
     state = draws.drawn_state(model_def)
     if item == CREDIT:
         import torch
@@ -106,7 +106,7 @@ def _case(config: Mapping[str, Any], folder: Path, item: str, steps: int) -> Pat
         weights = {"weights": {"params": params, **model_state}}
         store.save(1, weights, Progress(epoch=0))
         store.close()
-    return write_config(own, folder / "case.yml")
+    return write_config(case, folder / "case.yml")
 
 
 def _command(arguments: Sequence[str], config: Path, out: Path) -> dict[str, Any]:
@@ -158,12 +158,12 @@ def _distances(folder: Path, setting: Setting) -> dict[str, Any]:
         if record.get("status") != records.DONE:
             raise RuntimeError(f"there is no forecast of {item} to compare")
     ours, theirs = (_files(folder / item / "forecasts") for item in (OURS, CREDIT))
-    found = {"files": len(ours)}
+    distances = {"files": len(ours)}
     if len(ours) != len(theirs):
         raise RuntimeError(f"{len(ours)} files of ours, {len(theirs)} of CREDIT")
     for name, index in (("first step", 0), ("last step", -1)):
-        found[name] = _distance(ours[index], theirs[index])
-    return found
+        distances[name] = _distance(ours[index], theirs[index])
+    return distances
 
 
 def _distance(ours: Path, theirs: Path) -> float:
@@ -183,15 +183,15 @@ def tables(results: Results) -> Sequence[str | Table]:
     rows = [
         [
             item,
-            f"{found['command']:.1f}",
-            f"{found['first']:.1f}" if "first" in found else "",
-            f"{1e3 * found['step']:.0f}",
-            f"{found['files']}",
-            f"{found['bytes'] / 1e6:.0f}",
-            f"{found['idle']:.0f} %" if found.get("idle") is not None else "",
+            f"{result['command']:.1f}",
+            f"{result['first']:.1f}" if "first" in result else "",
+            f"{1e3 * result['step']:.0f}",
+            f"{result['files']}",
+            f"{result['bytes'] / 1e6:.0f}",
+            f"{result['idle']:.0f} %" if result.get("idle") is not None else "",
         ]
-        for item, found in results.items()
-        if "command" in found
+        for item, result in results.items()
+        if "command" in result
     ]
     header = ["", "command, s", "first time, s", "between two files, ms", "files"]
     header += ["MB", "device idle"]

@@ -37,7 +37,7 @@ def items(setting: Setting) -> list[str]:
         first = {case.operation: case for case in reversed(_cases(setting))}
         return [f"{first[name].name}, {dtype}" for name, dtype in _REHEARSED.items()]
     every = [(dtype, case.name) for case in _cases(setting) for dtype in case.dtypes]
-    every.sort(key=lambda own: own[0])
+    every.sort(key=lambda pair: pair[0])
     return [f"{name}, {dtype}" for dtype, name in every]
 
 
@@ -62,17 +62,17 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
         base = _distances(jax.tree.leaves(plain(*arrays)), truth)
         kernel = jax.jit(case.with_gradients(kernel_of(case)))
         first = jax.tree.leaves(kernel(*arrays))
-        found = _distances(first, truth)
+        distances = _distances(first, truth)
         again = jax.tree.leaves(kernel(*arrays))
     same = all(bool(_equal(a, b)) for a, b in zip(first, again, strict=True))
     limit = LIMITS[dtype]
-    near = all(f <= max(2 * b, limit) for f, b in zip(found, base, strict=True))
+    near = all(f <= max(2 * b, limit) for f, b in zip(distances, base, strict=True))
     return {
         "case": case.name,
         "dtype": dtype,
         "right": near and same,
         "repeats": same,
-        "kernel": found,
+        "kernel": distances,
         "definition": base,
     }
 
@@ -100,8 +100,8 @@ def _equal(a: Any, b: Any) -> Any:
 
 def tables(results: Results) -> Sequence[str | Table]:
     """The table, what is wrong first."""
-    found = [r for r in results.values() if "kernel" in r]
-    found.sort(key=lambda r: (r["right"], -max(r["kernel"])))
+    compared = [r for r in results.values() if "kernel" in r]
+    compared.sort(key=lambda r: (r["right"], -max(r["kernel"])))
     rows = [
         [
             f"{r['case']}, {r['dtype']}",
@@ -110,13 +110,13 @@ def tables(results: Results) -> Sequence[str | Table]:
             "yes" if r["repeats"] else "**no**",
             "yes" if r["right"] else "**no**",
         ]
-        for r in found
+        for r in compared
     ]
     header = ["kernel", "largest distance", "definition's", "same bits again", "right"]
-    right = sum(r["right"] for r in found)
+    right = sum(r["right"] for r in compared)
     return [
-        f"{right} of {len(found)} are right. Distances from the definition in float32, "
-        "of the value and each gradient the one that is furthest away.",
+        f"{right} of {len(compared)} are right. Distances from the definition in "
+        "float32, of the value and each gradient the one that is furthest away.",
         Table("Kernels", header, rows),
     ]
 

@@ -113,17 +113,17 @@ def _fed(side: Any, loader: Loader, count: int) -> dict[str, Any]:
 def tables(results: Results) -> Sequence[str | Table]:
     """One row."""
     rows = []
-    for item, found in results.items():
-        if "fed" not in found:
+    for item, result in results.items():
+        if "fed" not in result:
             continue
         keys = ("step", "read", "fed", "wait")
         rows.append(
             [
                 item,
-                f"{found['sample bytes'] / 1e6:.0f}",
-                str(found["threads"]),
-                *(f"{1e3 * found[key]:.1f}" for key in keys),
-                f"{found['step'] / found['fed']:.0%}",
+                f"{result['sample bytes'] / 1e6:.0f}",
+                str(result["threads"]),
+                *(f"{1e3 * result[key]:.1f}" for key in keys),
+                f"{result['step'] / result['fed']:.0%}",
             ]
         )
     header = ["data", "MB a sample", "threads", "step alone, ms", "read alone, ms"]

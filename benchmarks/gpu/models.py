@@ -54,9 +54,9 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
     """Returns the distances of one family from CREDIT, and whether they are allowed."""
     del setting, save
     family, way = item.split(", ")
-    found = distances(family, read_values(VALUES, family), plain=way == PLAIN)
-    right = all(found[name] <= TOLERANCES[name] for name in TOLERANCES)
-    return {"family": family, "way": way, "right": right, **found}
+    errors = distances(family, read_values(VALUES, family), plain=way == PLAIN)
+    right = all(errors[name] <= TOLERANCES[name] for name in TOLERANCES)
+    return {"family": family, "way": way, "right": right, **errors}
 
 
 def write_values(path: Path, families: Mapping[str, Values]) -> None:
@@ -134,20 +134,20 @@ def _ones(key: Any, high: Any, low: Any) -> Any:
 
 def tables(results: Results) -> Sequence[str | Table]:
     """The table of distances, the largest first."""
-    found = [r for r in results.values() if "forward" in r]
-    found.sort(key=lambda r: -max(r[name] / TOLERANCES[name] for name in TOLERANCES))
+    compared = [r for r in results.values() if "forward" in r]
+    compared.sort(key=lambda r: -max(r[name] / TOLERANCES[name] for name in TOLERANCES))
     limits = ", ".join(f"{name} {limit:.0e}" for name, limit in TOLERANCES.items())
-    right = sum(r["right"] for r in found)
+    right = sum(r["right"] for r in compared)
     rows = [
         [
             f"{r['family']}, {r['way']}",
             *(f"{r[name]:.1e}" for name in TOLERANCES),
             "yes" if r["right"] else "**no**",
         ]
-        for r in found
+        for r in compared
     ]
     return [
-        f"{right} of {len(found)} are right. Relative distances, allowed: {limits}.",
+        f"{right} of {len(compared)} are right. Relative distances, allowed: {limits}.",
         Table("Models", ["model", *TOLERANCES, "right"], rows),
     ]
 

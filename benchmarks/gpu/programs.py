@@ -40,8 +40,8 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
 def tables(results: Results) -> Sequence[str | Table]:
     """One row a side."""
     rows = [
-        [item, *(f"{found[k]:.0f}" for k in ("step", "forward") if k in found)]
-        for item, found in results.items()
+        [item, *(f"{result[k]:.0f}" for k in ("step", "forward") if k in result)]
+        for item, result in results.items()
     ]
     rows = [[*row, *[""] * (3 - len(row))] for row in rows]
     return [Table("Compilation", ["", "step, s", "forward, s"], rows)]

@@ -101,13 +101,13 @@ class Runner:
                 self._start(job, running, until)
             while running:
                 time.sleep(_LOOK)
-                for own in list(running):
-                    self._look(own, running, until)
+                for child in list(running):
+                    self._look(child, running, until)
         finally:
             # Also where the command itself is interrupted.
-            for own in running:
-                self._end(own)
-                self._finish(own, records.STOPPED, "the command was interrupted")
+            for child in running:
+                self._end(child)
+                self._finish(child, records.STOPPED, "the command was interrupted")
 
     def _start(self, job: Job, running: list[_Process], until: float) -> None:
         if not job.items or until - time.monotonic() < LEAST:
@@ -147,68 +147,70 @@ class Runner:
             "TRITON_CACHE_DIR": str(cache / "triton"),
         }
 
-    def _look(self, own: _Process, running: list[_Process], until: float) -> None:
+    def _look(self, child: _Process, running: list[_Process], until: float) -> None:
         """Reports what has ended, and ends what takes too long."""
         now = time.monotonic()
-        self._follow(own, now)
-        if own.process.poll() is not None:
-            running.remove(own)
-            self._end(own)
-            code = own.process.returncode
-            self._finish(own, records.CRASHED, f"the process ended with code {code}")
-            self._start(self._rest(own), running, until)
-        elif now > until or now - own.since > own.job.seconds:
-            running.remove(own)
-            self._end(own)
-            self._finish(own, records.STOPPED, f"stopped after {now - own.since:.0f} s")
+        self._follow(child, now)
+        if child.process.poll() is not None:
+            running.remove(child)
+            self._end(child)
+            code = child.process.returncode
+            self._finish(child, records.CRASHED, f"the process ended with code {code}")
+            self._start(self._rest(child), running, until)
+        elif now > until or now - child.since > child.job.seconds:
+            running.remove(child)
+            self._end(child)
+            self._finish(
+                child, records.STOPPED, f"stopped after {now - child.since:.0f} s"
+            )
             if now <= until:
-                self._start(self._rest(own), running, until)
+                self._start(self._rest(child), running, until)
 
-    def _follow(self, own: _Process, now: float) -> None:
+    def _follow(self, child: _Process, now: float) -> None:
         """Looks up which item a process is at."""
-        for item in own.job.items:
-            record = self._record(own, item)
+        for item in child.job.items:
+            record = self._record(child, item)
             if record is None:
                 continue
             if record["status"] != records.RUNNING:
-                self._tell(own.job.part, item, record)
-            elif own.current != item:
-                own.current, own.since = item, now
+                self._tell(child.job.part, item, record)
+            elif child.current != item:
+                child.current, child.since = item, now
 
-    def _record(self, own: _Process, item: str) -> records.Record | None:
+    def _record(self, child: _Process, item: str) -> records.Record | None:
         """The record of an item; None if another process wrote it."""
-        record = records.read(self.setting.out, own.job.part, item)
-        written = record is not None and record.get("process") == own.process.pid
+        record = records.read(self.setting.out, child.job.part, item)
+        written = record is not None and record.get("process") == child.process.pid
         return record if written else None
 
-    def _finish(self, own: _Process, status: str, why: str) -> None:
+    def _finish(self, child: _Process, status: str, why: str) -> None:
         """Closes the record of the item that a process was at when it ended."""
         now = time.monotonic()
-        self._follow(own, now)
-        for item in own.job.items:
-            record = self._record(own, item)
+        self._follow(child, now)
+        for item in child.job.items:
+            record = self._record(child, item)
             begun = record is not None and record["status"] == records.RUNNING
             # A process that wrote nothing failed before its first item.
-            silent = own.current is None and item == own.job.items[0]
+            silent = child.current is None and item == child.job.items[0]
             if not begun and not (silent and record is None):
                 continue
-            tail = own.log.read_text(errors="replace")[-_TAIL:]
+            tail = child.log.read_text(errors="replace")[-_TAIL:]
             closed = {
                 "result": {},
-                "process": own.process.pid,
+                "process": child.process.pid,
                 **(record or {}),
                 "status": status,
-                "seconds": round(now - own.since, 1),
+                "seconds": round(now - child.since, 1),
                 "error": f"{why}\n{tail}",
             }
-            records.write(self.setting.out, own.job.part, item, closed)
-            self._tell(own.job.part, item, closed)
+            records.write(self.setting.out, child.job.part, item, closed)
+            self._tell(child.job.part, item, closed)
 
-    def _rest(self, own: _Process) -> Job:
+    def _rest(self, child: _Process) -> Job:
         """The job of the items that a process did not come to."""
-        told = {item for part, item in self._reported if part == own.job.part}
-        left = tuple(item for item in own.job.items if item not in told)
-        return Job(own.job.part, left, own.job.seconds, own.job.environment)
+        told = {item for part, item in self._reported if part == child.job.part}
+        left = tuple(item for item in child.job.items if item not in told)
+        return Job(child.job.part, left, child.job.seconds, child.job.environment)
 
     def _tell(self, part: str, item: str, record: records.Record) -> None:
         if (part, item) not in self._reported:
@@ -220,14 +222,14 @@ class Runner:
         self._reported.clear()
 
     @staticmethod
-    def _end(own: _Process) -> None:
+    def _end(child: _Process) -> None:
         """Ends a process and all that it started."""
         for kind, wait in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(own.process.pid, kind)
+                os.killpg(child.process.pid, kind)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                own.process.wait(wait)
-                if kind == signal.SIGKILL or not _alive(own.process.pid):
+                child.process.wait(wait)
+                if kind == signal.SIGKILL or not _alive(child.process.pid):
                     return
 
 
@@ -251,13 +253,13 @@ def any_left(
         items: all of the part.
         wrong: whether items whose result is wrong are to be run again, too.
     """
-    found: list[tuple[bool, str]] = []
+    order: list[tuple[bool, str]] = []
     for item in items:
         record: Any = records.read(setting.out, part, item)
         bad = wrong and record is not None and is_wrong(record)
         if record is None or record["status"] != records.DONE or bad:
-            found.append((record is not None, item))
-    return [item for _, item in sorted(found, key=lambda own: own[0])]
+            order.append((record is not None, item))
+    return [item for _, item in sorted(order, key=lambda entry: entry[0])]
 
 
 def is_wrong(record: records.Record) -> bool:

@@ -114,18 +114,18 @@ def tables(results: Results) -> Sequence[str | Table]:
     """One row a side, and how many times as fast ours is."""
     ours = results.get(KERNELS, {})
     rows = []
-    for item, found in results.items():
+    for item, result in results.items():
         cells = [item]
         for name in ("step", "forward"):
-            if name not in found:
+            if name not in result:
                 cells += ["", "", ""]
                 continue
-            times = found[name]
+            times = result[name]
             ratio = ""
             if name in ours and item != KERNELS:
                 ratio = f"{times['median'] / ours[name]['median']:.2f}"
             cells += [f"{1e3 * times['median']:.2f}", f"{times['spread']:.0%}", ratio]
-        memory = found.get("memory")
+        memory = result.get("memory")
         cells.append(f"{memory / 1e9:.1f}" if memory else "")
         rows.append(cells)
     header = ["", "step, ms", "spread", "ours is x as fast", "forward, ms", "spread"]

@@ -25,7 +25,7 @@ _TINY: Mapping[str, Any] = {
     "image_width": 64,
     "levels": _LEVELS,
 }
-_KEPT = (
+_MODEL_KEYS = (
     "frames",
     "channels",
     "surface_channels",
@@ -51,7 +51,7 @@ def prepare(
     (source,) = config["data"]["source"].values()
     if tiny:
         model = config["model"]
-        config["model"] = {**_TINY, **{key: model[key] for key in _KEPT}}
+        config["model"] = {**_TINY, **{key: model[key] for key in _MODEL_KEYS}}
         source["levels"] = source["levels"][:_LEVELS]
     state, forcing = (
         pd.date_range(START, periods=count, freq=f"{_HOURS}h")

@@ -48,15 +48,15 @@ def items(setting: Setting) -> list[str]:
 def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, Any]:
     """Returns the losses and their relative distances from those of the CPU."""
     model = REHEARSED if setting.rehearse else DEMO
-    kept = json.loads(LOSSES.read_text())["losses"][model]
-    steps = len(kept[KERNELS])
-    own = losses(
+    recorded = json.loads(LOSSES.read_text())["losses"][model]
+    steps = len(recorded[KERNELS])
+    measured = losses(
         model,
         item,
         steps,
-        lambda so_far: save(compared(so_far, kept) | {"model": model}),
+        lambda so_far: save(compared(so_far, recorded) | {"model": model}),
     )
-    return {"model": model, **compared(own, kept)}
+    return {"model": model, **compared(measured, recorded)}
 
 
 def losses(
@@ -78,17 +78,17 @@ def losses(
     else:
         case = case_of("rehearsal", make_case("tiny", model).block, BATCH)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, 20, 200, 1e-5)
-    found: list[float] = []
+    values: list[float] = []
     with use_implementation("xla") if way == PLAIN else nullcontext():
         side = step.jax_side(case, dtype="float32", schedule=schedule)
         for number in range(steps):
             arrays = waves(case, number)
             batch = {name: array[None] for name, array in arrays.items()}
             side.batch = place_batch(batch, side.model.mesh)
-            found.append(side.train())
+            values.append(side.train())
             if number % _EVERY == _EVERY - 1:
-                save(found)
-    return found
+                save(values)
+    return values
 
 
 def waves(case: Case, number: int) -> dict[str, np.ndarray]:
@@ -114,41 +114,41 @@ def waves(case: Case, number: int) -> dict[str, np.ndarray]:
 
 
 def compared(
-    found: Sequence[float], kept: Mapping[str, Sequence[float]]
+    measured: Sequence[float], recorded: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
     """Returns losses with their distances from the CPU's, and the CPU's from itself.
 
     Args:
-        found: the losses of the first steps, or of all.
-        kept: those of the CPU with its kernels and with the plain definitions.
+        measured: the losses of the first steps, or of all.
+        recorded: those of the CPU with its kernels and with the plain definitions.
     """
-    cpu, plain = (np.array(kept[way][: len(found)]) for way in (KERNELS, PLAIN))
-    ours = np.array(found[: len(cpu)])
-    far, own = np.abs(ours / cpu - 1), np.abs(plain / cpu - 1)
+    cpu, plain = (np.array(recorded[way][: len(measured)]) for way in (KERNELS, PLAIN))
+    ours = np.array(measured[: len(cpu)])
+    far, plain_error = np.abs(ours / cpu - 1), np.abs(plain / cpu - 1)
     # A loss that is not finite is not right.
     right = len(far) > 0 and bool(far[0] <= FIRST) and bool((far <= ALL).all())
     return {
         "right": right,
-        "losses": list(found),
+        "losses": list(measured),
         "cpu": cpu.tolist(),
         "distances": far.tolist(),
-        "cpu's own": own.tolist(),
+        "cpu's own": plain_error.tolist(),
     }
 
 
 def tables(results: Results) -> Sequence[str | Table]:
     """Losses and distances at some steps."""
     sections: list[str | Table] = []
-    for item, found in results.items():
-        if not found.get("losses"):
+    for item, result in results.items():
+        if not result.get("losses"):
             continue
         keys = ("cpu", "losses", "distances", "cpu's own")
-        count = len(found["losses"])
+        count = len(result["losses"])
         rows = [
             [
                 str(lead),
-                *(f"{found[key][lead - 1]:.6g}" for key in keys[:2]),
-                *(f"{found[key][lead - 1]:.1e}" for key in keys[2:]),
+                *(f"{result[key][lead - 1]:.6g}" for key in keys[:2]),
+                *(f"{result[key][lead - 1]:.1e}" for key in keys[2:]),
             ]
             for lead in _LEADS
             if lead <= count
@@ -156,7 +156,7 @@ def tables(results: Results) -> Sequence[str | Table]:
         header = ["step", "loss on the CPU", "here", "distance", "CPU from itself"]
         sections.append(
             f"With {item}, {count} steps: "
-            + ("right" if found["right"] else "**wrong**")
+            + ("right" if result["right"] else "**wrong**")
             + f". Allowed are {FIRST:.0e} for the first loss, {ALL:.0e} for all."
         )
         sections.append(Table(f"Losses, {item}", header, rows))
@@ -165,6 +165,9 @@ def tables(results: Results) -> Sequence[str | Table]:
 
 def line(result: Mapping[str, Any]) -> str:
     """The result in a few words."""
-    last, own = result["distances"][-1], result["cpu's own"][-1]
+    last, cpu_error = result["distances"][-1], result["cpu's own"][-1]
     word = "right" if result["right"] else "WRONG"
-    return f"{word}: at the end {last:.1e} from the CPU, which is {own:.1e} from itself"
+    return (
+        f"{word}: at the end {last:.1e} from the CPU, which is {cpu_error:.1e} "
+        "from itself"
+    )

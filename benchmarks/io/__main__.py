@@ -132,7 +132,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
     config = _config(store, folder, options)
     first: dict[int, float] = {}
     later: dict[int, float] = {}
-    none_kept: dict[int, float] = {}
+    uncached: dict[int, float] = {}
     plain: dict[int, float] = {}
     for threads in options.threads:
         loader = _loader(config, threads)
@@ -142,24 +142,24 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         later[threads] = _samples_per_second(loader, options.seconds)
         with mock.patch.object(reader, "CACHE_BYTES", 0):
             loader = _loader(config, threads)
-        none_kept[threads], plain[threads] = _in_turns(
+        uncached[threads], plain[threads] = _in_turns(
             lambda loader=loader: _samples_per_second(loader, options.seconds),
             lambda loader=loader: _plain_read(loader, options.seconds),
         )
     batch = _loader(config, 0).read([0])
     side = _step(options.size or store.size)
-    found = take_turns({"step": side.train}, warmup=2, rounds=5)["step"]
-    step = len(side.x) / found.median / store.parts
+    times = take_turns({"step": side.train}, warmup=2, rounds=5)["step"]
+    step = len(side.x) / times.median / store.parts
     return {
         "store": name,
         "sample_bytes": batch.x.nbytes + batch.y.nbytes,
         "loader_first": first,
         "loader": later,
-        "loader_none_kept": none_kept,
+        "loader_none_kept": uncached,
         "tensorstore": plain,
         "copy": _copies_per_second(batch, options.seconds),
         "step": step,
-        "step_spread": found.spread,
+        "step_spread": times.spread,
     }
 
 
@@ -180,8 +180,8 @@ def _samples_per_second(loader: Any, seconds: float) -> float:
 
 def _in_turns(*rates: Callable[[], float], rounds: int = 3) -> list[float]:
     """The median of each rate, measured alternately, as the machine may be shared."""
-    found = [[rate() for rate in rates] for _ in range(rounds)]
-    return [float(np.median(column)) for column in zip(*found, strict=True)]
+    turns = [[rate() for rate in rates] for _ in range(rounds)]
+    return [float(np.median(column)) for column in zip(*turns, strict=True)]
 
 
 def _plain_read(loader: Any, seconds: float) -> float:
@@ -192,12 +192,12 @@ def _plain_read(loader: Any, seconds: float) -> float:
     arrays = _arrays(loader.dataset)
 
     def read(index: int) -> None:
-        found = [
+        futures = [
             array[time : time + 1].read()
             for array, places in arrays
             for time in places[index]
         ]
-        for future in found:
+        for future in futures:
             future.result()
 
     threads = max(loader.num_threads, 1)
@@ -212,7 +212,7 @@ def _plain_read(loader: Any, seconds: float) -> float:
 
 def _arrays(dataset: Any) -> list[tuple[Any, list[np.ndarray]]]:
     """Each array of prognostic variables, with the positions of each sample's times."""
-    found = []
+    arrays = []
     for name, source in dataset.sources.items():
         prognostic = source.config.variables.prognostic
         window = dataset.window(name, "prognostic")
@@ -224,9 +224,11 @@ def _arrays(dataset: Any) -> list[tuple[Any, list[np.ndarray]]]:
                     "kvstore": {"driver": "file", "path": f"{path}/{variable}"},
                 }
                 array = tensorstore.open(spec, read=True, open=True).result()
-                places = [np.flatnonzero(np.isin(times, own)) for own in window]
-                found.append((array, places))
-    return found
+                places = [
+                    np.flatnonzero(np.isin(times, instants)) for instants in window
+                ]
+                arrays.append((array, places))
+    return arrays
 
 
 def _copies_per_second(batch: Any, seconds: float) -> float:
@@ -336,12 +338,12 @@ def _noise(
 ) -> xr.Dataset:
     """Random fields of given dims."""
     rng = np.random.default_rng(0)
-    made = {
+    variables = {
         name: (dims, rng.standard_normal([len(coords[d]) for d in dims], np.float32))
         for name, dims in fields.items()
     }
     used = {dim for dims in fields.values() for dim in dims}
-    dataset = xr.Dataset(made, {dim: coords[dim] for dim in coords if dim in used})
+    dataset = xr.Dataset(variables, {dim: coords[dim] for dim in coords if dim in used})
     if "time" in used:
         # The encoding chosen for the first time alone would be days, which do not fit
         # later ones.
@@ -371,8 +373,8 @@ def _folder(named: Path | None) -> Iterator[Path]:
     if named is not None:
         yield named
         return
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def _parse(arguments: Sequence[str] | None) -> Any:

@@ -62,9 +62,15 @@ def _forecast(kind: str) -> Callable[[Matrix, Path], Sequence[str]]:
     def options(matrix: Matrix, out: Path) -> Sequence[str]:
         dates = [word for date in _DATES for word in ("--init-time", date)]
         config = str(matrix.folder / "straight/model.yml")
-        own = ["--config", config, *_straight(matrix), *dates, "--steps", "3"]
-        own += ["--cache", str(matrix.folder / "cache"), "--format", kind, "--resume"]
-        return [*own, "--out", str(out)]
+        arguments = ["--config", config, *_straight(matrix), *dates, "--steps", "3"]
+        arguments += [
+            "--cache",
+            str(matrix.folder / "cache"),
+            "--format",
+            kind,
+            "--resume",
+        ]
+        return [*arguments, "--out", str(out)]
 
     return options
 
@@ -199,26 +205,26 @@ def _kill(
         started.end()
 
 
-def differences(expected: Path, found: Path) -> list[str]:
+def differences(expected: Path, actual: Path) -> list[str]:
     """Compares the values in two folders that a command has written.
 
     Args:
         expected: of an undisturbed start.
-        found: of one that was killed.
+        actual: of one that was killed.
 
     Returns:
         One line for each difference.
     """
     if (expected / FOLDER).is_dir():
-        return [*broken_files(found), *weight_differences(expected, found)]
-    names = [_files_of(folder) for folder in (expected, found)]
+        return [*broken_files(actual), *weight_differences(expected, actual)]
+    names = [_files_of(folder) for folder in (expected, actual)]
     if names[0] - names[1]:
         return [f"missing files: {sorted(names[0] - names[1])[:5]}"]
     return [
         f"{name} differs"
         for name in sorted(names[0])
         if Path(name).name not in _OF_THE_CALL
-        and not _equal(expected / name, found / name)
+        and not _equal(expected / name, actual / name)
     ]
 
 

@@ -30,13 +30,13 @@ def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, 
     Returns:
         "updates", the largest relative "difference" of their losses, and "problems".
     """
-    expected, found = losses(straight), losses(other)
+    expected, actual = losses(straight), losses(other)
     problems = []
-    if expected.keys() != found.keys():
-        lost = sorted(expected.keys() ^ found.keys())
-        problems.append(f"updates that only one of the runs has: {lost[:9]}")
-    both = sorted(expected.keys() & found.keys())
-    errors = {n: abs(expected[n] - found[n]) / abs(expected[n]) for n in both}
+    if expected.keys() != actual.keys():
+        unmatched = sorted(expected.keys() ^ actual.keys())
+        problems.append(f"updates that only one of the runs has: {unmatched[:9]}")
+    both = sorted(expected.keys() & actual.keys())
+    errors = {n: abs(expected[n] - actual[n]) / abs(expected[n]) for n in both}
     worst = max(errors, key=lambda step: errors[step], default=0)
     difference = errors.get(worst, np.inf)
     if not difference <= tolerance:
@@ -77,11 +77,11 @@ def left_files(run: Path) -> list[str]:
 
 def _log_differences(straight: Path, other: Path) -> list[str]:
     rows = [read_log(run / LOG_NAME) for run in (straight, other)]
-    kept = [
+    values = [
         [{k: v for k, v in r.items() if k not in TIME_COLUMNS} for r in log]
         for log in rows
     ]
-    return [] if kept[0] == kept[1] else [f"{LOG_NAME} differs"]
+    return [] if values[0] == values[1] else [f"{LOG_NAME} differs"]
 
 
 def weight_differences(straight: Path, other: Path) -> list[str]:

@@ -58,11 +58,11 @@ class Trial:
         **options: Any,
     ) -> Started:
         """Starts the run for `updates` updates; options are those of `start`."""
-        own = self.matrix.options(self.name, FIRST)
+        arguments = self.matrix.options(self.name, FIRST)
         sets = (f"epochs={updates // 6}", "skip_validation=true")
-        own += [word for text in sets for word in ("--set", f"trainer.{text}")]
+        arguments += [word for text in sets for word in ("--set", f"trainer.{text}")]
         path = self.matrix.folder / f"{self.name}.{log}"
-        return start([*own, *further], count or self.count, path, **options)
+        return start([*arguments, *further], count or self.count, path, **options)
 
     def end(self, started: Started) -> Sequence[int | None]:
         """Waits for the end of all processes; returns their exit codes."""
@@ -79,14 +79,14 @@ class Trial:
     def check_text(self, text: str, pattern: str) -> None:
         """Checks that one error matching `pattern` was printed, without a traceback."""
         plain = " ".join(text.split())
-        found = re.search(pattern, plain)
-        if found is None:
+        match = re.search(pattern, plain)
+        if match is None:
             self.problems.append(f"nothing was printed like {pattern!r}")
         if "Traceback" in text:
             self.problems.append("a traceback was printed")
         if len(re.findall(r"(?m)^error: ", text)) > 1:
             self.problems.append("more than one error was printed")
-        self.error = found[0] if found else ""
+        self.error = match[0] if match else ""
 
     def check_resumed(self) -> None:
         """Checks that the run can finish, with the losses of the undisturbed one."""
@@ -178,11 +178,11 @@ def _stale(trial: Trial) -> None:
 def _cache(trial: Trial) -> None:
     """All compiled programs of the cache are truncated, as by a kill within a write."""
     trial.end(trial.start(updates=_UPDATES // 2))
-    own = trial.folder.with_suffix(".cache")
-    own.mkdir()
+    cache = trial.folder.with_suffix(".cache")
+    cache.mkdir()
     for path in (trial.matrix.folder / "cache").glob("*-cache"):
-        (own / path.name).write_bytes(path.read_bytes()[:100])
-    trial.codes = trial.end(trial.start("--cache", str(own), log="again"))
+        (cache / path.name).write_bytes(path.read_bytes()[:100])
+    trial.codes = trial.end(trial.start("--cache", str(cache), log="again"))
     trial.expect(0)
 
 
@@ -199,7 +199,7 @@ def _two_runs(trial: Trial) -> None:
         trial.problems.append(f"the first run ended with {codes}")
 
 
-def _signals(*sent: signal.Signals, to: int, own: int, others: int) -> Run:
+def _signals(*sent: signal.Signals, to: int, target_code: int, others: int) -> Run:
     """Signals to one process of four during training."""
 
     def run(trial: Trial) -> None:
@@ -210,24 +210,24 @@ def _signals(*sent: signal.Signals, to: int, own: int, others: int) -> Run:
             started.signal(to, number)
             time.sleep(0.05)
         # Signals that come within one call of a program are one for Python.
-        while own < 0 and started.code(to, 0.05) is None:
+        while target_code < 0 and started.code(to, 0.05) is None:
             started.signal(to, sent[-1])
         trial.codes = trial.end(started)
         trial.seconds = time.monotonic() - began
         for number, code in enumerate(trial.codes):
-            wanted = own if number == to else others
-            if code != wanted:
+            expected = target_code if number == to else others
+            if code != expected:
                 trial.problems.append(
-                    f"process {number} ended with {code}, not {wanted}"
+                    f"process {number} ended with {code}, not {expected}"
                 )
         reason = r"Stopped by SIG\w+ after step \d+"
         gone = rf"error: process {to} is gone \(.*?\)"
-        trial.check_text(trial.printed(), reason if own == RESUME else gone)
+        trial.check_text(trial.printed(), reason if target_code == RESUME else gone)
 
     return run
 
 
-def _lost(trial: Trial) -> None:
+def _silent(trial: Trial) -> None:
     """A stopped process, as if its host were lost."""
     beat = ("--heartbeat-timeout", f"{_SILENCE:g}")
     started = trial.start(*beat, trigger=Trigger(TRAINING, 3))
@@ -272,11 +272,11 @@ FAULTS: dict[str, tuple[int, Run]] = {
     "clock that jumps": (2, _clock),
     "SIGTERM to process 2 of 4": (
         4,
-        _signals(signal.SIGTERM, to=2, own=RESUME, others=RESUME),
+        _signals(signal.SIGTERM, to=2, target_code=RESUME, others=RESUME),
     ),
     "SIGUSR1 to process 0 of 4": (
         4,
-        _signals(signal.SIGUSR1, to=0, own=RESUME, others=RESUME),
+        _signals(signal.SIGUSR1, to=0, target_code=RESUME, others=RESUME),
     ),
     "SIGTERM twice to process 1 of 4": (
         4,
@@ -284,11 +284,11 @@ FAULTS: dict[str, tuple[int, Run]] = {
             signal.SIGTERM,
             signal.SIGTERM,
             to=1,
-            own=-signal.SIGTERM,
+            target_code=-signal.SIGTERM,
             others=RESUME,
         ),
     ),
-    "lost process": (4, _lost),
+    "lost process": (4, _silent),
 }
 
 

@@ -60,7 +60,7 @@ def _fail_to(number: int, is_it: Callable[[str, tuple[Any, ...]], bool]) -> None
 def clock_jumps() -> None:
     """Sets the wall clock back a day at update 3, and ahead ten days at update 6."""
     jumped = [0.0]
-    real, advance, made = time.time, Display.advance, StepRecords.__init__
+    real, advance, initialize = time.time, Display.advance, StepRecords.__init__
     seen: list[None] = []
 
     def watched(display: Display, *args: Any) -> None:
@@ -72,7 +72,7 @@ def clock_jumps() -> None:
         return real() + jumped[0]
 
     Display.advance = watched
-    StepRecords.__init__ = functools.partialmethod(made, wall=wall)
+    StepRecords.__init__ = functools.partialmethod(initialize, wall=wall)
     time.time = wall
 
 

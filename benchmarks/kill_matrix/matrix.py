@@ -219,22 +219,22 @@ class Matrix:
     def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
         """Kills a run repeatedly, finishes it, compares it with the undisturbed one."""
         same = run % 2 == 0
-        own = sum(kill.run == run for kill in self.kills)
-        while own < self.per_run and len(self.kills) < num_kills:
+        count = sum(kill.run == run for kill in self.kills)
+        while count < self.per_run and len(self.kills) < num_kills:
             chosen = random.Random(f"{seed} {run} {len(self.kills)}")
             kill = self._start_and_kill(run, same, chosen)
             if kill is None:
                 break
             self.kills.append(kill)
             self._note({"kill": asdict(kill)})
-            own += 1
+            count += 1
         name = f"run{run}"
         codes = self._finish(name, FIRST, 1 if len(self.meshes) == 1 else 4)
         problems = [f"the last start ended with codes {codes}"] if any(codes) else []
-        runs = [self.folder / own for own in ("straight", name)]
-        found = compare_runs(*runs, tolerance=0.0 if same else TOLERANCE)
-        found["problems"] = problems + found["problems"]
-        self.runs.append({"run": run, "one mesh": same, "kills": own, **found})
+        runs = [self.folder / part for part in ("straight", name)]
+        comparison = compare_runs(*runs, tolerance=0.0 if same else TOLERANCE)
+        comparison["problems"] = problems + comparison["problems"]
+        self.runs.append({"run": run, "one mesh": same, "kills": count, **comparison})
         self._note({"run": self.runs[-1]})
 
     def _note(self, record: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ def _watch_files(trigger: Trigger, happened: Callable[[], None]) -> None:
         if event == "shutil.rmtree":
             removing.checkpoint = "/checkpoints/" in path
         writes = event != "open" or "w" in str(args[1])
-        found = {
+        moments = {
             # Within `shutil.rmtree` names are relative to an open folder.
             DELETING: event in ("os.remove", "os.rmdir")
             and "/" not in path
@@ -122,7 +122,7 @@ def _watch_files(trigger: Trigger, happened: Callable[[], None]) -> None:
             LOGGING: writes and any(name in path for name in _LOGS),
             WRITING: writes and path.startswith(trigger.below),
         }
-        if found[trigger.moment]:
+        if moments[trigger.moment]:
             happened()
 
     sys.addaudithook(hook)

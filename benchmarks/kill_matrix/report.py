@@ -77,10 +77,10 @@ def _counts(name: str, kills: Sequence[Kill], key: Callable[[Kill], str]) -> Tab
     counts = sorted({n for mesh in MESHES.values() for n in mesh.processes})
     rows = []
     for value in dict.fromkeys(map(key, kills)):
-        own = [kill for kill in kills if key(kill) == value]
-        numbers = [sum(k.processes == n for k in own) for n in counts]
-        everyone = sum(len(k.killed) == k.processes for k in own)
-        rows.append([value, *map(str, [*numbers, len(own), everyone])])
+        group = [kill for kill in kills if key(kill) == value]
+        numbers = [sum(k.processes == n for k in group) for n in counts]
+        everyone = sum(len(k.killed) == k.processes for k in group)
+        rows.append([value, *map(str, [*numbers, len(group), everyone])])
     header = [name, *(f"{n} processes" for n in counts), "kills", "of all processes"]
     return Table(f"Kills by {name}", header, rows)
 
@@ -94,23 +94,23 @@ def _pause(kill: Kill) -> str:
 def _commands(commands: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for name in dict.fromkeys(series["name"] for series in commands):
-        own = [series for series in commands if series["name"] == name]
-        counts = (sum(s["kills"] for s in own), len(own))
-        problems = sum(len(s["problems"]) for s in own)
+        group = [series for series in commands if series["name"] == name]
+        counts = (sum(s["kills"] for s in group), len(group))
+        problems = sum(len(s["problems"]) for s in group)
         rows.append([name, *map(str, (*counts, problems))])
     return Table("Commands", ["command", "kills", "ends", "problems"], rows)
 
 
 def _ends(kills: Sequence[Kill]) -> str:
     """How long processes ran on that were not killed."""
-    own = [k for k in kills if len(k.killed) < k.processes and k.moment != "starting"]
-    if not own:
+    group = [k for k in kills if len(k.killed) < k.processes and k.moment != "starting"]
+    if not group:
         return "Each kill was of all processes."
-    seconds = sorted(kill.seconds for kill in own)
+    seconds = sorted(kill.seconds for kill in group)
     return (
-        f"In {len(own)} kills of one of several processes that had met, the others had "
-        f"ended {seconds[len(seconds) // 2]:.1f} s later (median), {seconds[-1]:.1f} s "
-        "at most, on a machine shared with other work."
+        f"In {len(group)} kills of one of several processes that had met, the others "
+        f"had ended {seconds[len(seconds) // 2]:.1f} s later (median), "
+        f"{seconds[-1]:.1f} s at most, on a machine shared with other work."
     )
 
 

@@ -65,9 +65,9 @@ def small_demo(data: Path, *, epochs: int) -> dict[str, Any]:
 def _in_folder(value: Any, data: str) -> Any:
     """The config with the folder of its data replaced."""
     if isinstance(value, dict):
-        return {key: _in_folder(own, data) for key, own in value.items()}
+        return {key: _in_folder(item, data) for key, item in value.items()}
     if isinstance(value, list):
-        return [_in_folder(own, data) for own in value]
+        return [_in_folder(item, data) for item in value]
     if isinstance(value, str):
         return value.replace("demo_data/T21", data)
     return value

@@ -121,16 +121,16 @@ def start(
     coordinator = f"127.0.0.1:{_free_port()}"
     processes = []
     for number in range(count):
-        own = [command, *options]
+        arguments = [command, *options]
         if command == "train":
             # Also for a single process, so that its sums are those of several.
-            own += ["--coordinator", coordinator, "--processes", str(count)]
-            own += ["--process", str(number)]
+            arguments += ["--coordinator", coordinator, "--processes", str(count)]
+            arguments += ["--process", str(number)]
         tells = trigger is not None and number == trigger.process
         process = context.Process(
             target=_run,
             args=(
-                own,
+                arguments,
                 f"{log}.{number}",
                 telling if tells else None,
                 trigger if tells else None,

@@ -54,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         axes = MeshAxes.from_degrees(degrees)
         batch = options.samples * axes.num_data
         model_def, compiled = compile_step(model, mesh, batch=batch)
-        found = collectives(compiled.as_text())
+        transfers = collectives(compiled.as_text())
         runs.append(
             {
                 "mesh": mesh,
-                "kinds": _by_kind(found),
-                "sent": by_purpose(found, degrees),
+                "kinds": _by_kind(transfers),
+                "sent": by_purpose(transfers, degrees),
                 "least": least_volume(model_def, axes, options.samples),
             }
         )
@@ -95,18 +95,18 @@ _PURPOSES = (
 )
 
 
-def _by_kind(found: Sequence[Collective]) -> dict[str, dict[str, float]]:
+def _by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, float]]:
     sent = {kind: {"bytes": 0.0, "number": 0} for kind in KINDS}
-    for collective in found:
+    for collective in collectives:
         sent[collective.kind]["bytes"] += collective.sent
         sent[collective.kind]["number"] += collective.times
     return sent
 
 
-def by_purpose(found: Sequence[Collective], mesh: Mapping[str, int]) -> Volume:
+def by_purpose(collectives: Sequence[Collective], mesh: Mapping[str, int]) -> Volume:
     """Bytes that one device sends, by `purpose`."""
     sent = dict.fromkeys(PURPOSES, 0.0)
-    for collective in found:
+    for collective in collectives:
         sent[purpose(collective, mesh)] += collective.sent
     return sent
 

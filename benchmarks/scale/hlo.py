@@ -103,13 +103,13 @@ def collectives(hlo: str) -> list[Collective]:
         ValueError: a collective is in a loop whose trip count is not in the program.
     """
     bodies = _computations(hlo)
-    found: list[Collective] = []
+    instructions: list[Collective] = []
     for name, times in _runs(bodies, _entry(hlo)):
         for line in bodies[name]:
             collective = read_collective(line, times)
             if collective:
-                found.append(collective)
-    return found
+                instructions.append(collective)
+    return instructions
 
 
 def read_collective(line: str, times: int) -> Collective | None:

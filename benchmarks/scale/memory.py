@@ -52,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         model_def, compiled = compile_step(
             model, mesh, batch=options.batch, remat=options.remat
         )
-        found = program_bytes(compiled)
+        measured = program_bytes(compiled)
         axes = MeshAxes.from_mesh(build_mesh(mesh))
         param_specs = model_def.param_specs.values()
         gradients = FLOAT32 * sum(local_size(d, axes) for d in param_specs)
-        runs.append({"mesh": mesh, **found, "gradients": gradients})
+        runs.append({"mesh": mesh, **measured, "gradients": gradients})
     table = Table("MB per device", HEADER, [_cells(run, runs[0]) for run in runs])
     return publish(
         "memory",

@@ -143,25 +143,27 @@ def _job(
             sides[name] = side
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    found = take_turns(
+    times = take_turns(
         {name: lambda side=side: call(side) for name, side in sides.items()},
         warmup=options.warmup,
         rounds=options.rounds,
         limit=options.limit,
     )
-    return _summary(found, errors)
+    return _summary(times, errors)
 
 
-def _summary(found: Mapping[str, Times], errors: Mapping[str, str]) -> dict[str, Any]:
+def _summary(by_side: Mapping[str, Times], errors: Mapping[str, str]) -> dict[str, Any]:
     ratios = {
-        f"ratio_{name}": ratio(found[name], found[OURS]) if name in found else None
+        f"ratio_{name}": ratio(by_side[name], by_side[OURS])
+        if name in by_side
+        else None
         for name in (EAGER, COMPILED)
     }
     return {
         **ratios,
-        "medians": {name: times.median for name, times in found.items()},
-        "spread": {name: times.spread for name, times in found.items()},
-        "rounds": {name: len(times.seconds) for name, times in found.items()},
+        "medians": {name: times.median for name, times in by_side.items()},
+        "spread": {name: times.spread for name, times in by_side.items()},
+        "rounds": {name: len(times.seconds) for name, times in by_side.items()},
         **({"errors": dict(errors)} if errors else {}),
     }
 
@@ -178,15 +180,15 @@ def _operations(
         row: dict[str, Any] = {"op": name}
         pairs = (("forward", forward, 0), ("forward_backward", both, 1))
         for kind, run, index in pairs:
-            found = take_turns(
+            by_side = take_turns(
                 {OURS: run, EAGER: credits[name][index]},
                 warmup=1,
                 rounds=options.op_rounds,
                 limit=options.limit / 10,
             )
             row[kind] = {
-                "ratio_eager": ratio(found[EAGER], found[OURS]),
-                "medians": {side: times.median for side, times in found.items()},
+                "ratio_eager": ratio(by_side[EAGER], by_side[OURS]),
+                "medians": {side: times.median for side, times in by_side.items()},
             }
         rows.append(row)
     return rows
@@ -227,18 +229,18 @@ def matmul_ceiling(dtype: Any, size: int, repeats: int = 10) -> float:
             y = product(y)
         y.block_until_ready()
 
-    found = take_turns({OURS: chain}, warmup=1, rounds=5)
-    return 2.0 * size**3 * repeats / found[OURS].median
+    times = take_turns({OURS: chain}, warmup=1, rounds=5)
+    return 2.0 * size**3 * repeats / times[OURS].median
 
 
-def _line(name: str, found: Mapping[str, Any]) -> str:
+def _line(name: str, result: Mapping[str, Any]) -> str:
     ratios = [
-        f"{found[key]:.2f} x {key.removeprefix('ratio_')}"
+        f"{result[key]:.2f} x {key.removeprefix('ratio_')}"
         for key in ("ratio_eager", "ratio_compiled")
-        if found[key] is not None
+        if result[key] is not None
     ]
-    seconds = found["medians"][OURS]
-    spread = found["spread"][OURS]
+    seconds = result["medians"][OURS]
+    spread = result["spread"][OURS]
     return f"{name:12} {' and '.join(ratios)}; {seconds:.3f} s, spread {spread:.0%}"
 
 
@@ -249,17 +251,17 @@ def _sections(result: Mapping[str, Any]) -> list[str | Table]:
     options += "" if model == "wxformer" else f" --model {model}"
     rows, ran = [], [name for name in _JOBS if name in result]
     for name in ran:
-        found = result[name]
+        measurement = result[name]
         goal = GOALS.get(jax.default_backend(), {}).get(name, "-")
         cells = [
-            "-" if found[key] is None else f"{found[key]:.2f}"
+            "-" if measurement[key] is None else f"{measurement[key]:.2f}"
             for key in ("ratio_eager", "ratio_compiled")
         ]
         spread = ", ".join(
-            f"{side} {part:.0%} of {found['rounds'][side]}"
-            for side, part in found["spread"].items()
+            f"{side} {part:.0%} of {measurement['rounds'][side]}"
+            for side, part in measurement["spread"].items()
         )
-        rows.append([name, *cells, goal, f"{found['medians'][OURS]:.3f}", spread])
+        rows.append([name, *cells, goal, f"{measurement['medians'][OURS]:.3f}", spread])
     parts = [
         [
             row["op"],

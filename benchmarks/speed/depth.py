@@ -109,9 +109,9 @@ def at_two_depths(model: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _like(given: int | Sequence[int], blocks: int) -> int | list[int]:
+def _like(depth: int | Sequence[int], blocks: int) -> int | list[int]:
     """The number for all stages, or for each."""
-    return blocks if isinstance(given, int) else [blocks] * len(given)
+    return blocks if isinstance(depth, int) else [blocks] * len(depth)
 
 
 def trace(section: Mapping[str, Any]) -> Any:

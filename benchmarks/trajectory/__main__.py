@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ensure_devices(max(map(num_devices, itertools.chain(*meshes.values()))))
     use_cache(options.cache)
     console, results = Console(), []
-    kept = _earlier(options) if options.keep else []
+    earlier = _earlier(options) if options.keep else []
     for name in options.cases:
         results += _run_case(name, meshes[name], console)
-        _publish([*kept, *results], options)  # keeps results if a run is stopped
+        _publish([*earlier, *results], options)  # keeps results if a run is stopped
     failed = [r for r in results if not r["within"]]
     for result in failed:
         console.print(f"above bounds: {result['case']}, {result['mesh']}")

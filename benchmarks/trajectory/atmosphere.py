@@ -49,17 +49,17 @@ def write(folder: Path) -> xr.Dataset:
     }
     flat = ("time", "latitude", "longitude")
     shape = (len(TIMES), NUM_LAT, NUM_LON)
-    made: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for name, (mean, spread) in _DEEP.items():
         noise = rng.normal(0, spread, (len(TIMES), len(LEVELS), NUM_LAT, NUM_LON))
         values = np.reshape(mean, (1, -1, 1, 1)) + noise
         values = np.maximum(values, 1e-6) if name == "Q" else values
-        made[name] = (("time", "level", *flat[1:]), values.astype(np.float32))
+        variables[name] = (("time", "level", *flat[1:]), values.astype(np.float32))
     for name, (mean, spread) in _SURFACE.items():
-        made[name] = (flat, rng.normal(mean, spread, shape).astype(np.float32))
-    made["SOLIN"] = (flat, (340 * rng.random(shape)).astype(np.float32))
+        variables[name] = (flat, rng.normal(mean, spread, shape).astype(np.float32))
+    variables["SOLIN"] = (flat, (340 * rng.random(shape)).astype(np.float32))
     coords = {"time": TIMES, "level": LEVELS, **grid}
-    fields = xr.Dataset(made, coords=coords)
+    fields = xr.Dataset(variables, coords=coords)
     fields.to_netcdf(folder / "d_2000.nc")
     hills = _write_ground(folder, grid, rng)
     return fields.isel(time=slice(0, 8)).assign({_GROUND: (flat[1:], hills)})

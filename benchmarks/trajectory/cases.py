@@ -187,14 +187,14 @@ def _write_two_calendars(folder: Path) -> None:
     write_dataset(folder)
     with xr.open_dataset(folder / "d_2000.nc") as fields:
         fields = fields.load()
-    own = xr.date_range(
+    calendar_times = xr.date_range(
         "2000-02-22",
         periods=fields.sizes["time"],
         freq="6h",
         calendar="noleap",
         use_cftime=True,
     )
-    fields.assign_coords(time=own).to_netcdf(folder / "noleap.nc")
+    fields.assign_coords(time=calendar_times).to_netcdf(folder / "noleap.nc")
     times = xr.date_range("2000-02-20", "2000-03-31", freq="6h", use_cftime=False)
     rng = np.random.default_rng(7)
     shape = (len(times), fields.sizes["latitude"], fields.sizes["longitude"])
@@ -213,10 +213,10 @@ def _write_logs_scaled(folder: Path) -> None:
     """Fits the scalers to their inputs: logarithms and roots."""
     write_dataset(folder)
     with xr.open_dataset(folder / "d_2000.nc") as fields:
-        made = fields.assign(
+        scaled = fields.assign(
             TP=np.log(fields["TP"] + 1e-3) - np.log(1e-3), SP=np.sqrt(fields["SP"])
         )
-        fit_scalers(folder, made)
+        fit_scalers(folder, scaled)
 
 
 def _scale_with_bridgescaler(raw: dict[str, Any], keys: Iterable[str]) -> None:

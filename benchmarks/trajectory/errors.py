@@ -72,13 +72,13 @@ def _logged(ours: Sequence[Row], theirs: Sequence[Row], phase: str) -> list[floa
     return [max(_of_epoch(*rows, phase)) for rows in zip(ours, theirs, strict=True)]
 
 
-def _of_epoch(own: Row, other: Row, phase: str) -> list[float]:
-    names = [n for n in own if n.startswith(f"{phase}_") and not n.endswith("_len")]
+def _of_epoch(row: Row, other: Row, phase: str) -> list[float]:
+    names = [n for n in row if n.startswith(f"{phase}_") and not n.endswith("_len")]
     missing = [name for name in names if name not in other]
     if missing or not names:
         raise ValueError(f"CREDIT's log has no {missing or phase}")
     finite = [name for name in names if math.isfinite(other[name])]
-    return [abs(own[name] - other[name]) / _scale(name, other) for name in finite]
+    return [abs(row[name] - other[name]) / _scale(name, other) for name in finite]
 
 
 def _scale(name: str, row: Row) -> float:

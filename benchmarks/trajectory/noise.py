@@ -80,7 +80,7 @@ def noise_of(
     valid_keys = [jax.random.key(index) for index in range(num_valid)]
     sizes = trainer.train_batch_size * members, trainer.valid_batch_size * members
     return {
-        name: np.stack([np.asarray(draw(own, size)) for own in keys])
+        name: np.stack([np.asarray(draw(sample_key, size)) for sample_key in keys])
         for name, keys, size in zip(
             ("train", "valid"), (train_keys, valid_keys), sizes, strict=True
         )

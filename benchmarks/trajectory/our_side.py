@@ -128,8 +128,8 @@ def _watched(steps: Steps, setup: Setup, run: CreditRun, record: Record) -> Step
             batches += 1
         return steps.place_train(group)
 
-    def train(*given: Any) -> Any:
-        state, info = steps.train(*given)
+    def train(*arguments: Any) -> Any:
+        state, info = steps.train(*arguments)
         record.loss += np.ravel(info["loss"]).astype(float).tolist()
         record.gradient_norm.append(float(info["grad_norm"]))
         record.learning_rate.append(float(info["learning_rate"]))

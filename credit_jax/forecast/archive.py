@@ -63,9 +63,9 @@ class Archive:
                 )
             return
         content = _content(path)
-        found = content["identity"]
+        recorded = content["identity"]
         ours = json.loads(json.dumps(dict(self.identity)))
-        other = [*differences(found, ours)]
+        other = [*differences(recorded, ours)]
         if other:
             raise ValueError(
                 f"--out: {self.folder} holds other forecasts, which differ in "
@@ -78,10 +78,10 @@ class Archive:
                 "makes the missing ones, or give another folder"
             )
 
-    def _check_coordinates(self, path: Path, there: Mapping[str, Any]) -> None:
+    def _check_coordinates(self, path: Path, recorded: Mapping[str, Any]) -> None:
         """Checks that the fields are at the recorded coordinates, in that order."""
-        for name in there.keys() & self.coordinates.keys():
-            ours, theirs = (np.asarray(x[name]) for x in (self.coordinates, there))
+        for name in recorded.keys() & self.coordinates.keys():
+            ours, theirs = (np.asarray(x[name]) for x in (self.coordinates, recorded))
             kind = name if name in ("latitude", "longitude") else "level"
             where = f"--out: {path}", "this run"
             if ours.ndim == theirs.ndim == 1:
@@ -175,9 +175,9 @@ def _content(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = {name: dict(content[name]) for name in ("identity", "provenance")}
+        sections = {name: dict(content[name]) for name in ("identity", "provenance")}
         # Records of earlier versions have none.
-        return {**found, "coordinates": dict(content.get("coordinates") or {})}
+        return {**sections, "coordinates": dict(content.get("coordinates") or {})}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no record of forecasts ({error}); give another folder, or "
@@ -192,13 +192,13 @@ def _ends(values: np.ndarray) -> str:
 
 def software() -> dict[str, str]:
     """Versions of packages, the commit of this one, and the command line."""
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**found, "commit": _commit(), "command": " ".join(sys.argv)}
+    return {**versions, "commit": _commit(), "command": " ".join(sys.argv)}
 
 
 def _commit() -> str:

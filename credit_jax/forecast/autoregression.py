@@ -83,12 +83,12 @@ class ForecastStep:
         single one: matrix products of other numbers of rows are summed in other orders,
         so that a forecast would depend on those beside it in the last bits.
         """
-        given = state, constants, forcing, noise
+        arguments = state, constants, forcing, noise
         count = state["x"].shape[0] // self.model.axes.num_data
         if count == 1 or not self._one_by_one:
-            return self._compiled(*weights, *given)
-        own = [self._compiled(*weights, *part) for part in self._split(given)]
-        return self._join(tuple(own))
+            return self._compiled(*weights, *arguments)
+        parts = [self._compiled(*weights, *part) for part in self._split(arguments)]
+        return self._join(tuple(parts))
 
     def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
         """Key -> number of levels of every field that a step makes, in their order.
@@ -105,10 +105,10 @@ class ForecastStep:
         state, constants = self.start(first)
         weights = jax.eval_shape(self.model.init, jax.random.key(0))
         noise = Noise(jax.random.split(jax.random.key(0), first["x"].shape[0]))
-        given = (*weights, state, constants, forcing, noise)
+        arguments = (*weights, state, constants, forcing, noise)
         # JAX sorts the keys of what a program returns.
         order: list[str] = []
-        _, fields = jax.eval_shape(partial(self._step, order=order), *given)
+        _, fields = jax.eval_shape(partial(self._step, order=order), *arguments)
         return {key: fields[key].shape[1] for key in order}
 
     @cached_property
@@ -124,16 +124,17 @@ class ForecastStep:
     def _split(self) -> Any:
         """The program that takes the samples of each device apart."""
 
-        def split(given: Any) -> Any:
-            count = given[0]["x"].shape[0]
+        def split(arguments: Any) -> Any:
+            count = arguments[0]["x"].shape[0]
             return tuple(
-                jax.tree.map(lambda x, i=i: x[i : i + 1], given) for i in range(count)
+                jax.tree.map(lambda x, i=i: x[i : i + 1], arguments)
+                for i in range(count)
             )
 
-        def whole(given: Any) -> Any:
-            specs = self._specs(*given)
-            count = given[0]["x"].shape[0] // self.model.axes.num_data
-            return self._mapped(split, (specs,), (specs,) * count)(given)
+        def whole(arguments: Any) -> Any:
+            specs = self._specs(*arguments)
+            count = arguments[0]["x"].shape[0] // self.model.axes.num_data
+            return self._mapped(split, (specs,), (specs,) * count)(arguments)
 
         return compile_program(whole, self.model.mesh)
 
@@ -142,7 +143,7 @@ class ForecastStep:
         """The inverse of `_split`, for the results of a step."""
 
         def join(parts: Any) -> Any:
-            return jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
+            return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
 
         def whole(parts: Any) -> Any:
             specs = self._result_specs(parts[0][0])
@@ -168,9 +169,9 @@ class ForecastStep:
         """PartitionSpecs of the next state and of the fields."""
         return self._specs_of(state), batch_spec(self.model.axes)
 
-    def _specs_of(self, given: FieldTree) -> dict[str, PartitionSpec]:
-        own, field = self.model.input_specs(), batch_spec(self.model.axes)
-        return {name: own.get(name, field) for name in given}
+    def _specs_of(self, tree: FieldTree) -> dict[str, PartitionSpec]:
+        specs, field = self.model.input_specs(), batch_spec(self.model.axes)
+        return {name: specs.get(name, field) for name in tree}
 
     def _step(
         self,
@@ -182,26 +183,26 @@ class ForecastStep:
         noise: Noise | None,
         order: list[str] | None = None,
     ) -> tuple[dict[str, Any], Outputs]:
-        def local_step(params: Weights, model_state: ModelState, given: Any) -> Any:
-            return self._local_step(params, model_state, given, order)
+        def local_step(params: Weights, model_state: ModelState, arguments: Any) -> Any:
+            return self._local_step(params, model_state, arguments, order)
 
-        given = state, constants, forcing, noise
+        arguments = state, constants, forcing, noise
         run = self.model.shard_map(
             local_step,
-            batch_specs=self._specs(*given),
+            batch_specs=self._specs(*arguments),
             out_specs=self._result_specs(state),
         )
-        return run(params, model_state, given)
+        return run(params, model_state, arguments)
 
     def _local_step(
         self,
         params: Weights,
         model_state: ModelState,
-        given: Any,
+        arguments: Any,
         order: list[str] | None,
     ) -> tuple[dict[str, Any], Outputs]:
         """One step on local rows; `order` is filled with the keys of the fields."""
-        state, constants, forcing, noise = given
+        state, constants, forcing, noise = arguments
         model, rollout = self.model, self.rollout
         context = FieldContext(model.reducer)
         inputs = rollout.inputs(model.model_def.input_shapes, state, state)
@@ -223,15 +224,15 @@ class ForecastStep:
                 "forecasts are written in physical units: postblocks.per_step needs a "
                 "block of type reconstruct, and the inverse of what preblocks scale"
             )
-        found = {
+        fields = {
             key: field
-            for own in tree["y_processed"].values()
-            for key, field in own.items()
+            for source_fields in tree["y_processed"].values()
+            for key, field in source_fields.items()
         }
-        wanted = dict.fromkeys(found) if self.outputs is None else self.outputs
+        selection = dict.fromkeys(fields) if self.outputs is None else self.outputs
         return {
-            key: _levels(found[key][:, :, :1], levels).astype(jnp.float32)
-            for key, levels in wanted.items()
+            key: _levels(fields[key][:, :, :1], levels).astype(jnp.float32)
+            for key, levels in selection.items()
         }
 
 

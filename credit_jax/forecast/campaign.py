@@ -141,32 +141,36 @@ class Campaign:
         # Forecasts are marked as done only after all processes have chosen the groups.
         wait_for_all("groups of forecasts")
         with _Threads.of(self, Share(self.step.model.mesh, self.size), todo) as threads:
-            made, stopped = self._make(todo, missing, threads)
-        there = sum(map(len, self.groups)) - sum(missing)
-        done = sum(missing[: len(made)])
-        return Summary(done, there, self._not_finite(made), threads.times, stopped)
+            finished, stopped = self._make(todo, missing, threads)
+        existing = sum(map(len, self.groups)) - sum(missing)
+        done = sum(missing[: len(finished)])
+        return Summary(
+            done, existing, self._not_finite(finished), threads.times, stopped
+        )
 
     def _make(
         self, todo: Sequence[Sequence[Task]], missing: list[int], threads: _Threads
     ) -> tuple[list[Tasks], str | None]:
         """Runs group after group; returns those that ran, and why it stopped early."""
-        made: list[Tasks] = []
+        finished: list[Tasks] = []
         for number, group in enumerate(todo):
             if number and (stopped := self.stop()):
-                return made, stopped
+                return finished, stopped
             threads.prepare(number)
-            own = _Group(self, threads, group, threads.full[number])
+            running = _Group(self, threads, group, threads.full[number])
             with activity(f"forecasts {number + 1}/{len(todo)}"):
-                own.run()
-            made.append(own.tasks)
+                running.run()
+            finished.append(running.tasks)
             self.progress(sum(missing[: number + 1]))
-        return made, None
+        return finished, None
 
-    def _not_finite(self, made: Sequence[Tasks]) -> dict[str, int]:
+    def _not_finite(self, finished: Sequence[Tasks]) -> dict[str, int]:
         """Values that were not finite in the forecasts of all processes."""
-        own = [task.missing for tasks in made for task in tasks if task is not None]
+        missing = [
+            task.missing for tasks in finished for task in tasks if task is not None
+        ]
         names = [variable.name for variable in self.outputs.variables]
-        return added_up(sum(own, Counter()), names)
+        return added_up(sum(missing, Counter()), names)
 
     def task_progress(self, task: Task) -> TaskProgress | None:
         """Progress of a forecast; None if it is done."""
@@ -252,11 +256,11 @@ class _Threads:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         workers = self.devices, self.host, self.files
         try:
-            for own in workers if kind is None else ():
-                own.close()
+            for worker in workers if kind is None else ():
+                worker.close()
         finally:
-            for own in workers:
-                own.cancel()
+            for worker in workers:
+                worker.cancel()
             if self.prepared is not None:
                 self.prepared.close()
             self.reader.close()
@@ -311,32 +315,32 @@ class _Group:
             start = time.perf_counter()
             noise = None if self.noise is None else self.noise.fold_in(step)
             with activity(f"forecast step {step}/{campaign.num_steps}"):
-                state, found = campaign.step(
+                state, outputs = campaign.step(
                     campaign.weights, state, constants, forcing, noise
                 )
-                self._hand_over(step, found, start)
+                self._hand_over(step, outputs, start)
         if self.scored is not None:
             threads.host.submit(self.scored.save)
         threads.host.submit(partial(threads.delivery.finish, self.tasks))
 
-    def _hand_over(self, step: int, found: Any, start: float) -> None:
+    def _hand_over(self, step: int, outputs: Any, start: float) -> None:
         """Submits a step, started at time `start`, to be scored and written."""
         threads, written = self.threads, step in self.campaign.written
         sums = None
         if self.scored is not None and written:
-            sums = self.scored.start(found)
+            sums = self.scored.start(outputs)
             threads.host.submit(partial(self._score, step, sums))
-        threads.devices.submit(partial(threads.clock.wait, start, (found, sums)))
+        threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
         if written and not isinstance(self.campaign.store, NoStore):
-            whole = threads.share.with_whole_rows(found)
+            whole = threads.share.with_whole_rows(outputs)
             threads.host.submit(partial(self._deliver, step, whole))
 
     def _deliver(self, step: int, whole: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
         rows = len(self.campaign.outputs.latitude)
-        found = self.threads.share.on_host(self.threads.clock.ready(whole))
+        outputs = self.threads.share.on_host(self.threads.clock.ready(whole))
         # Without padding rows: (batch, level, lat, lon).
-        fields = {key: x[:, :, 0, :rows] for key, x in found.items()}
+        fields = {key: x[:, :, 0, :rows] for key, x in outputs.items()}
         self.threads.delivery.deliver(self.tasks, step, fields)
 
     def _score(self, step: int, sums: Any) -> None:
@@ -345,18 +349,18 @@ class _Group:
         counts = self.scored.take(self.threads.clock.ready(sums))
         if isinstance(self.campaign.store, NoStore):
             # A copy that pads the group has no count, and no task.
-            own = [
+            group_counts = [
                 {} if task is None else counts[place]
                 for task, place in zip(
                     self.tasks, self.threads.share.positions, strict=True
                 )
             ]
-            self.threads.delivery.count(self.tasks, step, own)
+            self.threads.delivery.count(self.tasks, step, group_counts)
 
     def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The variables of the initial state, (batch, level, lat, lon)."""
         return {
             key: fields[key] if levels is None else fields[key][:, list(levels)]
-            for key, levels in self.campaign.outputs.wanted.items()
+            for key, levels in self.campaign.outputs.selection.items()
             if key in fields
         }

@@ -98,9 +98,11 @@ class Delivery:
         for index, task in enumerate(tasks):
             if task is None:
                 continue
-            own = {key: array[index] for key, array in fields.items()}
-            own = {key: self._finite(key, x, step, task) for key, x in own.items()}
-            for job in task.writer.add(step, own):
+            values = {key: array[index] for key, array in fields.items()}
+            values = {
+                key: self._finite(key, x, step, task) for key, x in values.items()
+            }
+            for job in task.writer.add(step, values):
                 self.files.submit(task.job(job))
 
     def count(
@@ -116,10 +118,10 @@ class Delivery:
         Raises:
             NonFiniteForecastError: there are some, and `fill_nan` is False.
         """
-        for task, own in zip(tasks, counts, strict=True):
+        for task, task_counts in zip(tasks, counts, strict=True):
             if task is None:
                 continue
-            for name, count in own.items():
+            for name, count in task_counts.items():
                 self._report(name, count, step, task)
 
     def finish(self, tasks: Tasks) -> None:

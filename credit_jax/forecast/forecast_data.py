@@ -107,7 +107,10 @@ class ForecastData:
                 try:
                     times = [clock.input_times(starts).ravel()]
                     if kind == FORCING:
-                        times += [clock.input_times(own)[..., -1] for own in later]
+                        times += [
+                            clock.input_times(step_starts)[..., -1]
+                            for step_starts in later
+                        ]
                     self._check(source, kind, np.unique(np.concatenate(times)))
                 except ValueError as error:
                     lines.append(str(error))
@@ -169,16 +172,18 @@ class ForecastData:
 
         Variables that are not read are described, too, if their files can be opened.
         """
-        found = {
-            k: v for own in self.sources.values() for k, v in own.attributes().items()
+        attributes = {
+            k: v
+            for opened_source in self.sources.values()
+            for k, v in opened_source.attributes().items()
         }
         if self.left_out is None:
-            return found
+            return attributes
         for name in self.left_out.sources_of():
             with suppress(OSError, ValueError):
                 source = open_source(name, self.left_out, self.open_files)
-                found |= source.attributes()
-        return found
+                attributes |= source.attributes()
+        return attributes
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
         """Latitudes and longitudes of the files: (lat,) and (lon,), or both (y, x).
@@ -190,9 +195,9 @@ class ForecastData:
             if grid.latitude is not None and grid.longitude is not None:
                 return grid.latitude.astype(float), grid.longitude.astype(float)
         for source in self.sources.values():
-            found = _curvilinear(source)
-            if found is not None:
-                return found
+            curvilinear = _curvilinear(source)
+            if curvilinear is not None:
+                return curvilinear
         raise ValueError(
             "no file of data.source has latitudes and longitudes, which forecasts are "
             "written with"
@@ -220,8 +225,10 @@ class GivenState(ForecastData):
 
     def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
         """See `ForecastData.path_of`; the arrays are called the initial state."""
-        given = self.state.get(key.split("/")[0], {})
-        return "the initial state" if key in given else super().path_of(key, time, step)
+        fields = self.state.get(key.split("/")[0], {})
+        return (
+            "the initial state" if key in fields else super().path_of(key, time, step)
+        )
 
 
 def _curvilinear(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
@@ -296,9 +303,9 @@ def open_forecast_data(
     }
     levels = {
         name: (sources[name].num_levels if name in sources else 0)
-        or len(own.level_values or ())
+        or len(section.level_values or ())
         or num_levels.get(name, 0)
-        for name, own in data.source.items()
+        for name, section in data.source.items()
     }
     known = {} if like is None else like.sources
     axes = {name: known.get(name, Axes()) for name in data.source}

@@ -88,10 +88,10 @@ class Forecaster:
             ValueError: the data-parallel degree does not divide the batch.
         """
         inputs = x if isinstance(x, Mapping) else {"x": x}
-        own = {name: self._own(array) for name, array in inputs.items()}
-        return place_batch(own, self.model.mesh, local_dp_ranks=self._ranks)
+        local = {name: self._local_samples(array) for name, array in inputs.items()}
+        return place_batch(local, self.model.mesh, local_dp_ranks=self._ranks)
 
-    def _own(self, x: np.ndarray) -> np.ndarray:
+    def _local_samples(self, x: np.ndarray) -> np.ndarray:
         """The samples of this process."""
         size = self.model.axes.num_data
         if len(x) % size:

@@ -46,15 +46,17 @@ def identity_of(
     """
     sections, schedule = plan.sections(), plan.schedule
     data = {k: v for k, v in sections["data"].items() if k not in _OF_TRAINING}
-    found = {**sections, "data": data}
+    identity = {**sections, "data": data}
     if schedule.num_members > 1:
-        given = plan.inference.perturbation.model_dump(mode="json")
-        found["perturbation"] = {k: given[k] for k in _PERTURBATION[given["type"]]}
+        perturbation = plan.inference.perturbation.model_dump(mode="json")
+        identity["perturbation"] = {
+            k: perturbation[k] for k in _PERTURBATION[perturbation["type"]]
+        }
     elif not model.model_def.draws_noise:
-        del found["seed"]
+        del identity["seed"]
     output = plan.inference.output.model_dump(mode="json")
     return {
-        **found,
+        **identity,
         "start dates": [str(time) for time in schedule.starts],
         "steps": schedule.num_steps,
         "members": schedule.num_members,
@@ -62,15 +64,15 @@ def identity_of(
     }
 
 
-def differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
+def differences(recorded: Any, here: Any, name: str = "") -> Iterator[str]:
     """Yields a text for every difference of two identities.
 
     >>> [*differences({"data": {"timestep": "6h"}}, {"data": {"timestep": "12h"}})]
     ["data.timestep ('6h' there, '12h' here)"]
     """
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        for key in {**there, **here}:
-            own = f"{name}.{key}" if name else str(key)
-            yield from differences(there.get(key), here.get(key), own)
-    elif there != here:
-        yield f"{name} ({got(there)} there, {got(here)} here)"
+    if isinstance(recorded, Mapping) and isinstance(here, Mapping):
+        for key in {**recorded, **here}:
+            path = f"{name}.{key}" if name else str(key)
+            yield from differences(recorded.get(key), here.get(key), path)
+    elif recorded != here:
+        yield f"{name} ({got(recorded)} there, {got(here)} here)"

@@ -189,22 +189,22 @@ def to_dataset(
 
 def _joint_levels(outputs: Outputs) -> dict[str, np.ndarray]:
     """Values of each level coordinate; of unequal ones all, sorted, as in xarray."""
-    found: dict[str, np.ndarray] = {}
+    joint: dict[str, np.ndarray] = {}
     for variable in outputs.variables:
-        own = variable.levels
-        if own is None:
+        levels = variable.levels
+        if levels is None:
             continue
-        other = found.setdefault(variable.level_dim, own)
-        if not np.array_equal(other, own):
-            found[variable.level_dim] = np.union1d(other, own)
-    return found
+        other = joint.setdefault(variable.level_dim, levels)
+        if not np.array_equal(other, levels):
+            joint[variable.level_dim] = np.union1d(other, levels)
+    return joint
 
 
-def _placed(values: np.ndarray, own: np.ndarray, levels: np.ndarray) -> np.ndarray:
+def _placed(values: np.ndarray, present: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """(time, level, ...) values at more levels; they are missing at the others."""
-    if np.array_equal(own, levels):
+    if np.array_equal(present, levels):
         return values
     shape = (len(values), len(levels), *values.shape[2:])
-    found = np.full(shape, np.nan, values.dtype)
-    found[:, np.searchsorted(levels, own)] = values
-    return found
+    filled = np.full(shape, np.nan, values.dtype)
+    filled[:, np.searchsorted(levels, present)] = values
+    return filled

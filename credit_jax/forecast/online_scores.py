@@ -61,11 +61,13 @@ class OnlineScores:
             for step in self.schedule.written:
                 times = [self.schedule.valid_time(start, step) for start in starts]
                 fields = [
-                    own | self.comparison.at(time)
-                    for own, time in zip(persistence, times, strict=True)
+                    reference | self.comparison.at(time)
+                    for reference, time in zip(persistence, times, strict=True)
                 ]
                 names = fields[0]
-                stacked = {k: np.stack([own[k] for own in fields]) for k in names}
+                stacked = {
+                    k: np.stack([reference[k] for reference in fields]) for k in names
+                }
                 yield self.measure.place(stacked)
 
     def save(
@@ -85,7 +87,7 @@ class OnlineScores:
         for place, task in enumerate(tasks[::members]):
             if self._path(task.start).exists():
                 continue
-            leads = [{name: x[place] for name, x in own.items()} for own in steps]
+            leads = [{name: x[place] for name, x in sums.items()} for sums in steps]
             start = self.schedule.starts[task.start]
             with write_errors(self.folder):
                 ScoreSums.of_start(start, leads).save(self._path(task.start))
@@ -99,8 +101,8 @@ class OnlineScores:
         total: ScoreSums | None = None
         for start in range(len(self.schedule.starts)):
             if self._path(start).exists():
-                own = ScoreSums.load(self._path(start))
-                total = own if total is None else total.merge(own)
+                start_sums = ScoreSums.load(self._path(start))
+                total = start_sums if total is None else total.merge(start_sums)
         return None if total is None else self.layout.scores(total, attributes)
 
     def non_finite(self, sums: dict[str, np.ndarray]) -> list[dict[str, int]]:
@@ -111,14 +113,14 @@ class OnlineScores:
         """
         counts = sums.pop(NON_FINITE)
         names = [channel.variable for channel in self.layout.channels]
-        found = []
-        for own in counts.reshape(-1, len(names)).round().astype(int):
+        by_forecast = []
+        for forecast_counts in counts.reshape(-1, len(names)).round().astype(int):
             by_name: dict[str, int] = {}
-            for name, count in zip(names, own.tolist(), strict=True):
+            for name, count in zip(names, forecast_counts.tolist(), strict=True):
                 if count:
                     by_name[name] = by_name.get(name, 0) + count
-            found.append(by_name)
-        return found
+            by_forecast.append(by_name)
+        return by_forecast
 
     def _path(self, start: int) -> Path:
         name = str(self.schedule.starts[start])[:16].replace(":", "")
@@ -140,15 +142,15 @@ class GroupScores:
     tasks: Sequence[Task]
     _steps: list[dict[str, np.ndarray]] = field(default_factory=list)
 
-    def start(self, found: Mapping[str, Array]) -> Any:
+    def start(self, fields: Mapping[str, Array]) -> Any:
         """Starts the sums of the next written step on the devices."""
-        return self.scores.measure(found, next(self.references))
+        return self.scores.measure(fields, next(self.references))
 
     def take(self, sums: Any) -> list[dict[str, int]]:
         """Copies sums to the host; returns counts of non-finite values per forecast."""
-        own = self.scores.measure.to_host(sums)
-        counts = self.scores.non_finite(own)
-        self._steps.append(own)
+        host_sums = self.scores.measure.to_host(sums)
+        counts = self.scores.non_finite(host_sums)
+        self._steps.append(host_sums)
         return counts
 
     def save(self) -> None:
@@ -195,7 +197,10 @@ def online_scores(
     MeshSums(model.mesh, grid, size, schedule.num_members)
     coordinates = outputs.latitude, outputs.longitude
     comparison = open_comparison(options, variables, coordinates, _times(schedule))
-    channels = {keys[name]: own for name, own in comparison.forecast.items()}
+    channels = {
+        keys[name]: channel_levels
+        for name, channel_levels in comparison.forecast.items()
+    }
     measure = MeshSums(model.mesh, grid, size, schedule.num_members, channels)
     leads = [schedule.lead(step).to_timedelta64() for step in schedule.written]
     layout = layout_of(comparison, grid, np.array(leads), schedule.num_members)
@@ -205,5 +210,5 @@ def online_scores(
 def _times(schedule: Schedule) -> np.ndarray:
     """All start dates and valid times of written steps."""
     steps = [step * schedule.timestep for step in schedule.written]
-    found = [shift_all(schedule.starts, step, schedule.calendar) for step in steps]
-    return np.unique(np.concatenate([schedule.starts, *found]))
+    times = [shift_all(schedule.starts, step, schedule.calendar) for step in steps]
+    return np.unique(np.concatenate([schedule.starts, *times]))

@@ -77,7 +77,7 @@ class Outputs:
         return ("y", "x") if self.curvilinear else ("latitude", "longitude")
 
     @property
-    def wanted(self) -> dict[str, tuple[int, ...] | None]:
+    def selection(self) -> dict[str, tuple[int, ...] | None]:
         """Key -> positions of levels, for `ForecastStep`."""
         return {variable.key: variable.chosen for variable in self.variables}
 
@@ -110,13 +110,13 @@ class Outputs:
 
     def levels(self) -> dict[str, np.ndarray]:
         """Values of each level coordinate, ordered as in the deepest variable."""
-        found: dict[str, np.ndarray] = {}
+        by_dim: dict[str, np.ndarray] = {}
         deep = [(v.level_dim, v.levels) for v in self.variables if v.levels is not None]
         for dim, levels in sorted(deep, key=lambda pair: -len(pair[1])):
-            both = np.concatenate([found.get(dim, levels), levels])
+            both = np.concatenate([by_dim.get(dim, levels), levels])
             _, first = np.unique(both, return_index=True)
-            found[dim] = both[np.sort(first)]
-        return found
+            by_dim[dim] = both[np.sort(first)]
+        return by_dim
 
 
 def choose_outputs(
@@ -145,22 +145,24 @@ def choose_outputs(
             f"{where}: empty, so that nothing would be written; leave it out to write "
             f"all, or name some of: {', '.join(shapes)}"
         )
-    lost = [key for key in asked if key not in shapes]
-    if lost:
+    missing = [key for key in asked if key not in shapes]
+    if missing:
         raise ValueError(
-            f"{where}: {', '.join(lost)}: not predicted; there are: {', '.join(shapes)}"
-            f"{_meant(lost[0], shapes)}"
+            f"{where}: {', '.join(missing)}: not predicted; there are: "
+            f"{', '.join(shapes)}{_meant(missing[0], shapes)}"
         )
     chosen = []
-    for key in (own for own in shapes if own in asked):
-        wanted = asked[key]
+    for key in (name for name in shapes if name in asked):
+        requested = asked[key]
         if key.split("/")[2] != "3d":
-            if wanted is not None:
-                raise ValueError(f"{where}: {key} has no levels, got levels {wanted}")
+            if requested is not None:
+                raise ValueError(
+                    f"{where}: {key} has no levels, got levels {requested}"
+                )
             chosen.append(OutputVariable(key))
             continue
         dim, values = _levels_of(key, shapes[key], levels, pipeline)
-        positions = _positions(wanted, values, f"{where}: {key}")
+        positions = _positions(requested, values, f"{where}: {key}")
         if positions is not None:
             values = values[list(positions)]
         chosen.append(OutputVariable(key, values, positions, dim))
@@ -171,8 +173,8 @@ def choose_outputs(
 def _meant(name: str, keys: Iterable[str]) -> str:
     """The end of an error: the key whose variable is most like that of a name."""
     known = {variable_of(key): key for key in keys}
-    found = nearest(variable_of(name), known)
-    return "" if found is None else f" (nearest: {known[found]!r})"
+    candidate = nearest(variable_of(name), known)
+    return "" if candidate is None else f" (nearest: {known[candidate]!r})"
 
 
 def _levels_of(
@@ -186,30 +188,30 @@ def _levels_of(
     Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
     fails if their number differs from that of `data.source.*.levels`.
     """
-    own = levels.get(key.split("/")[0])
-    if own is not None and len(own) == count:
-        return LEVEL, np.array(own)
+    values = levels.get(key.split("/")[0])
+    if values is not None and len(values) == count:
+        return LEVEL, np.array(values)
     for block in pipeline.transforms:
         args: Any = getattr(block.transform, "args", None)
         pressures = getattr(args, "pressure_levels", ())
         if len(pressures) == count:
             return PRESSURE, np.array(pressures)
-    return (LEVEL if own is None else f"{LEVEL}_{count}"), np.arange(count)
+    return (LEVEL if values is None else f"{LEVEL}_{count}"), np.arange(count)
 
 
 def _positions(
-    wanted: Sequence[float] | None, values: np.ndarray, where: str
+    requested: Sequence[float] | None, values: np.ndarray, where: str
 ) -> tuple[int, ...] | None:
     """Positions of the chosen levels, in the order of the field."""
-    if wanted is None:
+    if requested is None:
         return None
-    lost = sorted(set(wanted) - set(values.tolist()))
-    if lost:
+    missing = sorted(set(requested) - set(values.tolist()))
+    if missing:
         raise ValueError(
-            f"{where}: levels {_listed(lost)} are not predicted; there are: "
+            f"{where}: levels {_listed(missing)} are not predicted; there are: "
             f"{_listed(values.tolist())}"
         )
-    return tuple(i for i, level in enumerate(values.tolist()) if level in wanted)
+    return tuple(i for i, level in enumerate(values.tolist()) if level in requested)
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -238,22 +240,22 @@ def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
     """
     if not path:
         return {}
-    found = find_attributes(path)
-    attributes = {name: own or {} for name, own in read_yaml(found).items()}
-    for name, own in attributes.items():
-        if not isinstance(own, Mapping):
+    file = find_attributes(path)
+    attributes = {name: entry or {} for name, entry in read_yaml(file).items()}
+    for name, entry in attributes.items():
+        if not isinstance(entry, Mapping):
             raise ValueError(
-                f"inference.output.metadata: {found}: {name}: expected attributes, got "
-                f"{got(own)}"
+                f"inference.output.metadata: {file}: {name}: expected attributes, got "
+                f"{got(entry)}"
             )
-        for key, value in own.items():
+        for key, value in entry.items():
             values = value if isinstance(value, list) else [value]
             if not all(type(x) in (str, int, float) for x in values):
                 raise ValueError(
-                    f"inference.output.metadata: {found}: {name}: {key}: an attribute "
+                    f"inference.output.metadata: {file}: {name}: {key}: an attribute "
                     f"of a file is text, a number or a list of these, got {got(value)}"
                 )
-    return {name: dict(own) for name, own in attributes.items()}
+    return {name: dict(entry) for name, entry in attributes.items()}
 
 
 def find_attributes(path: str) -> Path:
@@ -267,20 +269,20 @@ def find_attributes(path: str) -> Path:
 
     Differs from CREDIT: a missing file is an error instead of a warning.
     """
-    found = Path(os.path.expandvars(path))
-    if found.parent == Path("."):
+    file = Path(os.path.expandvars(path))
+    if file.parent == Path("."):
         folder = Path(str(files("credit_jax.forecast").joinpath("metadata")))
-        found = folder / found
-        if not found.is_file():
-            there = ", ".join(sorted(own.name for own in folder.glob("*.yaml")))
+        file = folder / file
+        if not file.is_file():
+            available = ", ".join(sorted(entry.name for entry in folder.glob("*.yaml")))
             raise ValueError(
                 f"inference.output.metadata: no file {path!r} comes with the package; "
-                f"there are: {there}"
+                f"there are: {available}"
             )
-    if not found.is_file():
-        unset = "; its environment variable is not set" if "$" in str(found) else ""
-        raise ValueError(f"inference.output.metadata: {found} does not exist{unset}")
-    return found
+    if not file.is_file():
+        unset = "; its environment variable is not set" if "$" in str(file) else ""
+        raise ValueError(f"inference.output.metadata: {file} does not exist{unset}")
+    return file
 
 
 def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:

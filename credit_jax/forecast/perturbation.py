@@ -35,15 +35,15 @@ def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[s
         config: of the perturbation.
         keys: of the predicted variables.
     """
-    given = config.std if isinstance(config.std, Mapping) else {}
+    by_name = config.std if isinstance(config.std, Mapping) else {}
     parts = [key.split("/") for key in keys]
     known = dict.fromkeys(name for _, kind, _, name in parts if kind == PROGNOSTIC)
-    lost = [name for name in given if name not in known]
-    if not lost:
+    unknown = [name for name in by_name if name not in known]
+    if not unknown:
         return []
     return [
-        f"inference.perturbation.std: {', '.join(lost)}: no prognostic variable; there "
-        f"are: {', '.join(known)}"
+        f"inference.perturbation.std: {', '.join(unknown)}: no prognostic variable; "
+        f"there are: {', '.join(known)}"
     ]
 
 
@@ -136,9 +136,9 @@ def add(
             or None.
     """
     new: dict[str, dict[str, np.ndarray]] = {}
-    for source, own in fields.items():
-        new[source] = dict(own)
-        for key, array in own.items():
+    for source, source_fields in fields.items():
+        new[source] = dict(source_fields)
+        for key, array in source_fields.items():
             parts = [
                 change(key, t, x[:, -1]) for t, x in zip(tasks, array, strict=True)
             ]
@@ -169,18 +169,20 @@ class PreparedPerturbation:
     _changed: Any = field(default_factory=threading.Condition)
     _closed: bool = False
 
-    def prepare(self, tasks: Sequence[Task], kept: Sequence[Task]) -> None:
+    def prepare(self, tasks: Sequence[Task], retained: Sequence[Task]) -> None:
         """Makes the perturbations of a group.
 
         Args:
             tasks: the group, the same in every process.
-            kept: those of this process.
+            retained: those of this process.
         """
-        made = self.make(tasks)
+        perturbations = self.make(tasks)
         with self._changed:
             for index, task in enumerate(tasks):
-                if task in kept:
-                    self._ready[task] = {key: x[index] for key, x in made.items()}
+                if task in retained:
+                    self._ready[task] = {
+                        key: x[index] for key, x in perturbations.items()
+                    }
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -217,8 +219,8 @@ def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
     words = (minutes & 0xFFFFFFFF).astype(np.uint32)
 
     def key(start: Any, member: Any) -> Any:
-        own = jax.random.fold_in(jax.random.key(seed), start)
-        return jax.random.key_data(jax.random.fold_in(own, member))
+        start_key = jax.random.fold_in(jax.random.key(seed), start)
+        return jax.random.key_data(jax.random.fold_in(start_key, member))
 
     members = np.arange(schedule.num_members, dtype=np.uint32)
     over = jax.vmap(jax.vmap(key, (None, 0)), (0, None))

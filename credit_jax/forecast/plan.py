@@ -130,7 +130,7 @@ class ForecastPlan:
 
     def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:
         """The step that returns the variables that are written."""
-        return ForecastStep(model, self.rollout, outputs.wanted)
+        return ForecastStep(model, self.rollout, outputs.selection)
 
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
@@ -140,8 +140,8 @@ class ForecastPlan:
 def _sections(config: Config) -> dict[str, Any]:
     """See `ForecastPlan.sections`."""
     raw = dump_config(config)
-    own = raw.get("inference") or {}
-    used = {name: own.get(name) or raw.get(name) for name in _SECTIONS}
+    section = raw.get("inference") or {}
+    used = {name: section.get(name) or raw.get(name) for name in _SECTIONS}
     return {"model": raw["model"], "seed": config.seed, **used}
 
 
@@ -190,62 +190,64 @@ def plan_forecast(
         update=dict(overrides or {})
     )
     model = run.model if run is not None else _model(config, parallelism, num_devices)
-    found = Findings([*model.problems], [*model.notes])
+    findings = Findings([*model.problems], [*model.notes])
     data: DataConfig = inference.data or config.data
     calendar = data.calendar or "standard"
     options = {"init_times": init_times, "num_steps": num_steps, "length": length}
-    schedule = found.attempt(
+    schedule = findings.attempt(
         lambda: make_schedule(inference, data.timestep, calendar, **options)
     )
-    pipeline = found.attempt(lambda: forecast_pipeline(config, inference))
+    pipeline = findings.attempt(lambda: forecast_pipeline(config, inference))
     opened, read_from = None, 0
     if schedule is not None:
         first = schedule
-        read_from = found.attempt(lambda: earliest(inference.perturbation, first))
+        read_from = findings.attempt(lambda: earliest(inference.perturbation, first))
         starts, steps = before(first, read_from or 0), first.num_steps
         files = (run.open_files if run is not None else None) or OpenFiles()
         # Blocks of `inference.preblocks` bring other data to those of the run.
         of_run = like if inference.data is None or run is not None else None
         regrids = pipeline is not None and pipeline.grid is not None
         options_of_data = {"like": of_run, "same_grid": not regrids}
-        opened = found.attempt(
+        opened = findings.attempt(
             lambda: open_forecast_data(data, starts, steps, files, **options_of_data)
         )
     if schedule is None or pipeline is None or opened is None or model.config is None:
-        raise ConfigError(unique(found.problems), _TITLE)
+        raise ConfigError(unique(findings.problems), _TITLE)
     # Start dates are in the calendar of the files.
-    schedule = found.attempt(
+    schedule = findings.attempt(
         lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
     )
     trained = None if run is None else run.schema
-    schema = found.attempt(
+    schema = findings.attempt(
         lambda: forecast_schema(
             config, inference, model.config, pipeline, opened, trained
         )
     )
     if schedule is None or schema is None:
-        raise ConfigError(unique(found.problems), _TITLE)
-    located = _located(pipeline, opened, schema, like, found)
-    found.problems += _data_problems(model, located, opened, schedule, schema, data)
+        raise ConfigError(unique(findings.problems), _TITLE)
+    located = _located(pipeline, opened, schema, like, findings)
+    findings.problems += _data_problems(model, located, opened, schedule, schema, data)
     if read_from:
-        found.problems += opened.problems(before(schedule, read_from), 1)
-    found.problems += unknown_variables(inference.perturbation, schema.target_slices())
-    rollout = found.attempt(
+        findings.problems += opened.problems(before(schedule, read_from), 1)
+    findings.problems += unknown_variables(
+        inference.perturbation, schema.target_slices()
+    )
+    rollout = findings.attempt(
         lambda: forecast_rollout(located, schema, schedule.num_steps)
     )
-    if rollout is None or found.problems:
-        raise ConfigError(unique(found.problems), _TITLE)
+    if rollout is None or findings.problems:
+        raise ConfigError(unique(findings.problems), _TITLE)
     if config.postblocks.post_rollout and inference.postblocks is None:
-        found.notes.append(
+        findings.notes.append(
             "postblocks.post_rollout: runs after the last step is written, as in "
             "CREDIT, and changes nothing"
         )
     for source in opened.sources.values():
-        found.notes += source.notes()
-    found.notes += notes_on_inverses(located, opened.schema.as_read())
-    found.notes += notes_on_initial(located)
-    found.notes += located.notes_on_order(opened.schema.as_read())
-    found.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
+        findings.notes += source.notes()
+    findings.notes += notes_on_inverses(located, opened.schema.as_read())
+    findings.notes += notes_on_initial(located)
+    findings.notes += located.notes_on_order(opened.schema.as_read())
+    findings.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
     reader = ForecastReader(opened, located, schedule, schema)
     return ForecastPlan(
         config,
@@ -256,7 +258,7 @@ def plan_forecast(
         reader,
         rollout,
         schema,
-        unique(found.notes),
+        unique(findings.notes),
     )
 
 
@@ -321,7 +323,7 @@ def forecast_schema(
         trained = schema_of(config.data, model, of_training)
     ours, theirs = schema.input_slices(), trained.input_slices()
     if [*ours.items()] != [*theirs.items()]:
-        lost = [key for key in theirs if theirs[key] != ours.get(key)]
+        missing = [key for key in theirs if theirs[key] != ours.get(key)]
         more = [key for key in ours if key not in theirs]
         if not more and ours.keys() == theirs.keys():
             raise ValueError(
@@ -332,7 +334,7 @@ def forecast_schema(
             )
         raise ValueError(
             "inference.data: its input channels are not those that the model was "
-            f"trained with; missing or elsewhere: {', '.join(lost) or 'none'}; not "
+            f"trained with; missing or elsewhere: {', '.join(missing) or 'none'}; not "
             f"known: {', '.join(more) or 'none'}; reconcile them in "
             "inference.preblocks, with a rename or regrid block"
         )
@@ -347,18 +349,18 @@ def _data_problems(
     schema: ChannelSchema,
     data: DataConfig,
 ) -> list[str]:
-    found = Findings()
+    findings = Findings()
     if model.config.frames != data.history_len:
-        found.problems.append(
+        findings.problems.append(
             f"model.frames: {model.config.frames} differs from data.history_len "
             f"{data.history_len}; make them equal"
         )
-    found.problems += channel_problems(schema, model.config)
-    found.problems += further_problems(data, model.config, opened.further)
-    found.problems += opened.problems(schedule.starts, schedule.num_steps)
+    findings.problems += channel_problems(schema, model.config)
+    findings.problems += further_problems(data, model.config, opened.further)
+    findings.problems += opened.problems(schedule.starts, schedule.num_steps)
     grid = model.grid if pipeline.grid is None else None
-    found.attempt(lambda: check_grid(opened, grid))
-    return found.problems
+    findings.attempt(lambda: check_grid(opened, grid))
+    return findings.problems
 
 
 def notes_on_initial(pipeline: Pipeline) -> list[str]:
@@ -368,12 +370,12 @@ def notes_on_initial(pipeline: Pipeline) -> list[str]:
     """
     kinds = ("bridgescaler_transform", "era5_normalizer", "log_transform")
     changed = [
-        f"{own.path} (type {own.type})"
-        for own in pipeline.transforms
-        if own.phase is Phase.INITIAL and own.type in (*kinds, "sqrt_transform")
+        f"{block.path} (type {block.type})"
+        for block in pipeline.transforms
+        if block.phase is Phase.INITIAL and block.type in (*kinds, "sqrt_transform")
     ]
-    undone = [own for own in pipeline.transforms if own.phase is Phase.AFTER_STEP]
-    if not changed or any(own.type in _RESTORES for own in undone):
+    undone = [block for block in pipeline.transforms if block.phase is Phase.AFTER_STEP]
+    if not changed or any(block.type in _RESTORES for block in undone):
         return []
     return [
         f"{', '.join(changed)}: changes the initial state, and no block of "
@@ -387,22 +389,22 @@ def _located(
     opened: ForecastData,
     schema: ChannelSchema,
     like: Coordinates | None,
-    found: Findings,
+    findings: Findings,
 ) -> Pipeline:
     """The transforms with their files in the order of the data.
 
     Args:
         pipeline, opened, schema: of the forecasts.
         like: coordinates of the run; None if unknown.
-        found: receives the problems of files with other coordinates.
+        findings: receives the problems of files with other coordinates.
     """
     layout = opened.schema.as_read()
-    found.attempt(lambda: check_layout(pipeline, layout))
-    data = found.attempt(opened.located)
+    findings.attempt(lambda: check_layout(pipeline, layout))
+    data = findings.attempt(opened.located)
     if data is None:
         return pipeline
-    found.attempt(lambda: _check_like(like, pipeline, schema, data))
-    return found.attempt(lambda: pipeline.at(layout, data.grid)) or pipeline
+    findings.attempt(lambda: _check_like(like, pipeline, schema, data))
+    return findings.attempt(lambda: pipeline.at(layout, data.grid)) or pipeline
 
 
 def _check_like(

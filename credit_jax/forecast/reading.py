@@ -106,7 +106,11 @@ class ForecastReader:
         entries = initial_entries(self.pipeline, raw["input"], physical)
         now = newest(physical)
         # Copied, as the step donates the buffer of x_physical.
-        fields = {k: f[:, :, 0].copy() for own in now.values() for k, f in own.items()}
+        fields = {
+            k: f[:, :, 0].copy()
+            for source_fields in now.values()
+            for k, f in source_fields.items()
+        }
         arrays = {"x": x, "static": constant_fields(physical), **entries}
         return FirstStep({**arrays, **self._further(starts, 0)}, fields)
 
@@ -138,9 +142,11 @@ class ForecastReader:
             return {}
         times = [self.data.time(start, step) for start in starts]
         with self._files_named():
-            made = {t: further_arrays(further, [t], self.pipeline) for t in set(times)}
+            by_time = {
+                t: further_arrays(further, [t], self.pipeline) for t in set(times)
+            }
         names = further.names
-        return {k: np.concatenate([made[t][k] for t in times]) for k in names}
+        return {k: np.concatenate([by_time[t][k] for t in times]) for k in names}
 
     def _check(self, x: np.ndarray, starts: Sequence[np.datetime64]) -> None:
         """Checks x of the initial states as training does.
@@ -163,15 +169,15 @@ class ForecastReader:
                 self._note(outlier, starts, x.shape[2])
 
     def _note(
-        self, found: Outlier, starts: Sequence[np.datetime64], history: int
+        self, outlier: Outlier, starts: Sequence[np.datetime64], history: int
     ) -> None:
         """Names an outlier of an initial state in the log."""
-        sample, time, row, column = found.place
+        sample, time, row, column = outlier.place
         step, start = time + 1 - history, starts[sample]
         grid = self.pipeline.grid or self.data.located()
         axes = grid.latitude, grid.longitude
         label = self.data.time(start, step)
-        error = outlier_error(found, self.schema, (row, column), axes, label)
+        error = outlier_error(outlier, self.schema, (row, column), axes, label)
         error = OutlierError(str(error), error.key, start, step)
         note_once(error.in_file(self.data.path_of))  # type: ignore[arg-type]
 
@@ -227,9 +233,12 @@ def _collate(
     read: Callable[[np.datetime64], Mapping[str, Fields]],
 ) -> dict[str, dict[str, np.ndarray]]:
     """Fields of several dates on a batch dim; each date is read once."""
-    found = {start: read(start) for start in dict.fromkeys(starts)}
-    parts = [found[start] for start in starts]
+    by_start = {start: read(start) for start in dict.fromkeys(starts)}
+    parts = [by_start[start] for start in starts]
     return {
-        source: {key: np.stack([part[source][key] for part in parts]) for key in own}
-        for source, own in parts[0].items()
+        source: {
+            key: np.stack([part[source][key] for part in parts])
+            for key in source_fields
+        }
+        for source, source_fields in parts[0].items()
     }

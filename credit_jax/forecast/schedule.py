@@ -162,13 +162,13 @@ def _starts(
         return time_range(first, last, every, calendar)
     if inference.run_mode == "single" and single and single.start_datetime:
         return np.array([date_label(single.start_datetime)], "datetime64[ns]")
-    wanted = (
+    key = (
         "batch_forecast"
         if inference.run_mode == "batch"
         else ("single_forecast.start_datetime")
     )
     raise ValueError(
-        f"inference.{wanted}: missing; run_mode {inference.run_mode!r} needs it: "
+        f"inference.{key}: missing; run_mode {inference.run_mode!r} needs it: "
         "add it, or give --init-time"
     )
 

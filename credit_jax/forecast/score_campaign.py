@@ -85,7 +85,7 @@ def score_campaign(
         scores=scores,
     ).run()
     wait_for_all("the sums of scored forecasts")
-    own = attributes_of(str(folder), scores.comparison, provenance)
-    found = scores.scores({**own, **(attributes or {})})
-    assert found is not None, "all start dates are done"
-    return found
+    described = attributes_of(str(folder), scores.comparison, provenance)
+    result = scores.scores({**described, **(attributes or {})})
+    assert result is not None, "all start dates are done"
+    return result

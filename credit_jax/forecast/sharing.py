@@ -55,18 +55,18 @@ class Share:
         each = self.size // self._axes.num_data
         return tuple(r * each + i for r in ranks for i in range(each))
 
-    def with_whole_rows(self, found: Outputs) -> Outputs:
+    def with_whole_rows(self, outputs: Outputs) -> Outputs:
         """All-gathers the rows of the fields, if they span several processes.
 
         A collective: every process must call it, in the same order.
         """
-        if all(field.is_fully_addressable for field in found.values()):
-            return found
-        return self._gather(found)
+        if all(field.is_fully_addressable for field in outputs.values()):
+            return outputs
+        return self._gather(outputs)
 
-    def on_host(self, found: Outputs) -> dict[str, np.ndarray]:
+    def on_host(self, outputs: Outputs) -> dict[str, np.ndarray]:
         """The samples of this process in the result of `with_whole_rows`, float32."""
-        return {key: _local(field) for key, field in found.items()}
+        return {key: _local(field) for key, field in outputs.items()}
 
     @cached_property
     def _axes(self) -> MeshAxes:
@@ -76,10 +76,10 @@ class Share:
     def _gather(self) -> Any:
         place = NamedSharding(self.mesh, PartitionSpec(batch_spec(self._axes)[0]))
 
-        def whole(found: Outputs) -> Outputs:
+        def whole(outputs: Outputs) -> Outputs:
             return {
                 key: jax.lax.with_sharding_constraint(field, place)
-                for key, field in found.items()
+                for key, field in outputs.items()
             }
 
         return compile_program(whole, self.mesh)

@@ -66,17 +66,19 @@ class SphericalNoise:
         count = len(self._deviations)
         sine = np.sin(np.deg2rad(self.latitude))
         cosine = np.cos(np.deg2rad(self.latitude))
-        found = np.zeros((count, count, len(sine)))
+        polynomials = np.zeros((count, count, len(sine)))
         diagonal = np.ones_like(sine)
         for m in range(count):
             if m > 0:
                 diagonal = diagonal * cosine * np.sqrt((2 * m + 1) / (2 * m))
-            found[m, m] = diagonal
+            polynomials[m, m] = diagonal
             if m + 1 < count:
-                found[m + 1, m] = np.sqrt(2 * m + 3) * sine * diagonal
+                polynomials[m + 1, m] = np.sqrt(2 * m + 3) * sine * diagonal
             for n in range(m + 2, count):
                 a = np.sqrt((4 * n**2 - 1) / (n**2 - m**2))
                 b = np.sqrt(((n - 1) ** 2 - m**2) / (4 * (n - 1) ** 2 - 1))
-                found[n, m] = a * (sine * found[n - 1, m] - b * found[n - 2, m])
-        found[:, 1:] *= np.sqrt(2)
-        return found
+                polynomials[n, m] = a * (
+                    sine * polynomials[n - 1, m] - b * polynomials[n - 2, m]
+                )
+        polynomials[:, 1:] *= np.sqrt(2)
+        return polynomials

@@ -75,23 +75,25 @@ class SpinUp:
         mesh = self.step.model.mesh
         state, constants = self.step.start(place_batch(first.arrays, mesh))
         forcing: FieldTree = {}
-        last, found = max(num_steps), []
+        last, states = max(num_steps), []
         noise = None if self.noise is None else self.noise.of(tasks)
         for k in range(1, last + 1):
             if k < last or not forcing:
                 forcing = place_batch(self._forcing(starts, num_steps, k), mesh)
             # Step numbers of the forecasts are small.
-            own = None if noise is None else noise.fold_in(_SPIN_UP + number + k)
-            state, fields = self.step(self.weights, state, constants, forcing, own)
+            step_noise = None if noise is None else noise.fold_in(_SPIN_UP + number + k)
+            state, fields = self.step(
+                self.weights, state, constants, forcing, step_noise
+            )
             rows = self.step.model.model_def.image_height
-            found.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
-        return found
+            states.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
+        return states
 
     def _forcing(
         self, starts: Sequence[np.datetime64], num_steps: Sequence[int], step: int
     ) -> FieldTree:
         """Forcing of a step, of each forecast that goes on after it; else any."""
-        steps = [min(step, own - 1) for own in num_steps]
+        steps = [min(step, count - 1) for count in num_steps]
         dates = [
             self.reader.data.time(*pair) for pair in zip(starts, steps, strict=True)
         ]
@@ -170,17 +172,17 @@ class LaggedStarts:
         if not any(lags):
             return {}
         steps = [max(lag, 1) for lag in lags]
-        found = spin_up.advance(spin_up.reader.at(dates), dates, steps, tasks)
+        advanced = spin_up.advance(spin_up.reader.at(dates), dates, steps, tasks)
         return {
             key: np.stack(
                 [
-                    found[lag - 1][key][index] - analysis[key][index]
+                    advanced[lag - 1][key][index] - analysis[key][index]
                     if lag
                     else np.zeros_like(analysis[key][index])
                     for index, lag in enumerate(lags)
                 ]
             )
-            for key in found[0]
+            for key in advanced[0]
         }
 
 
@@ -221,14 +223,16 @@ def before(schedule: Schedule, steps: int) -> np.ndarray:
 
 def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:
     """A step that returns whole prognostic variables."""
-    wanted = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
-    return replace(step, outputs=wanted)
+    selection = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
+    return replace(step, outputs=selection)
 
 
-def _add_all(made: Fields, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+def _add_all(changes: Fields, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
     """Adds the change of each sample to fields."""
     # In a padded group, samples of equal tasks are equal.
     index = {task: number for number, task in enumerate(tasks)}
     return add(
-        fields, tasks, lambda key, t, _: made[key][index[t]] if key in made else None
+        fields,
+        tasks,
+        lambda key, t, _: changes[key][index[t]] if key in changes else None,
     )

@@ -135,15 +135,20 @@ class ZarrStore:
                 whole = levels[variable.level_dim].tolist()
                 if whole != variable.levels.tolist():
                     rows = [whole.index(level) for level in variable.levels.tolist()]
-                    own = np.full((len(whole), *values.shape[1:]), np.nan, np.float32)
-                    own[rows] = values
-                    values = own
+                    padded = np.full(
+                        (len(whole), *values.shape[1:]), np.nan, np.float32
+                    )
+                    padded[rows] = values
+                    values = padded
             self._arrays[variable.name][place].write(values).result()
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the variables, open for writing."""
-        return {own.name: self._open(own.name) for own in self.outputs.variables}
+        return {
+            variable.name: self._open(variable.name)
+            for variable in self.outputs.variables
+        }
 
     def _open(self, name: str) -> Any:
         spec = {
@@ -155,9 +160,9 @@ class ZarrStore:
         return tensorstore.open(spec, write=True, open=True).result()
 
     def _sizes(self) -> dict[str, int]:
-        found = {name: len(values) for name, (values, _) in self._coordinates().items()}
+        sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
         shape = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
-        return found | dict(zip(self.outputs.space, shape, strict=True))
+        return sizes | dict(zip(self.outputs.space, shape, strict=True))
 
     def _coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
         """Values and attributes of every coordinate."""
@@ -169,16 +174,19 @@ class ZarrStore:
         time = {**_COORDINATES[TIME], "units": UNITS, "calendar": calendar}
         values, units = self._lead_values()
         lead = {**_COORDINATES[LEAD], "units": units, "dtype": "timedelta64[ns]"}
-        found = {TIME: (seconds, time), LEAD: (values, lead)}
+        coordinates = {TIME: (seconds, time), LEAD: (values, lead)}
         if self.schedule.num_members > 1:
             members = np.arange(self.schedule.num_members)
-            found[MEMBER] = (members, _COORDINATES[MEMBER])
+            coordinates[MEMBER] = (members, _COORDINATES[MEMBER])
         for name, levels in self.outputs.levels().items():
-            own = _COORDINATES.get(name, _COORDINATES["level"])
-            found[name] = (levels, own | self.outputs.attributes_of_levels(name))
+            attributes = _COORDINATES.get(name, _COORDINATES["level"])
+            coordinates[name] = (
+                levels,
+                attributes | self.outputs.attributes_of_levels(name),
+            )
         for name in ("latitude", "longitude"):
-            found[name] = (getattr(self.outputs, name), _COORDINATES[name])
-        return found
+            coordinates[name] = (getattr(self.outputs, name), _COORDINATES[name])
+        return coordinates
 
     def _lead_values(self) -> tuple[np.ndarray, str]:
         """Lead times in hours, or in seconds if they are not whole hours."""

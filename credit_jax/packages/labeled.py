@@ -118,7 +118,7 @@ class DatasetForecaster:
             outputs = outputs or self._outputs(fields)
             chosen = {
                 key: fields[key] if levels is None else fields[key][:, list(levels)]
-                for key, levels in outputs.wanted.items()
+                for key, levels in outputs.selection.items()
             }
             time = data.time(start, number)
             parts = [

@@ -66,7 +66,7 @@ def _is_whole(source: Path | bytes, member: zipfile.ZipInfo) -> bool:
             return False
         skipped = sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
         file.seek(skipped, os.SEEK_CUR)
-        found, left = 0, member.file_size
+        checksum, left = 0, member.file_size
         while left and (chunk := file.read(min(_CHUNK, left))):
-            found, left = zlib.crc32(chunk, found), left - len(chunk)
-    return left == 0 and found == member.CRC
+            checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+    return left == 0 and checksum == member.CRC

@@ -29,16 +29,16 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
     if path.is_dir() and (path / "checkpoints").is_dir():
         yield from _ours(path)
         return
-    found = open_checkpoint(path)
-    yield from _contents(found)
+    checkpoint = open_checkpoint(path)
+    yield from _contents(checkpoint)
     try:
         config = find_config()
     except FileNotFoundError:
         yield "no config: name it with --config to see what becomes of each key"
-        for key, tensor in found.model.items():
+        for key, tensor in checkpoint.model.items():
             yield f"  {key} {tuple(tensor.shape)}"
         return
-    yield from _keys(read_run_config(config), found)
+    yield from _keys(read_run_config(config), checkpoint)
 
 
 def _ours(folder: Path) -> Iterator[str]:
@@ -57,56 +57,58 @@ def _ours(folder: Path) -> Iterator[str]:
         store.close()
 
 
-def _contents(found: TorchCheckpoint) -> Iterator[str]:
+def _contents(checkpoint: TorchCheckpoint) -> Iterator[str]:
     numbers = {
         key: tensor.numel()
-        for key, tensor in found.model.items()
+        for key, tensor in checkpoint.model.items()
         if not key.endswith(("_u", "_v"))
     }
-    vectors = len(found.model) - len(numbers)
-    domain = ", of a domain-parallel run" if is_domain_parallel(found.model) else ""
-    yield f"{found.path}: {found.format}{domain}"
+    vectors = len(checkpoint.model) - len(numbers)
+    domain = (
+        ", of a domain-parallel run" if is_domain_parallel(checkpoint.model) else ""
+    )
+    yield f"{checkpoint.path}: {checkpoint.format}{domain}"
     yield (
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
         + (f", {vectors} vectors of spectral norm" if vectors else "")
     )
-    known = recognized_model(found.model)
+    known = recognized_model(checkpoint.model)
     if known:
         yield f"  model: {known}"
     states = {
-        "optimizer": found.optimizer,
-        "schedule": found.scheduler,
-        "loss scaling": found.scaler,
-        "average": found.average and found.average.shadow,
+        "optimizer": checkpoint.optimizer,
+        "schedule": checkpoint.scheduler,
+        "loss scaling": checkpoint.scaler,
+        "average": checkpoint.average and checkpoint.average.shadow,
     }
-    there = [name for name, state in states.items() if state]
-    yield f"  besides: {', '.join(there) or 'nothing'}; epoch {found.epoch}"
-    for note in found.notes:
+    present = [name for name, state in states.items() if state]
+    yield f"  besides: {', '.join(present) or 'nothing'}; epoch {checkpoint.epoch}"
+    for note in checkpoint.notes:
         yield f"  note: {note}"
 
 
-def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
+def _keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> Iterator[str]:
     """Yields a line for each key of the file: shape, and parameter it becomes."""
     yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
-    found, is_older = upgraded(run_config, found)
+    checkpoint, is_older = upgraded(run_config, checkpoint)
     if is_older:
-        yield f"  note: {found.notes[-1]}"
-    renamed = renamed_keys(run_config, found)
+        yield f"  note: {checkpoint.notes[-1]}"
+    renamed = renamed_keys(run_config, checkpoint)
     places = {place.key: place for place in run_config.plan.entries}
     for entry in renamed:
         place = places.get(entry.name)
         done = f" [{', '.join(entry.steps)}]" if entry.steps else ""
-        shape = tuple(found.model[entry.file_key].shape)
+        shape = tuple(checkpoint.model[entry.file_key].shape)
         if place is None:
             yield f"  {entry.file_key} {shape}{done} -> not known"
             continue
         layer = "" if place.layer is None else f"[{place.layer}]"
         leaf = f" ({place.leaf})" if place.leaf else ""
         yield f"  {entry.file_key} {shape}{done} -> {place.path}{layer}{leaf}"
-    given = {r.name: tuple(found.model[r.file_key].shape) for r in renamed}
-    wanted = {
+    actual = {r.name: tuple(checkpoint.model[r.file_key].shape) for r in renamed}
+    expected = {
         key: place.arrangement.torch_shape(place.shape) for key, place in places.items()
     }
-    problems = compare_shapes(given, wanted)
+    problems = compare_shapes(actual, expected)
     yield f"{len(problems)} problem(s)" if problems else "every key has its place"
     yield from (f"  {problem}" for problem in problems)

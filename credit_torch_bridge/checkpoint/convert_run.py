@@ -93,13 +93,13 @@ class RunConversion:
             write_records(folder / DIGESTS, record_files(folder))
 
     def _to_jax(self, folder: Path, allocate: Allocate) -> Iterator[str]:
-        found = open_checkpoint(self.source, verify=self.verify)
-        newest = self._read_torch(found, allocate)
-        yield f"{found.path}: {found.format}, epoch {found.epoch}"
+        checkpoint = open_checkpoint(self.source, verify=self.verify)
+        newest = self._read_torch(checkpoint, allocate)
+        yield f"{checkpoint.path}: {checkpoint.format}, epoch {checkpoint.epoch}"
         yield self._weights_line(newest)
         earlier: list[JaxCheckpoint] = []
         if self.source.is_dir() and newest.moments is not None:
-            earlier = self._earlier(found, newest, allocate)
+            earlier = self._earlier(checkpoint, newest, allocate)
             newest = _with_best_step(newest, [*earlier, newest])
         settings = {**newest.settings, "save_loc": str(self.out)}
         if newest.moments is None and self.run_config.raw.get("trainer"):
@@ -111,10 +111,12 @@ class RunConversion:
         yield from self._notes_to_jax(newest)
 
     @activity("reading CREDIT's checkpoint")
-    def _read_torch(self, found: TorchCheckpoint, allocate: Allocate) -> JaxCheckpoint:
+    def _read_torch(
+        self, torch_file: TorchCheckpoint, allocate: Allocate
+    ) -> JaxCheckpoint:
         checkpoint = to_jax_checkpoint(
             self.run_config,
-            found,
+            torch_file,
             weights_only=self.weights_only or self.weights is not None,
             batches_per_epoch=self.batches_per_epoch,
             allocate=allocate,
@@ -149,10 +151,10 @@ class RunConversion:
             path = self.source / f"{prefix}{CHECKPOINT}"
             if not path.is_file():
                 continue
-            found = open_checkpoint(path, verify=self.verify)
-            if found.epoch == newest.epoch:
+            stored = open_checkpoint(path, verify=self.verify)
+            if stored.epoch == newest.epoch:
                 continue
-            checkpoint = self._read_torch(found, allocate)
+            checkpoint = self._read_torch(stored, allocate)
             if checkpoint.micro_step < converted.micro_step:
                 by_step[checkpoint.micro_step] = checkpoint
         return [by_step[step] for step in sorted(by_step)]
@@ -183,8 +185,8 @@ class RunConversion:
         )
 
     def _to_torch(self, folder: Path, allocate: Allocate) -> Iterator[str]:
-        there = self.run_config.with_settings({"save_loc": str(self.out)})
-        credit, changes = config_for_credit(there, drop=self.drop)
+        moved = self.run_config.with_settings({"save_loc": str(self.out)})
+        credit, changes = config_for_credit(moved, drop=self.drop)
         newest = self._read_ours(self.step, allocate)
         checkpoints = {"": newest}
         best = newest.progress.best_step
@@ -232,9 +234,11 @@ class RunConversion:
                 )
             return JaxCheckpoint(*package.weights)
         model_def, verify = self.run_config.model_def, self.verify
-        found = read_run(self.source, model_def, step, allocate, verify=verify)
-        found = replace(found, moments=None) if self.weights_only else found
-        return self._chosen(found)
+        checkpoint = read_run(self.source, model_def, step, allocate, verify=verify)
+        checkpoint = (
+            replace(checkpoint, moments=None) if self.weights_only else checkpoint
+        )
+        return self._chosen(checkpoint)
 
     @activity("writing CREDIT's checkpoint")
     def _write_torch(

@@ -53,8 +53,8 @@ def read_moments(
     entries = {key: entries[key] for key in trainable.keys if key in entries}
     moments: dict[str, Arrays] = {}
     for kind in (FIRST, SECOND):
-        given = {key: entry[kind] for key, entry in entries.items()}
-        tensors = as_arrays(as_tensors(given, f"optimizer, {kind}")) if given else {}
+        values = {key: entry[kind] for key, entry in entries.items()}
+        tensors = as_arrays(as_tensors(values, f"optimizer, {kind}")) if values else {}
         raise_non_finite(tensors, f"optimizer, {kind}")
         absent = {p.key: p for p in trainable.entries if p.key not in tensors}
         zeros = {
@@ -87,8 +87,8 @@ def _entries(
     names = _names(group["params"], plan)
     entries = {}
     for key, entry in state.items():
-        given = int(key) if isinstance(key, str) and key.isdigit() else key
-        if given not in names:
+        number = int(key) if isinstance(key, str) and key.isdigit() else key
+        if number not in names:
             if len(groups) > 1:
                 # A second group has parameters of a loss; CREDIT cannot resume them.
                 continue
@@ -99,7 +99,7 @@ def _entries(
                 f"optimizer: the state of {key!r} has {got}, expected "
                 f"{[FIRST, SECOND, STEP]}: it is not that of CREDIT's AdamW"
             )
-        entries[names[given]] = entry
+        entries[names[number]] = entry
     return dict(group), entries
 
 

@@ -136,34 +136,34 @@ def read_run(
         targets = _targets(model_def, store.item_names(chosen))
         store.check_fits(chosen, targets)
         path = store.path(chosen)
-        found = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
+        items = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
     finally:
         store.close()
     checkpoint = JaxCheckpoint(
-        found[WEIGHTS]["params"],
-        {name: found[WEIGHTS][name] for name in COLLECTIONS},
-        ema=found.get(EMA),
-        ema_stats=found.get(EMA_STATS),
+        items[WEIGHTS]["params"],
+        {name: items[WEIGHTS][name] for name in COLLECTIONS},
+        ema=items.get(EMA),
+        ema_stats=items.get(EMA_STATS),
         micro_step=chosen,
         progress=progress,
     )
-    return _with_optimizer(checkpoint, found)
+    return _with_optimizer(checkpoint, items)
 
 
 def _with_optimizer(
-    checkpoint: JaxCheckpoint, found: Mapping[str, Any]
+    checkpoint: JaxCheckpoint, items: Mapping[str, Any]
 ) -> JaxCheckpoint:
     scaler: dict[str, Any] = {}
-    if LOSS_SCALE in found:
+    if LOSS_SCALE in items:
         scaler = {
-            _SCALE: float(found[LOSS_SCALE]["scale"]),
+            _SCALE: float(items[LOSS_SCALE]["scale"]),
             **_SCALER,
-            _TRACKER: int(found[LOSS_SCALE]["good_updates"]),
+            _TRACKER: int(items[LOSS_SCALE]["good_updates"]),
         }
     checkpoint = replace(checkpoint, loss_scale=scaler)
-    if OPTIMIZER not in found:
+    if OPTIMIZER not in items:
         return checkpoint
-    optimizer = found[OPTIMIZER]
+    optimizer = items[OPTIMIZER]
     state = optimizer["opt_state"][ADAM]
     return replace(
         checkpoint,

@@ -71,7 +71,7 @@ def read_item(
         allocate: makes the arrays that are filled.
     """
     handler = ocp.PyTreeCheckpointHandler()
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for part in _parts(_leaves(shapes, ())):
         tree: dict[str, Any] = {}
         for path, leaf in part.items():
@@ -80,8 +80,8 @@ def read_item(
         for path, leaf in _leaves(restored, ()).items():
             target = allocate(leaf.shape, leaf.dtype)
             target[...] = leaf
-            _place(found, path, target)
-    return _filled_out(shapes, found)
+            _place(content, path, target)
+    return _filled_out(shapes, content)
 
 
 def _host_arrays(tree: PyTree) -> Any:
@@ -120,11 +120,13 @@ def _place(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _filled_out(shapes: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """`found` in the order of `shapes`, empty dicts included."""
+def _filled_out(
+    shapes: Mapping[str, Any], content: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`content` in the order of `shapes`, empty dicts included."""
     return {
-        name: _filled_out(branch, found.get(name, {}))
+        name: _filled_out(branch, content.get(name, {}))
         if isinstance(branch, Mapping)
-        else found[name]
+        else content[name]
         for name, branch in shapes.items()
     }

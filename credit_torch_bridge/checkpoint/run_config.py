@@ -100,15 +100,15 @@ class RunConfig:
         seed = self.raw.get("seed", 42)
         return seed if isinstance(seed, int) else 42
 
-    def batches_per_epoch(self, given: int | None = None) -> int | None:
+    def batches_per_epoch(self, requested: int | None = None) -> int | None:
         """Micro-batches per epoch in credit_jax; None if the config does not imply it.
 
         Args:
-            given: value from the user, which overrides the config.
+            requested: value from the user, which overrides the config.
         """
         config = self.full_config
-        if given is not None or config is None:
-            return given or self.trainer.batches_per_epoch or None
+        if requested is not None or config is None:
+            return requested or self.trainer.batches_per_epoch or None
         parallel = self.trainer.parallelism
         split = parallel.tensor * parallel.domain
         dp = (self.trainer.num_devices or 0) // split

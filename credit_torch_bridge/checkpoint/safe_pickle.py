@@ -81,10 +81,10 @@ def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
 def _instructions(data: bytes) -> list[tuple[str, Any]]:
     """Names and arguments of the instructions, without the final STOP."""
     try:
-        found = [(opcode.name, argument) for opcode, argument, _ in genops(data)]
+        instructions = [(opcode.name, argument) for opcode, argument, _ in genops(data)]
     except ValueError as error:
         raise ValueError(f"broken pickle: {error}") from None
-    return found[:-1]
+    return instructions[:-1]
 
 
 class _Reader:
@@ -141,13 +141,13 @@ class _Reader:
             self._extend(self._to_mark())
         elif name in ("TUPLE", "LIST", "DICT", "FROZENSET"):
             items = self._to_mark()
-            made: dict[str, Any] = {
+            constructors: dict[str, Any] = {
                 "TUPLE": tuple,
                 "LIST": list,
                 "FROZENSET": frozenset,
             }
             pairs = zip(items[::2], items[1::2], strict=True)
-            stack.append(dict(pairs) if name == "DICT" else made[name](items))
+            stack.append(dict(pairs) if name == "DICT" else constructors[name](items))
         elif name == "POP":
             stack.pop()
         else:

@@ -102,16 +102,16 @@ def read_plateau(state: Mapping[str, Any]) -> PlateauState:
 
 def settings_of(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Settings that a resumed run of CREDIT takes from the state, by config key."""
-    found = {
+    settings = {
         f"trainer.scheduler.{ours}": state[theirs]
         for theirs, ours in _SETTINGS[kind].items()
     }
     if kind == PLATEAU:
-        return found | {"trainer.scheduler.min_lr": state["min_lrs"][0]}
+        return settings | {"trainer.scheduler.min_lr": state["min_lrs"][0]}
     rates = state["base_lrs"]
     if kind != RESTARTS and isinstance(rates, list) and rates:
-        found["trainer.learning_rate"] = rates[0]
-    return found
+        settings["trainer.learning_rate"] = rates[0]
+    return settings
 
 
 def write_position(
@@ -136,8 +136,8 @@ def write_position(
         ValueError: the schedule counts epochs, and `batches_per_epoch` is None.
     """
     kind = kind_of(trainer)
-    kept = None if progress is None else progress.learning_rate
-    rate = trainer.learning_rate if kept is None else kept
+    stored_rate = None if progress is None else progress.learning_rate
+    rate = trainer.learning_rate if stored_rate is None else stored_rate
     if kind is None:
         return None, rate
     settings = trainer.scheduler.model_dump() if trainer.scheduler else {}
@@ -266,5 +266,5 @@ def _restarts(
         "step_in_cycle": place,
     }
     # Its step() does not change torch's counters.
-    made = {"base_lrs": [min_lr], "last_epoch": steps, "_step_count": 0}
-    return state | made | {"_is_initial": False}, rate
+    counters = {"base_lrs": [min_lr], "last_epoch": steps, "_step_count": 0}
+    return state | counters | {"_is_initial": False}, rate

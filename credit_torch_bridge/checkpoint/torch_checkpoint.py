@@ -96,10 +96,10 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
         return _open_folder(path, load, verify=verify)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    found = _open_file(path, load)
-    if found.average is not None and not found.model:
-        return _average_as_model(found, load)
-    return _with_average(found, path, load)
+    checkpoint = _open_file(path, load)
+    if checkpoint.average is not None and not checkpoint.model:
+        return _average_as_model(checkpoint, load)
+    return _with_average(checkpoint, path, load)
 
 
 def _check_digests(folder: Path) -> None:
@@ -167,13 +167,15 @@ def _from_safetensors(folder: Path, paths: list[Path], load: Load) -> TorchCheck
 def _from_fsdp1(folder: Path, rest: Mapping[str, Any], load: Load) -> TorchCheckpoint:
     """The three files of a run with `trainer.mode: fsdp`."""
     model = folder / FSDP1_MODEL
-    found = _from_content(load(model), model, "files of an FSDP (gen1) run")
+    checkpoint = _from_content(load(model), model, "files of an FSDP (gen1) run")
     if not isinstance(rest, Mapping):
         raise ValueError(f"{folder / CHECKPOINT}: expected a dict, got {type(rest)}")
     optimizer = folder / FSDP1_OPTIMIZER
     state = load(optimizer) if optimizer.is_file() else None
-    found = replace(found, **_progress_of(rest, folder / CHECKPOINT))
-    return _with_average(replace(found, optimizer=state), folder / CHECKPOINT, load)
+    checkpoint = replace(checkpoint, **_progress_of(rest, folder / CHECKPOINT))
+    return _with_average(
+        replace(checkpoint, optimizer=state), folder / CHECKPOINT, load
+    )
 
 
 def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
@@ -208,8 +210,8 @@ def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
 
 def _find(content: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """The first of several entries that is a dict."""
-    found = [content[name] for name in names if name in content]
-    return next((value for value in found if isinstance(value, Mapping)), None)
+    entries = [content[name] for name in names if name in content]
+    return next((value for value in entries if isinstance(value, Mapping)), None)
 
 
 def _kind_of(optimizer: Any) -> str:
@@ -251,7 +253,7 @@ def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Aver
     unit vectors and are omitted, as by CREDIT.
     """
     shadow = as_tensors(model[_SHADOW], f"{path}: the average")
-    kept = {
+    averaged = {
         key: value
         for key, value in shadow.items()
         if not (key.endswith(("_u", "_v")) and f"{key[:-2]}_orig" in shadow)
@@ -259,7 +261,7 @@ def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Aver
     decay, step = model.get("decay", 0.9999), model.get("step", 0)
     if not (isinstance(decay, float | int) and isinstance(step, int) and step >= 0):
         raise ValueError(f"{path}: decay {decay!r} and step {step!r} are no numbers")
-    return Average(kept, float(decay), step, epoch)
+    return Average(averaged, float(decay), step, epoch)
 
 
 def average_file(path: Path) -> Path:
@@ -267,26 +269,31 @@ def average_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}_ema{path.suffix}")
 
 
-def _with_average(found: TorchCheckpoint, path: Path, load: Load) -> TorchCheckpoint:
+def _with_average(
+    checkpoint: TorchCheckpoint, path: Path, load: Load
+) -> TorchCheckpoint:
     beside = average_file(path)
     if path.suffix == SAFETENSORS or not beside.is_file():
-        return found
+        return checkpoint
     average = _open_file(beside, load).average
     if average is None:
         raise ValueError(f"{beside}: expected an average (model_state_dict.shadow)")
-    notes = found.notes
-    if None not in (average.epoch, found.epoch) and average.epoch != found.epoch:
+    notes = checkpoint.notes
+    if (
+        None not in (average.epoch, checkpoint.epoch)
+        and average.epoch != checkpoint.epoch
+    ):
         notes += (
             f"{beside.name} is of epoch {average.epoch}, {path.name} of epoch "
-            f"{found.epoch}; both are taken, as CREDIT takes them",
+            f"{checkpoint.epoch}; both are taken, as CREDIT takes them",
         )
-    return replace(found, average=average, notes=notes)
+    return replace(checkpoint, average=average, notes=notes)
 
 
-def _average_as_model(found: TorchCheckpoint, load: Load) -> TorchCheckpoint:
+def _average_as_model(checkpoint: TorchCheckpoint, load: Load) -> TorchCheckpoint:
     """Completes an EMA file with the vectors and statistics of its checkpoint."""
-    assert found.average is not None, "asked for by the caller"
-    shadow, path = found.average.shadow, found.path
+    assert checkpoint.average is not None, "asked for by the caller"
+    shadow, path = checkpoint.average.shadow, checkpoint.path
     needs = any(key.endswith("_orig") for key in shadow)
     stem = path.stem.removesuffix("_ema")
     live = path.with_name(f"{stem}{path.suffix}")
@@ -302,9 +309,9 @@ def _average_as_model(found: TorchCheckpoint, load: Load) -> TorchCheckpoint:
         vectors = {k: v for k, v in model.items() if k.endswith(("_u", "_v"))}
         vectors |= {k: v for k, v in lacking.items() if k.endswith(_STATISTICS)}
     return replace(
-        found,
+        checkpoint,
         format="average, with the vectors of the checkpoint beside it",
         model={**shadow, **vectors},
-        epoch=found.average.epoch,
+        epoch=checkpoint.average.epoch,
         average=None,
     )

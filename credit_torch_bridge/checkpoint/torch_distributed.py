@@ -129,10 +129,10 @@ def _assemble(
 def _info(
     stored: Mapping[tuple[str, tuple], Record], name: str, offset: tuple[int, ...]
 ) -> Record:
-    found = stored.get((name, offset)) or stored.get((name, ()))
-    if found is None:
+    record = stored.get((name, offset)) or stored.get((name, ()))
+    if record is None:
         raise ValueError(f"{name}: nothing says where its chunk at {offset} is stored")
-    return found
+    return record
 
 
 def _shaped(value: Any, shape: tuple[int, ...], name: str) -> torch.Tensor:

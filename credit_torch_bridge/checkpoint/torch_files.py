@@ -77,15 +77,15 @@ def load_torch(path: Path, *, verify: bool = True) -> Any:
 
 def _refusal(message: str) -> str:
     """The class or function that a file names, from the message of torch's loader."""
-    found = _ASKED.search(message)
-    if found is None:
+    match = _ASKED.search(message)
+    if match is None:
         # The message also advises to run the code of the file, which is left out.
         reason = message.partition("WeightsUnpickler error:")[2].strip().split("\n")[0]
         return (
             f"not a file of torch.save with weights ({reason or 'pickle error'}); give "
             "CREDIT's checkpoint.pt, or a whole copy of it"
         )
-    what = next(group for group in found.groups() if group)
+    what = next(group for group in match.groups() if group)
     return (
         f"the file asks for {what}, which is code and not weights; it was not loaded, "
         "and nothing of it was run. Save the state dicts alone with torch.save"

@@ -169,15 +169,15 @@ def read_model(
         raise ValueError(f"{checkpoint.path}: {error}{hint}") from None
 
 
-def _spectral_hint(plan: KeyPlan, given: Mapping[str, torch.Tensor]) -> str:
+def _spectral_hint(plan: KeyPlan, state: Mapping[str, torch.Tensor]) -> str:
     """A hint at the most common cause of keys that do not fit."""
     asked = any(key.endswith("_orig") for key in plan.keys)
-    there = any(key.endswith("_orig") for key in given)
-    if asked == there:
+    has_norm = any(key.endswith("_orig") for key in state)
+    if asked == has_norm:
         return ""
     return (
-        f"\nthe checkpoint was written {'with' if there else 'without'} spectral norm; "
-        f"model.use_spectral_norm: {str(there).lower()} may be what it is"
+        f"\nthe checkpoint was written {'with' if has_norm else 'without'} spectral "
+        f"norm; model.use_spectral_norm: {str(has_norm).lower()} may be what it is"
     )
 
 
@@ -193,12 +193,12 @@ def _read_average(
     state = as_arrays({r.name: shadow[r.file_key] for r in names})
     raise_non_finite(state, "the average")
     statistics = plan.averaged_statistics
-    own = {key: state.pop(key) for key in statistics.keys if key in state}
+    stats = {key: state.pop(key) for key in statistics.keys if key in state}
     try:
         params = plan.parameters.read(state, allocate)[0]
-        if not own:
+        if not stats:
             return params, None
-        return params, statistics.read(own, allocate)[1][BATCH_STATS]
+        return params, statistics.read(stats, allocate)[1][BATCH_STATS]
     except ValueError as error:
         raise ValueError(f"the average: {error}") from None
 
@@ -224,7 +224,7 @@ def _with_state(
     if trainer.update_learning_rate:
         settings.pop("trainer.learning_rate", None)
     progress = replace(
-        _with_kept_rate(jax_checkpoint.progress, trainer, checkpoint, group.get("lr")),
+        _with_rate(jax_checkpoint.progress, trainer, checkpoint, group.get("lr")),
         first_rate_at=_first_rate_at(trainer, position),
     )
     average = checkpoint.average
@@ -241,7 +241,7 @@ def _with_state(
     )
 
 
-def _with_kept_rate(
+def _with_rate(
     progress: Progress, trainer: TrainerConfig, checkpoint: TorchCheckpoint, rate: Any
 ) -> Progress:
     """The position with the checkpoint's rate, if that is part of the run's state."""
@@ -266,11 +266,14 @@ def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
 
 
 def _position(
-    run_config: RunConfig, checkpoint: TorchCheckpoint, updates: int, given: int | None
+    run_config: RunConfig,
+    checkpoint: TorchCheckpoint,
+    updates: int,
+    requested: int | None,
 ) -> tuple[int, dict[str, Any]]:
     """Micro-batches seen, and the schedule's settings."""
     kind, state = kind_of(run_config.trainer), checkpoint.scheduler
-    batches = run_config.batches_per_epoch(given)
+    batches = run_config.batches_per_epoch(requested)
     settings: dict[str, Any] = {}
     if kind is not None and state is not None:
         if not keeps_rate(run_config.trainer):

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from credit_torch_bridge.compare.comparison import compare_with_credit
 
     path = Path(args.checkpoint)
-    found = compare_with_credit(
+    comparison = compare_with_credit(
         config_file(args.config, path),
         path,
         parallelism=parse_parallelism(args.parallelism),
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         weights=args.weights,
     )
-    for line in found.lines():
+    for line in comparison.lines():
         print_line(line)
-    if not found.within_tolerance:
+    if not comparison.within_tolerance:
         message = "credit_jax and CREDIT differ by more than rounding"
         raise CommandError(message, FAILED)
     return OK

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> Iterator[str]:
     path, out = Path(args.file), Path(args.out)
     refuse_existing(out)
-    given = read_limited(path)
-    changed = apply_overrides(given, args.set)
+    mapping = read_limited(path)
+    changed = apply_overrides(mapping, args.set)
     config, report = convert_config(
         changed, to=args.to, level_coord=args.level_coord, drop=tuple(args.drop)
     )

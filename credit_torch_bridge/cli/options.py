@@ -30,14 +30,14 @@ def add_drop_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_file(given: str | None, checkpoint: Path) -> Path:
+def config_file(option: str | None, checkpoint: Path) -> Path:
     """The given config, or `model.yml` in the folder of the checkpoint.
 
     Raises:
         FileNotFoundError: the checkpoint, or `model.yml` in its folder, does not exist.
     """
-    if given is not None:
-        return Path(given)
+    if option is not None:
+        return Path(option)
     if not checkpoint.exists():
         raise FileNotFoundError(f"{checkpoint}: no such file or folder")
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent

@@ -32,9 +32,9 @@ from credit_torch_bridge.compare.credit_side import (
     build_credit,
     cast_credit,
     floats_of,
-    given_noise,
     recorded_noise,
     register_models,
+    replayed_noise,
     run_credit,
     share_edges,
 )
@@ -168,18 +168,18 @@ def compare_with_credit(
     credit = build_credit(run_config.raw["model"], state)
     run_jax = compile_pass(model, params, model_state, blocks)
     rng = np.random.default_rng(seed)
-    found = []
+    comparisons = []
     for _ in range(batches):
         inputs = _inputs(model, rng)
         with recorded_noise() as drawn:
             theirs = run_credit(credit, inputs, blocks)
         ours = run_jax(inputs, noise_of(model.model_def, drawn))
-        own = _compare(ours, theirs, blocks, str(dict(model.mesh.shape)))
-        if not own.within_tolerance:
+        comparison = _compare(ours, theirs, blocks, str(dict(model.mesh.shape)))
+        if not comparison.within_tolerance:
             wide = _wide_errors(run_config, state, mesh, devices, inputs, drawn)
-            own = replace(own, wide=wide)
-        found.append(own)
-    return replace(_worst(found), weights=label_of(average=average))
+            comparison = replace(comparison, wide=wide)
+        comparisons.append(comparison)
+    return replace(_worst(comparisons), weights=label_of(average=average))
 
 
 def read_weights(run_config: RunConfig, path: Path) -> JaxCheckpoint:
@@ -190,11 +190,11 @@ def read_weights(run_config: RunConfig, path: Path) -> JaxCheckpoint:
 
 
 def _parallelism(
-    given: ParallelismConfig | Mapping[str, Any] | None,
+    section: ParallelismConfig | Mapping[str, Any] | None,
 ) -> ParallelismConfig:
-    if isinstance(given, ParallelismConfig):
-        return given
-    return parse(ParallelismConfig, given or {"data": "none"}, "parallelism")
+    if isinstance(section, ParallelismConfig):
+        return section
+    return parse(ParallelismConfig, section or {"data": "none"}, "parallelism")
 
 
 def _parallel_model(
@@ -215,8 +215,8 @@ def _network_alone(run_config: RunConfig) -> RunConfig:
     if not isinstance(model, Mapping):
         return run_config
     corrections = "post_conf", "gen1_post_conf"
-    kept = {key: value for key, value in model.items() if key not in corrections}
-    return RunConfig({**run_config.raw, "model": kept}, run_config.source)
+    network = {key: value for key, value in model.items() if key not in corrections}
+    return RunConfig({**run_config.raw, "model": network}, run_config.source)
 
 
 def _block_names(config: Any) -> list[str]:
@@ -276,15 +276,15 @@ def _wide_errors(
     """
     model_def = run_config.model_def
     with jax.enable_x64(True):
-        given = dict(state), dict(inputs), list(drawn)
-        state, inputs, drawn = jax.tree.map(_as_float64, given)
+        arrays = dict(state), dict(inputs), list(drawn)
+        state, inputs, drawn = jax.tree.map(_as_float64, arrays)
         precision = Precision.of("float64")
         model = _parallel_model(run_config, parallelism, devices, precision)
         run_jax = compile_pass(model, *from_state_dict(model_def, state), ())
         ours = run_jax(inputs, noise_of(model_def, drawn))
     credit = build_credit(run_config.raw["model"], state)
     share_edges(credit, run_config.raw["model"])
-    with floats_of(torch.float64), given_noise(drawn):
+    with floats_of(torch.float64), replayed_noise(drawn):
         theirs = run_credit(cast_credit(credit, torch.float64), inputs, ())
     errors = _compare(ours, theirs, (), "")
     return WideErrors(errors.prediction, errors.gradient)
@@ -297,8 +297,8 @@ def _as_float64(array: np.ndarray) -> np.ndarray:
 
 def _block_of(key: str, blocks: Sequence[str]) -> str:
     """The block of a parameter; its top module if it is in no block."""
-    found = (name for name in blocks if key.startswith(f"{name}."))
-    return next(found, key.split(".")[0])
+    matches = (name for name in blocks if key.startswith(f"{name}."))
+    return next(matches, key.split(".")[0])
 
 
 def _block_error(field: np.ndarray, array: np.ndarray) -> float:
@@ -317,16 +317,16 @@ def _joined(arrays: Mapping[str, np.ndarray], keys: list[str]) -> np.ndarray:
     return np.concatenate([np.ravel(arrays[key]) for key in keys])
 
 
-def _worst(found: Sequence[Comparison]) -> Comparison:
+def _worst(comparisons: Sequence[Comparison]) -> Comparison:
     """The largest errors of several inputs."""
-    first = found[0]
+    first = comparisons[0]
     return Comparison(
-        {name: max(f.blocks[name] for f in found) for name in first.blocks},
-        max(f.prediction for f in found),
-        {name: max(f.gradients[name] for f in found) for name in first.gradients},
-        max(f.gradient for f in found),
+        {name: max(f.blocks[name] for f in comparisons) for name in first.blocks},
+        max(f.prediction for f in comparisons),
+        {name: max(f.gradients[name] for f in comparisons) for name in first.gradients},
+        max(f.gradient for f in comparisons),
         first.mesh,
-        len(found),
-        next((f.wide for f in found if not f.within_tolerance), None)
-        or next((f.wide for f in found if f.wide), None),
+        len(comparisons),
+        next((f.wide for f in comparisons if not f.within_tolerance), None)
+        or next((f.wide for f in comparisons if f.wide), None),
     )

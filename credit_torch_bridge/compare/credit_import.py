@@ -34,7 +34,7 @@ _NAMES = (
 )
 
 # torch drops a library's operators when the library object is collected.
-_KEPT: list[torch.library.Library] = []
+_LIBRARIES: list[torch.library.Library] = []
 
 
 def import_credit(name: str = "") -> ModuleType:
@@ -74,5 +74,5 @@ def import_torchvision() -> None:
     library = torch.library.Library("torchvision", "DEF")
     for name in _NAMES:
         library.define(f"{name}(Tensor x) -> Tensor")
-    _KEPT.append(library)
+    _LIBRARIES.append(library)
     importlib.import_module("torchvision")

@@ -73,10 +73,10 @@ def _class_of(model_type: str) -> Callable[..., Any]:
             f"CREDIT has no model {model_type!r}; custom_models of the config lists "
             "files that register PyTorch classes"
         )
-    found, name, *_ = registry[model_type]
-    if not isinstance(found, str):
-        return found
-    return getattr(import_credit(found.removeprefix("credit.")), name)
+    class_path, name, *_ = registry[model_type]
+    if not isinstance(class_path, str):
+        return class_path
+    return getattr(import_credit(class_path.removeprefix("credit.")), name)
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def floats_of(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def given_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
+def replayed_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
     """Context manager in which `torch.randn` returns arrays of `recorded_noise`."""
     draw, rest = torch.randn, iter(drawn)
 
@@ -199,10 +199,10 @@ def recorded_noise() -> Iterator[list[np.ndarray]]:
     draw, drawn = torch.randn, list[np.ndarray]()
 
     def randn(*args: Any, **options: Any) -> torch.Tensor:
-        found = draw(*args, **options)
-        array = found.detach().numpy().copy()
+        values = draw(*args, **options)
+        array = values.detach().numpy().copy()
         drawn.append(np.moveaxis(array, 1, -1) if array.ndim == 4 else array)
-        return found
+        return values
 
     torch.randn = randn
     try:

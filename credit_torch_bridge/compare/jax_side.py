@@ -66,10 +66,10 @@ def compile_pass(
         outputs = [reshard(field, field.layout.to_blocks()).data for field in captured]
         return model.reducer.mean(jnp.square(y)), (y, outputs)
 
-    def body(params: Any, model_state: Any, given: Any) -> Any:
+    def body(params: Any, model_state: Any, inputs: Any) -> Any:
         # Packed, the gradients of small parameters are summed at once.
         (_, seen), grads = jax.value_and_grad(loss, has_aux=True)(
-            packing.pack(params), model_state, *given
+            packing.pack(params), model_state, *inputs
         )
         return seen, packing.unpack(grads)
 
@@ -136,8 +136,8 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
         raise ValueError(
             f"CREDIT drew noise {len(drawn)} times, credit_jax {len(names)} times"
         )
-    given = {k: jnp.asarray(array) for k, array in zip(names, drawn, strict=True)}
-    return Noise(jax.random.key(0), given)
+    fields = {k: jnp.asarray(array) for k, array in zip(names, drawn, strict=True)}
+    return Noise(jax.random.key(0), fields)
 
 
 class _Sites(dict[str, Any]):

@@ -15,10 +15,10 @@ from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
 from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
+    check_sections,
     forecasts_alone,
     gen2_blocks,
     gen2_to_credit,
-    sections_are_there,
 )
 from credit_torch_bridge.config.to_jax import gen2_to_jax
 
@@ -56,17 +56,17 @@ def convert_config(
     """
     if to not in TARGETS:
         raise ValueError(f"to: expected one of {', '.join(TARGETS)}, got {got(to)}")
-    found = kind_of(mapping)
+    kind = kind_of(mapping)
     editor = ConfigEditor(dict(mapping))
     for key in drop:
         if not editor.has(key):
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
-    if (found, to) == (GEN1, GEN2) and isinstance(editor.get("predict"), dict):
+    if (kind, to) == (GEN1, GEN2) and isinstance(editor.get("predict"), dict):
         mode = editor.get("trainer.mode", "none")
         editor.default("predict.mode", mode, "trainer.mode, which it was taken from")
     training = not forecasts_alone(editor)
-    sections_are_there(editor, training=training)
+    check_sections(editor, training=training)
     if to == GEN1 and not training:
         editor.problem("trainer", "missing; gen1 asks for it in forecasts, too")
     if to == JAX:
@@ -76,12 +76,12 @@ def convert_config(
     if not editor.problems:
         _supported(editor, to)
     if not editor.problems:
-        _convert(editor, found, to, level_coord)
+        _convert(editor, kind, to, level_coord)
     problems = list(dict.fromkeys(editor.problems))
-    raise_problems(problems, f"this {found} config cannot become {to}")
-    kept, lost = settle(mapping, editor)
-    assert not lost, f"nobody accounts for {lost}"
-    return editor.config, ConfigReport(found, to, tuple(editor.changes), kept)
+    raise_problems(problems, f"this {kind} config cannot become {to}")
+    unchanged, unaccounted = settle(mapping, editor)
+    assert not unaccounted, f"nobody accounts for {unaccounted}"
+    return editor.config, ConfigReport(kind, to, tuple(editor.changes), unchanged)
 
 
 def kind_of(mapping: Mapping[str, Any]) -> str:
@@ -122,8 +122,8 @@ def _supported(editor: ConfigEditor, to: str) -> None:
         editor.problem("model.type", f"CREDIT has no model {name}")
 
 
-def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> None:
-    if found == GEN1:
+def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None:
+    if kind == GEN1:
         if to == GEN1:
             return
         gen1_to_gen2(editor, level_coord, for_jax=to == JAX)

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-KEPT, MOVED, COMPUTED, DROPPED, NOTE = "kept", "moved", "computed", "dropped", "note"
+UNCHANGED, MOVED, COMPUTED, DROPPED, NOTE = (
+    "kept",
+    "moved",
+    "computed",
+    "dropped",
+    "note",
+)
 
 Path = tuple[Any, ...]
 
@@ -17,7 +23,7 @@ class Change:
     """One change of a config.
 
     Attributes:
-        kind: KEPT, MOVED, COMPUTED, DROPPED or NOTE.
+        kind: UNCHANGED, MOVED, COMPUTED, DROPPED or NOTE.
         path: the key, from the top of the file.
         text: the new key, the new value, or the reason.
     """
@@ -68,7 +74,7 @@ class ConfigReport:
             if name and name not in names:
                 names.append(name)
         for section, names in sections.items():
-            yield f"{KEPT}: {section}" + (f": {', '.join(names)}" if names else "")
+            yield f"{UNCHANGED}: {section}" + (f": {', '.join(names)}" if names else "")
 
 
 @dataclass
@@ -224,15 +230,15 @@ def settle(
     after = dict(leaves(editor.config))
     filled = {path[:length] for path in after for length in range(1, len(path) + 1)}
     named = {c.path for c in editor.changes if c.kind in (MOVED, COMPUTED, DROPPED)}
-    kept, lost = [], []
+    unchanged, unaccounted = [], []
     for path, value in leaves(before):
         if path in after and same(after[path], value):
-            kept.append(path)
+            unchanged.append(path)
         elif value in (None, {}) and path in filled:
             continue
         elif not any(path[:length] in named for length in range(1, len(path) + 1)):
-            lost.append(path)
-    return tuple(kept), tuple(lost)
+            unaccounted.append(path)
+    return tuple(unchanged), tuple(unaccounted)
 
 
 def same(left: Any, right: Any) -> bool:

@@ -117,8 +117,8 @@ def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
     norm = editor.get("preblocks.per_step.norm")
     blocks: dict[str, Any] = {}
     for name, keys in (("", {}), ("_target", _TARGET)):
-        own = {"args": dict(keys)} if keys else {}
-        blocks[f"reconstruct{name}"] = {"type": "reconstruct", **own}
+        arguments = {"args": dict(keys)} if keys else {}
+        blocks[f"reconstruct{name}"] = {"type": "reconstruct", **arguments}
         if norm and max(count or 1 for count in steps) > 1:
             key = {"key": keys["out_key"]} if keys else {}
             block = {"type": "era5_normalizer", "args": {**norm["args"], **key}}

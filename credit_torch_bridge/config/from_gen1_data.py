@@ -126,8 +126,8 @@ def data_to_gen2(
 def _refuse(editor: ConfigEditor) -> None:
     """Records keys whose effect gen2 cannot express."""
     kind = editor.get("data.dataset_type", BATCHER)
-    given = editor.get("data.forecast_len", 0)
-    steps = given if isinstance(given, int) else 0
+    forecast_len = editor.get("data.forecast_len", 0)
+    steps = forecast_len if isinstance(forecast_len, int) else 0
     if kind not in DATASETS:
         editor.problem(
             "data.dataset_type",
@@ -245,14 +245,14 @@ def _shared(editor: ConfigEditor, steps: int) -> dict[str, Any]:
     chosen = editor.get("data.backprop_on_timestep")
     if chosen is None:
         return shared
-    there = [step for step in range(1, steps + 1) if step in chosen]
-    if there == list(range(1, steps + 1)):
+    within = [step for step in range(1, steps + 1) if step in chosen]
+    if within == list(range(1, steps + 1)):
         editor.drop(
             "data.backprop_on_timestep", "all steps that there are: the default"
         )
         return shared
-    editor.compute("data.backprop_on_timestep", there, f"there are {steps} steps")
-    return {**shared, "backprop_on_timestep": there}
+    editor.compute("data.backprop_on_timestep", within, f"there are {steps} steps")
+    return {**shared, "backprop_on_timestep": within}
 
 
 def _validation(
@@ -260,17 +260,21 @@ def _validation(
 ) -> dict[str, Any] | None:
     """`validation_data`, with every key that CREDIT requires."""
     years = editor.get("data.valid_years")
-    own = {
+    lengths = {
         "history_len": editor.get("data.valid_history_len", history),
         "forecast_len": editor.get("data.valid_forecast_len", steps) + 1,
     }
-    for name, value in own.items():
+    for name, value in lengths.items():
         editor.moved(f"data.valid_{name}", f"validation_data.{name} = {value}")
     if years is None:
         editor.note("data.valid_years", "absent: gen2 validates on the training years")
         return None
     editor.moved("data.valid_years", "validation_data.date_ranges", _APART)
-    return {"date_ranges": year_ranges(years, hours), "timestep": f"{hours}h", **own}
+    return {
+        "date_ranges": year_ranges(years, hours),
+        "timestep": f"{hours}h",
+        **lengths,
+    }
 
 
 def _normalizer(editor: ConfigEditor) -> None:

@@ -88,17 +88,17 @@ def predict_to_inference(editor: ConfigEditor, *, for_jax: bool) -> None:
         return
     apart = editor if for_jax else ConfigEditor(editor.config)
     try:
-        made = _Conversion(apart, section, for_jax).inference()
+        inference = _Conversion(apart, section, for_jax).inference()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         editor.problem(SECTION, f"is not as gen1 reads it ({what}); --drop {SECTION}")
         return
     if for_jax:
         editor.pop(SECTION)
-        editor.put(TARGET, made)
+        editor.put(TARGET, inference)
         return
     editor.changes += [change for change in apart.changes if change.kind == NOTE]
-    editor.compute(TARGET, made, "gen1's predict, for gen2's rollout")
+    editor.compute(TARGET, inference, "gen1's predict, for gen2's rollout")
 
 
 def inference_to_predict(editor: ConfigEditor) -> None:
@@ -114,15 +114,15 @@ def inference_to_predict(editor: ConfigEditor) -> None:
         with warnings.catch_warnings():
             # Keys without effect here, such as `mode`, have one in CREDIT.
             warnings.simplefilter("ignore")
-            own = parse(InferenceConfig, inference, TARGET)
+            config = parse(InferenceConfig, inference, TARGET)
     except ConfigError as error:
         editor.problems += error.problems
         return
     hours = editor.get("data.lead_time_periods")
-    if own.batch_forecast is not None:
-        pairs = [*_pairs_of(own.batch_forecast, _delta(f"{hours}h"))]
+    if config.batch_forecast is not None:
+        pairs = [*_pairs_of(config.batch_forecast, _delta(f"{hours}h"))]
         editor.move(f"{TARGET}.batch_forecast", f"{SECTION}.forecasts", pairs)
-    single = own.single_forecast
+    single = config.single_forecast
     if single is not None and single.start_datetime and single.forecast_length:
         start = _date(single.start_datetime)
         realtime = {
@@ -131,8 +131,8 @@ def inference_to_predict(editor: ConfigEditor) -> None:
             "forecast_timestep": f"{hours}h",
         }
         editor.move(f"{TARGET}.single_forecast", f"{SECTION}.realtime", realtime)
-    if own.save_forecast:
-        place = own.save_forecast
+    if config.save_forecast:
+        place = config.save_forecast
         editor.move(f"{TARGET}.save_forecast", f"{SECTION}.save_forecast", place)
     output = inference.get("output") or {}
     if output.get("metadata"):
@@ -181,7 +181,7 @@ class _Conversion:
         self.for_jax = for_jax
         self.step = _delta(str(editor.get("data.timestep")))
         self.keys = dict(_predicted(editor))
-        self.made: dict[str, Any] = {}
+        self.section: dict[str, Any] = {}
 
     def inference(self) -> dict[str, Any]:
         """The section."""
@@ -196,7 +196,7 @@ class _Conversion:
         self._encodings()
         self._variables()
         self._rest()
-        return self.made
+        return self.section
 
     def _mode(self) -> None:
         mode = self.predict.get("mode")
@@ -207,11 +207,11 @@ class _Conversion:
 
     def _dates(self) -> None:
         """Converts `forecasts`, whose last time is that of the last step."""
-        given = self.predict.get("forecasts")
-        if given is None:
+        forecasts = self.predict.get("forecasts")
+        if forecasts is None:
             return
         try:
-            starts, length = start_dates(given, self.step)
+            starts, length = start_dates(forecasts, self.step)
         except (KeyError, TypeError, ValueError) as error:
             self._drop("forecasts", f"{error}; give forecast --init-time and --length")
             return
@@ -236,14 +236,14 @@ class _Conversion:
 
     def _realtime(self) -> None:
         """Converts `realtime`, whose last time is that of the last step."""
-        given = self.predict.get("realtime")
-        if given is None:
+        realtime = self.predict.get("realtime")
+        if realtime is None:
             return
         try:
             first, last = (
-                _date(given[f"forecast_{end}_time"]) for end in ("start", "end")
+                _date(realtime[f"forecast_{end}_time"]) for end in ("start", "end")
             )
-            every = _delta(given.get("forecast_timestep", self.step))
+            every = _delta(realtime.get("forecast_timestep", self.step))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._drop("realtime", f"no dates: {error}; give forecast --init-time")
             return
@@ -257,7 +257,7 @@ class _Conversion:
                 "realtime", f"forecast_timestep {every} is not that of the model: "
                 f"{count} steps of {self.step} are made"
             )  # fmt: skip
-        if "batch_forecast" not in self.made:
+        if "batch_forecast" not in self.section:
             self._put("run_mode", "single")
         else:
             self._note("realtime", "forecast --set inference.run_mode=single makes it")
@@ -280,11 +280,11 @@ class _Conversion:
 
     def _pressure(self) -> None:
         """Converts `interp_pressure` to postblocks of forecasts."""
-        given = self.predict.get("interp_pressure")
-        if not isinstance(given, dict):
+        options = self.predict.get("interp_pressure")
+        if not isinstance(options, dict):
             self._drop("static_fields", "only interp_pressure needs it")
             return
-        args = {**_PRESSURE, **given}
+        args = {**_PRESSURE, **options}
         why = self._no_pressure(args)
         if why:
             self._drop("interp_pressure", why)
@@ -292,7 +292,7 @@ class _Conversion:
             return
         self.keys |= self._blocks(args)
         for key in ("height_levels", "height_ending"):
-            if key in given:
+            if key in options:
                 self._note(("interp_pressure", key), f"{_NO_HEIGHTS}: left out")
         self._note(
             "interp_pressure",
@@ -304,11 +304,11 @@ class _Conversion:
 
     def _no_pressure(self, args: Mapping[str, Any]) -> str:
         """Why gen2's blocks cannot do it; "" if they can."""
-        wanted = [args[f"{name}_var"] for name in ("temperature", "q")]
-        wanted += [args["surface_pressure_var"], *args["interp_fields"]]
-        lost = [name for name in wanted if name not in self.keys]
-        if lost:
-            return f"needs {', '.join(lost)}, which the model does not predict"
+        required = [args[f"{name}_var"] for name in ("temperature", "q")]
+        required += [args["surface_pressure_var"], *args["interp_fields"]]
+        missing = [name for name in required if name not in self.keys]
+        if missing:
+            return f"needs {', '.join(missing)}, which the model does not predict"
         if args["P0"] != 1.0:
             return f"P0 {args['P0']}: gen2's blocks read a in Pa, and scale nothing"
         if not self.for_jax and self._ground(args) is None:
@@ -391,11 +391,13 @@ class _Conversion:
         }
         encoding = {}
         for key in _ENCODINGS:
-            given = self.predict.get(key)
-            if not isinstance(given, dict):
+            by_variable = self.predict.get(key)
+            if not isinstance(by_variable, dict):
                 continue
-            known = {k: v for k, v in given.items() if k in EncodingConfig.model_fields}
-            for name in given.keys() - known.keys():
+            known = {
+                k: v for k, v in by_variable.items() if k in EncodingConfig.model_fields
+            }
+            for name in by_variable.keys() - known.keys():
                 self._note((key, name), "the output section has no such key: left out")
             encoding |= dict.fromkeys(names[key], known)
             self._gone(key, f"{TARGET}.output.encoding")
@@ -408,9 +410,11 @@ class _Conversion:
         if not isinstance(names, Sequence) or isinstance(names, str) or not names:
             self._drop("save_vars", "all variables are written by default")
             return
-        lost = [name for name in names if name not in self.keys]
-        if lost:
-            self._note("save_vars", f"not predicted, and left out: {', '.join(lost)}")
+        missing = [name for name in names if name not in self.keys]
+        if missing:
+            self._note(
+                "save_vars", f"not predicted, and left out: {', '.join(missing)}"
+            )
         self._output("variables", [self.keys[n] for n in names if n in self.keys])
         self._gone("save_vars", f"{TARGET}.output.variables")
 
@@ -425,10 +429,10 @@ class _Conversion:
             self._drop(key, _DROPPED.get(str(key), "no program of gen2 reads it"))
 
     def _output(self, key: str, value: Any) -> None:
-        self.made.setdefault("output", {})[key] = value
+        self.section.setdefault("output", {})[key] = value
 
     def _put(self, key: str, value: Any) -> None:
-        self.made[key] = value
+        self.section[key] = value
 
     def _moved(self, key: str, to: str, value: Any) -> None:
         self._put(to, value)

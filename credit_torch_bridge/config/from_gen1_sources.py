@@ -76,7 +76,7 @@ STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
 
 def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
     """Returns names of variables by role; errors go to `editor.problems`."""
-    found: dict[str, list[str]] = {}
+    by_role: dict[str, list[str]] = {}
     for group in GROUPS.values():
         names = editor.get(f"data.{group.key}", [])
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
@@ -86,10 +86,10 @@ def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
         elif names and not isinstance(editor.get(f"data.{group.path_key}"), str):
             editor.problem(f"data.{group.path_key}", f"missing, for {group.key}")
         else:
-            found[group.role] = names
-    if not found.get("upper") and not editor.problems:
+            by_role[group.role] = names
+    if not by_role.get("upper") and not editor.problems:
         editor.problem("data.variables", "missing; gen1 needs variables with levels")
-    every = [name for names in found.values() for name in names]
+    every = [name for names in by_role.values() for name in names]
     twice = sorted({name for name in every if every.count(name) > 1})
     if twice:
         editor.problem(
@@ -97,7 +97,7 @@ def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
             f"{', '.join(twice)} stands in two lists of variables, which CREDIT's "
             "parser refuses",
         )
-    return found
+    return by_role
 
 
 def build_sources(
@@ -156,13 +156,13 @@ def _places(
 def _path(editor: ConfigEditor, group: Group) -> str:
     """The path template of a group."""
     key = f"data.{group.path_key}"
-    given = editor.get(key)
-    template, doubt = template_of(given)
+    pattern = editor.get(key)
+    template, doubt = template_of(pattern)
     yearly = group.role not in ("static", "forcing")
-    template = template if yearly else given
+    template = template if yearly else pattern
     editor.moved(key, f"its source's path = {template!r}")
     if doubt and yearly:
-        editor.note(key, f"{given!r}: {doubt}")
+        editor.note(key, f"{pattern!r}: {doubt}")
     return template
 
 

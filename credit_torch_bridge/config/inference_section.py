@@ -103,23 +103,25 @@ def _unscale(
         for name in ("preblocks", "postblocks")
     }
     before = blocks["preblocks"].get("per_step") or {}
-    found = [name for name, block in before.items() if block["type"] == _NORMALIZER]
-    if not found:
+    normalizers = [
+        name for name, block in before.items() if block["type"] == _NORMALIZER
+    ]
+    if not normalizers:
         return []
-    name, *others = found
+    name, *others = normalizers
     args = before[name].get("args") or {}
     try:
         normalizer = build_normalizer(NormalizerArgs.model_validate(args))
     except (OSError, ValueError) as error:
         return [_not_scaled(str(error))]
     if others:
-        return [_not_scaled(f"there are {len(found)} blocks {_NORMALIZER}")]
+        return [_not_scaled(f"there are {len(normalizers)} blocks {_NORMALIZER}")]
     data = section.get("data") or config["data"]
     scalers = _scalers(normalizer, data, config["model"].get("levels", 1))
     write_scalers(folder / SCALER_FILE, scalers)
     path = {"scaler_path": str(save_loc / SCALER_FILE)}
     keys = {
-        part: [key for own in sources.values() for key in own]
+        part: [key for entries in sources.values() for key in entries]
         for part, sources in scalers.items()
     }
     forth = {"variables": keys["input"], "method": "transform"}
@@ -146,13 +148,13 @@ def _scalers(
     """Attributes of a scaler for every variable that the normalizer changes."""
     scalers: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for part, kinds in _ENTRIES.items():
-        own = scalers.setdefault(part, {})
+        sources = scalers.setdefault(part, {})
         for source, key, deep in _variables(data, kinds):
             levels = data["source"][source].get("levels")
             count = len(levels) if levels else num_levels
             if key.rsplit("/", 1)[1] in normalizer.mean:
                 mean, std = normalizer.statistics(key, count if deep else 1)
-                own.setdefault(source, {})[key] = _attributes(mean, std)
+                sources.setdefault(source, {})[key] = _attributes(mean, std)
     return scalers
 
 
@@ -160,11 +162,11 @@ def _variables(
     data: Mapping[str, Any], kinds: tuple[str, ...]
 ) -> Iterator[tuple[str, str, bool]]:
     """Yields source, key, and whether it has levels, of variables of some kinds."""
-    for source, own in data["source"].items():
+    for source, section in data["source"].items():
         for kind in kinds:
-            given = (own.get("variables") or {}).get(kind) or {}
+            variables = (section.get("variables") or {}).get(kind) or {}
             for list_name, dim in _DIMS.items():
-                for name in given.get(list_name) or ():
+                for name in variables.get(list_name) or ():
                     yield source, f"{source}/{kind}/{dim}/{name}", dim == "3d"
 
 

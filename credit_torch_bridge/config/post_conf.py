@@ -80,8 +80,8 @@ def _data(editor: ConfigEditor) -> dict[str, Any]:
     keys = ["save_loc_physics"]
     if editor.get("data.scaler_type") == "std_new":
         keys += ["mean_path", "std_path"]
-    there = {key: editor.get(f"data.{key}") for key in keys}
-    data |= {key: value for key, value in there.items() if value is not None}
+    present = {key: editor.get(f"data.{key}") for key in keys}
+    data |= {key: value for key, value in present.items() if value is not None}
     assert set(data) <= set(PostConfData.model_fields), "keys of the section"
     return data
 

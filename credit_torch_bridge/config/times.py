@@ -84,11 +84,11 @@ def template_of(pattern: str) -> tuple[str, str]:
 def _before_the_year(pattern: str) -> str | None:
     """The text before the year in the `*` of a pattern, from the names of the files."""
     head, tail = (len(part) for part in os.path.expandvars(pattern).split("*"))
-    found = set()
+    endings = set()
     for path in glob(os.path.expandvars(pattern)):
         match = re.match(r"(\D*)\d{4}(?!\d)|(\D*)\d{6,}", path[head : len(path) - tail])
-        found.add(None if match is None else match[1] or match[2] or "")
-    return found.pop() if len(found) == 1 else None
+        endings.add(None if match is None else match[1] or match[2] or "")
+    return endings.pop() if len(endings) == 1 else None
 
 
 def pattern_of(template: str) -> str | None:

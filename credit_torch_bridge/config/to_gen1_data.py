@@ -16,7 +16,7 @@ from credit_torch_bridge.config.times import hours_of, pattern_of, years_of
 from credit_torch_bridge.config.to_gen2 import sources_equal
 
 _ORDER = ("prognostic", "static", "dynamic_forcing")
-_KEPT = ("data_clamp",)
+_SAME_KEYS = ("data_clamp",)
 
 
 def data_to_gen1(editor: ConfigEditor) -> None:
@@ -66,7 +66,7 @@ def data_to_gen1(editor: ConfigEditor) -> None:
         "skip_periods": None,
         "dataset_type": BATCHER,
     }
-    flat |= {k: editor.get(f"data.{k}") for k in _KEPT if editor.has(f"data.{k}")}
+    flat |= {k: editor.get(f"data.{k}") for k in _SAME_KEYS if editor.has(f"data.{k}")}
     chosen = editor.get("data.backprop_on_timestep")
     if chosen is not None:
         flat["backprop_on_timestep"] = chosen
@@ -159,13 +159,15 @@ def _plain(editor: ConfigEditor, name: Any, source: Any) -> bool:
     if source.get("time_coord", "time") != "time":
         coord = source["time_coord"]
         editor.problem((*where, "time_coord"), f"{coord!r}: gen1 reads 'time' alone")
-    own = [
+    specific = [
         key
         for key in ("start_datetime", "end_datetime", "date_ranges", "timestep")
         if source.get(key) not in (None, editor.get(f"data.{key}"))
     ]
-    if own and source.get("temporal_mode") != "cyclic":
-        editor.problem(where, f"has its own {', '.join(own)}; gen1 has one for all")
+    if specific and source.get("temporal_mode") != "cyclic":
+        editor.problem(
+            where, f"has its own {', '.join(specific)}; gen1 has one for all"
+        )
     return True
 
 
@@ -200,8 +202,10 @@ def _add(
     yearly = role not in ("static", "forcing")
     pattern = pattern_of(field.get("path", "")) if yearly else field.get("path")
     if not pattern:
-        given = field.get("path")
-        editor.problem((*path, "path"), f"{given!r}: gen1 reads one file a year (%Y)")
+        file_path = field.get("path")
+        editor.problem(
+            (*path, "path"), f"{file_path!r}: gen1 reads one file a year (%Y)"
+        )
         return
     written[group.key] = list(field[dim])
     written[group.path_key] = pattern
@@ -228,23 +232,25 @@ def _levels(
 
 def _normalizer(editor: ConfigEditor) -> dict[str, Any]:
     """Returns `scaler_type` and its files; records other blocks as problems."""
-    found: list[dict[str, Any]] = []
+    normalizers: list[dict[str, Any]] = []
     for section in ("preblocks", "postblocks"):
         for phase in editor.keys(section):
             for name in editor.keys((section, phase)):
                 block = editor.get((section, phase, name)) or {}
                 kind = block.get("type")
                 if kind == "era5_normalizer":
-                    found += [_args(block)] if section == "preblocks" else []
+                    normalizers += [_args(block)] if section == "preblocks" else []
                 elif kind not in ("concat", "to_device", "reconstruct"):
                     editor.problem(
                         (section, phase, name), f"{kind!r} has no counterpart in gen1"
                     )
-    if len(found) > 1 or any(args.get("levels") is not None for args in found):
+    if len(normalizers) > 1 or any(
+        args.get("levels") is not None for args in normalizers
+    ):
         editor.problem(
             "preblocks", "gen1 has one normalizer, of all levels of its files"
         )
-    if found:
+    if normalizers:
         editor.note(
             "preblocks",
             "gen1 scales no static_variables: the two files must not hold them; and "
@@ -252,9 +258,9 @@ def _normalizer(editor: ConfigEditor) -> dict[str, Any]:
         )
     editor.moved("preblocks", "data.scaler_type, mean_path and std_path")
     editor.drop("postblocks", "gen1's metrics read the output as it is")
-    if not found:
+    if not normalizers:
         return {"scaler_type": "std_cached"}
-    paths = {key: found[0].get(key) for key in ("mean_path", "std_path")}
+    paths = {key: normalizers[0].get(key) for key in ("mean_path", "std_path")}
     return {**paths, "scaler_type": "std_new"}
 
 
@@ -285,14 +291,14 @@ def _years(editor: ConfigEditor) -> dict[str, Any]:
         if ranges is None and section == "validation_data" and "train_years" in years:
             years[name] = years["train_years"]
             continue
-        found = _try_years(ranges)
-        if ranges is None or found is None:
+        selected = _try_years(ranges)
+        if ranges is None or selected is None:
             editor.problem(
                 section,
                 f"{ranges}: gen1 reads whole years, from January 1 to December 31",
             )
             continue
-        years[name] = found
+        years[name] = selected
         last = str(ranges[-1][-1])
         if editor.has(f"{section}.end_datetime"):
             editor.note(

@@ -24,13 +24,13 @@ _FORECASTS = ("predict", "inference")
 # Keys of which a trainer has at least one.
 _TRAINS = ("learning_rate", "train_batch_size", "epochs", "batches_per_epoch")
 _STAGES = "dim", "depth", "global_window_size", "cross_embed_strides"
-_OWN_ARGUMENTS = "CREDIT's gen2 trainer and rollout call a model with x alone, and this"
+_X_ALONE = "CREDIT's gen2 trainer and rollout call a model with x alone, and this"
 # Models that CREDIT's gen2 builds, and fails with at the first batch.
 ONLY_WEIGHTS = {
-    "crossformer-diffusion": f"{_OWN_ARGUMENTS} one needs the noisy target, too",
-    "unet-diffusion": f"{_OWN_ARGUMENTS} one needs the noisy target, too",
-    "dscale": f"{_OWN_ARGUMENTS} one needs the encoded times, too",
-    "wrf": f"{_OWN_ARGUMENTS} one needs the outer domain and the times, too",
+    "crossformer-diffusion": f"{_X_ALONE} one needs the noisy target, too",
+    "unet-diffusion": f"{_X_ALONE} one needs the noisy target, too",
+    "dscale": f"{_X_ALONE} one needs the encoded times, too",
+    "wrf": f"{_X_ALONE} one needs the outer domain and the times, too",
     "graph": "CREDIT's gen2 hands over fields of rows and columns, and this model "
     "takes nodes",
 }
@@ -67,7 +67,7 @@ def forecasts_alone(editor: ConfigEditor) -> bool:
     return True
 
 
-def sections_are_there(editor: ConfigEditor, *, training: bool) -> None:
+def check_sections(editor: ConfigEditor, *, training: bool) -> None:
     """Records missing sections that forecasts, or training, require."""
     for key in ("data", "model", *(("loss", "trainer") if training else ())):
         if not isinstance(editor.get(key), dict):
@@ -229,9 +229,9 @@ def _loss(editor: ConfigEditor) -> None:
     if not weighted and editor.get("loss.validation_loss") is None:
         why = "CREDIT fails without it; credit_jax takes the training loss"
         editor.compute("loss.validation_loss", training, why)
-        given = editor.get("loss.training_loss_parameters")
-        if given is not None:
-            editor.default("loss.validation_loss_parameters", given, why)
+        parameters = editor.get("loss.training_loss_parameters")
+        if parameters is not None:
+            editor.default("loss.validation_loss_parameters", parameters, why)
     if weighted or not editor.get("metrics"):
         for key in _LOSS_TERMS:
             editor.default(f"loss.{key}", False, "CREDIT asks for the key")
@@ -301,8 +301,8 @@ def _one_kind_of_dates(editor: ConfigEditor) -> None:
     """Converts start and end to one range if the other section has ranges."""
     kinds = {}
     for section in ("data", "validation_data"):
-        found = [key for key in _DATES if editor.has(f"{section}.{key}")]
-        kinds[section] = found and found[-1] == "date_ranges"
+        present = [key for key in _DATES if editor.has(f"{section}.{key}")]
+        kinds[section] = present and present[-1] == "date_ranges"
     if kinds["data"] == kinds["validation_data"] or not any(kinds.values()):
         return
     section = "validation_data" if kinds["data"] else "data"
@@ -370,5 +370,5 @@ def _cautions(editor: ConfigEditor) -> None:
 
 def sources_equal(editor: ConfigEditor) -> bool:
     """Whether validation reads the sources of training."""
-    own = editor.get("validation_data.source")
-    return own is None or same(own, editor.get("data.source"))
+    source = editor.get("validation_data.source")
+    return source is None or same(source, editor.get("data.source"))

@@ -50,11 +50,11 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
     config = _parsed(editor, "", lambda: _parse_config(editor)) if readable else None
     if config is None or model is None:
         return
-    found = section_conflicts(config, training=editor.has("trainer"))
-    found += fit_problems(config, model)
+    problems = section_conflicts(config, training=editor.has("trainer"))
+    problems += fit_problems(config, model)
     parallel = config.trainer.parallelism
-    found += model.problems(parallel.tensor, parallel.domain)
-    editor.problems += [line for line in found if not _UNSET.match(line)]
+    problems += model.problems(parallel.tensor, parallel.domain)
+    editor.problems += [line for line in problems if not _UNSET.match(line)]
 
 
 def _parse_config(editor: ConfigEditor) -> Config:
@@ -129,15 +129,15 @@ def _passes_over(key: str) -> bool:
 
 
 def _note_ignored(editor: ConfigEditor, section: str, ignored: dict[str, str]) -> None:
-    kept = []
+    harmless = []
     for key, why in ignored.items():
         if why == UNREAD:
             editor.drop(key, "CREDIT does not read it")
         else:
-            kept.append(f"{key} ({why})")
-    if kept:
+            harmless.append(f"{key} ({why})")
+    if harmless:
         editor.note(
-            section or "file", f"kept, and without effect here: {'; '.join(kept)}"
+            section or "file", f"kept, and without effect here: {'; '.join(harmless)}"
         )
 
 

@@ -132,7 +132,7 @@ def _write_ours(folder: Path, output, start, calendar, fields, grid) -> None:
     for step in schedule.written:
         arrays = {
             key: fields[step - 1][key][slice(None) if levels is None else [*levels]]
-            for key, levels in outputs.wanted.items()
+            for key, levels in outputs.selection.items()
         }
         for job in writer.add(step, arrays):
             job()

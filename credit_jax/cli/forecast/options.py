@@ -117,12 +117,12 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: --members, --batch or --writers is below 1.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if args.members is not None:
         if args.members < 1:
             raise ValueError(f"--members must be at least 1, got {args.members}")
-        found["members"] = args.members
+        settings["members"] = args.members
     for name in ("batch", "writers"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
-    return found
+    return settings

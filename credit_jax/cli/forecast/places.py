@@ -44,9 +44,9 @@ def scores_of(
         ValueError: an option of scores is given without --score, or data are missing.
     """
     if args.score is None:
-        given = [name for name in _SCORE_OPTIONS if getattr(args, name)]
-        if given:
-            raise ValueError(f"--{given[0]} belongs to --score DIR")
+        conflicting = [name for name in _SCORE_OPTIONS if getattr(args, name)]
+        if conflicting:
+            raise ValueError(f"--{conflicting[0]} belongs to --score DIR")
         return None
     scores = online_scores(
         score_options(args, plan.config),

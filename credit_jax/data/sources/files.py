@@ -193,7 +193,7 @@ def discover(template: str, where: str) -> FileSet:
     pattern = _glob_pattern(template)
     paths = sorted(glob(pattern))
     if not paths:
-        raise FileNotFoundError(_nothing_found(template, pattern, where))
+        raise FileNotFoundError(_no_match(template, pattern, where))
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
     periods = sorted((*_period(template, path, where), path) for path in paths)
@@ -261,7 +261,7 @@ def time_format(template: str) -> str:
     return template[ends[0][0] : ends[-1][1]] if ends else ""
 
 
-def _nothing_found(template: str, pattern: str, where: str) -> str:
+def _no_match(template: str, pattern: str, where: str) -> str:
     """Error message with the pattern, and the folder that is missing or its files."""
     text, here = f"{where}: no file matches {template!r}", os.getcwd()
     inside = "" if os.path.isabs(template) else f" in {here}"

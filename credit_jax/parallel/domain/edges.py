@@ -83,15 +83,15 @@ def shard_edges(
     parts, needed = [], []
     for shard in range(layout.num_shards):
         chosen = np.flatnonzero(shard_of[end // columns] == shard)
-        local = place[end[chosen] // columns] * columns + end[own] % columns
+        local = place[end[chosen] // columns] * columns + end[chosen] % columns
         order = np.argsort(local, kind="stable")
-        chosen, local = own[order], local[order]
+        chosen, local = chosen[order], local[order]
         rows = np.unique(begin[chosen] // columns)
         where = np.searchsorted(rows, begin[chosen] // columns)
-        parts.append((where * columns + begin[chosen] % columns, local, own))
+        parts.append((where * columns + begin[chosen] % columns, local, chosen))
         needed.append(rows.tolist() or [0])
     sources = layout.with_rows(needed, layout.size)
-    longest = max(1, *(len(chosen) for *_, own in parts))
+    longest = max(1, *(len(chosen) for *_, chosen in parts))
 
     def filled(index: int, value: int) -> np.ndarray:
         rows = [

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy.earlier import kept
+from benchmarks.accuracy.earlier import earlier_rows
 from benchmarks.accuracy.errors import Errors
 from benchmarks.accuracy.report import Line
 
 CONFIG = {"steps": 20, "meshes": ["1"]}
 ERRORS = Errors(1e-7, 2e-7, {"a.weight": 3e-6}, [1e-8, 2e-8], [])
 LINES = [
-    Line("graph", "CREDIT, 2 threads", "float32", "did not converge", made="Monday"),
+    Line("graph", "CREDIT, 2 threads", "float32", "did not converge", date="Monday"),
     Line("wrf", "credit_jax, domain3", "float32", ERRORS, ours=True, seconds=3.0),
     Line("unet", "credit_jax, one device", "float32", ERRORS, ours=True),
 ]
@@ -34,11 +34,11 @@ def _jobs() -> dict[str, Any]:
 
 
 def test_rows_of_models_that_do_not_run_anew_stay_with_their_date_and_commit(tmp_path):
-    lines, jobs = kept(_report(tmp_path), ["unet"], CONFIG)
+    lines, jobs = earlier_rows(_report(tmp_path), ["unet"], CONFIG)
     assert jobs.keys() == {"graph", "wrf"}
     graph, wrf = lines
     assert graph == LINES[0]
-    assert wrf.made == "Tuesday at commit abc"
+    assert wrf.date == "Tuesday at commit abc"
     assert wrf.errors == ERRORS
     assert wrf.ours
 
@@ -46,6 +46,6 @@ def test_rows_of_models_that_do_not_run_anew_stay_with_their_date_and_commit(tmp
 def test_rows_that_were_made_with_other_options_do_not_stand_beside_new_ones(tmp_path):
     path = _report(tmp_path)
     with pytest.raises(ValueError, match=r"made with \{'steps': 20\}, this run has"):
-        kept(path, ["unet"], {**CONFIG, "steps": 5})
+        earlier_rows(path, ["unet"], {**CONFIG, "steps": 5})
     with pytest.raises(ValueError, match="there is no report none"):
-        kept(tmp_path / "none.json", ["unet"], CONFIG)
+        earlier_rows(tmp_path / "none.json", ["unet"], CONFIG)
