@@ -36,14 +36,14 @@ CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
   JAX_COMPILATION_CACHE_MAX_SIZE=20000000000 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
 
 .PHONY: environment train test slow quick lint docs accuracy accelerator newest newest-short clean
-.PHONY: check-style check-spelling check-layers check-types check-docs check-tests
+.PHONY: check-style check-spelling check-words check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
 train: .venv/.train
 	$(BIN)/credit-jax train --config configs/tp2_domain2.yaml --fresh
 
 test: .venv/.test
-	$(MAKE) --no-print-directory check-style check-spelling check-layers
+	$(MAKE) --no-print-directory check-style check-spelling check-words check-layers
 	$(MAKE) --no-print-directory -j2 --output-sync=target check-types check-docs
 	$(MAKE) --no-print-directory check-tests
 
@@ -51,11 +51,11 @@ slow: .venv/.test
 	CI=true $(PYTEST) -m slow
 
 lint: .venv/.test
-	$(MAKE) --no-print-directory check-style check-spelling check-layers
+	$(MAKE) --no-print-directory check-style check-spelling check-words check-layers
 	$(MAKE) --no-print-directory check-types
 
 quick: .venv/.test
-	$(MAKE) --no-print-directory check-style check-spelling check-layers
+	$(MAKE) --no-print-directory check-style check-spelling check-words check-layers
 	@tests=$$($(BIN)/python -m tools.touched $(FILES)) || exit; \
 	echo "tests: $${tests:-none}"; test -z "$$tests" || \
 	$(CACHE) $(BIN)/python -m pytest -q $(ARGS) $$tests
@@ -83,6 +83,9 @@ TEXT := git ls-files --cached --others --exclude-standard
 check-spelling:
 	$(TEXT) -z | xargs -0 $(BIN)/codespell
 	$(TEXT) | $(BIN)/codespell -
+
+check-words:
+	$(BIN)/python -m tools.words
 
 check-layers:
 	$(BIN)/lint-imports

@@ -101,13 +101,13 @@ def trace_step(
         mesh: its name, see `meshes.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
-        platform: of the operations and loops; None is that of the mesh.
-        precision: of activations and weights in the forward.
+        platform: platform of the operations and loops; None is that of the mesh.
+        precision: precision of activations and weights in the forward.
         float8: fewest channels of the dense layers that multiply float8 values; None
             for none.
         over_domain: whether parameters are stored sharded over domain, too.
         compiler: how XLA compiles it.
-        devices: of the mesh; None are those of the process.
+        devices: devices of the mesh; None are those of the process.
     """
     parallel = build_parallel_model(
         model,

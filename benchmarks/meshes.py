@@ -53,7 +53,7 @@ def build_mesh(name: str, devices: Sequence[Any] | None = None) -> Mesh:
 
     Args:
         name: see `parse_mesh`.
-        devices: to choose from; None for those of the process.
+        devices: devices to choose from; None for those of the process.
     """
     available = jax.devices() if devices is None else devices
     return mesh_of_degrees(parse_mesh(name), available[: num_devices(name)])

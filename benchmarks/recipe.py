@@ -22,7 +22,7 @@ def recipe(config: Mapping[str, Any], *, device: str | None = None) -> dict[str,
     """Date, commit, versions, machine and its speed, and the config of a run.
 
     Args:
-        config: of the run.
+        config: config of the run.
         device: description of the devices, for a process that must not use them; None
             for those of JAX.
     """

@@ -22,8 +22,8 @@ class Table:
     """A table of a report.
 
     Attributes:
-        title: on the terminal only.
-        header: of the columns; the first holds text, the others numbers.
+        title: title on the terminal only.
+        header: header of the columns; the first holds text, the others numbers.
         rows: cells as text.
     """
 
@@ -58,11 +58,11 @@ def publish(
     """Prints the tables of a report and writes it with the recipe of this run.
 
     Args:
-        name: of the report.
+        name: name of the report.
         sections: markdown, from the heading on, and tables.
-        results: of the JSON.
+        results: results of the JSON.
         config: options and model that the results depend on.
-        folder: of the report.
+        folder: folder of the report.
 
     Returns:
         The path of the markdown.
@@ -83,9 +83,9 @@ def write_report(
     """Writes `name`.md and `name`.json; an older report of that name is replaced.
 
     Args:
-        name: of the report.
+        name: name of the report.
         sections: markdown, from the heading on, and tables.
-        data: of the JSON; its "recipe" is appended to the markdown.
+        data: data of the JSON; its "recipe" is appended to the markdown.
         folder: created if needed.
 
     Returns:

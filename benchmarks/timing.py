@@ -39,7 +39,7 @@ def take_turns(
     """Runs every side once a round, so that all see the same load.
 
     Args:
-        sides: by name, a function that returns when its work is done.
+        sides: functions that return when their work is done, by name.
         warmup: rounds that do not count.
         rounds: rounds that count; at least 3, also after `limit`.
         limit: seconds after which no further round begins; a side of which one counted

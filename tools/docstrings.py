@@ -41,7 +41,7 @@ class Docstrings(Extension):
 def split_arguments(text: str) -> str:
     """The text of a docstring, with one entry for each argument."""
     lines = []
-    for section, line in _lines(text):
+    for section, line in sectioned(text):
         entry = ENTRY.match(line) if section == "Args" else None
         names = entry["names"].split(", ") if entry else []
         lines += [f"    {name}: see `{names[-1]}`." for name in names[:-1]]
@@ -57,12 +57,12 @@ def fence_examples(text: str) -> str:
 def described(text: str, section: str) -> list[str]:
     """The names that a section of a docstring describes."""
     entries = [
-        ENTRY.match(line) for heading, line in _lines(text) if heading == section
+        ENTRY.match(line) for heading, line in sectioned(text) if heading == section
     ]
     return [name for entry in entries if entry for name in entry["names"].split(", ")]
 
 
-def _lines(text: str) -> Iterator[tuple[str, str]]:
+def sectioned(text: str) -> Iterator[tuple[str, str]]:
     """Each line with the section that contains it; "" for none."""
     section = ""
     for line in text.splitlines():

@@ -25,12 +25,12 @@ class Job:
     """A program to compile.
 
     Attributes:
-        target: of `TARGETS`.
+        target: one of `TARGETS`.
         model: a name of `compiled_step.MODELS`, or the path of a config.
         mesh: see `meshes.parse_mesh`.
         remat: activation checkpointing.
-        precision: of the forward.
-        samples: of each data-parallel rank.
+        precision: precision of the forward.
+        samples: samples of each data-parallel rank.
         float8: fewest channels of layers in float8; None for none.
         over_domain: whether parameters are stored sharded over a domain axis, too.
         compiler: `trainer.compiler` of a config: options of XLA.

@@ -43,12 +43,12 @@ class Kernel:
     """An instruction that the device launches.
 
     Attributes:
-        name: of the instruction.
-        kind: of the work: "loop fusion", "matmul", ...
-        part: of the model, one of `scopes.PARTS` or `OTHER`.
+        name: name of the instruction.
+        kind: kind of the work: "loop fusion", "matmul", ...
+        part: part of the model, one of `scopes.PARTS` or `OTHER`.
         phase: forward, recomputed or backward.
         times: runs in one call of the program.
-        bytes, flops: of one run.
+        bytes, flops: bytes and floating-point operations of one run.
         op_name: its named scopes.
     """
 

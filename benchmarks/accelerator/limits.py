@@ -36,7 +36,7 @@ class Resources:
     """What ptxas says about a kernel.
 
     Attributes:
-        registers: of a thread.
+        registers: registers of a thread.
         spill_stores, spill_loads: bytes of a thread that registers had no room for.
         shared: bytes of shared memory that are declared, for which no launch asks.
     """
@@ -71,9 +71,9 @@ class Launch:
     """A launch of a kernel.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
         grid: number of programs along each dim.
-        threads: of a program.
+        threads: threads of a program.
         shared: bytes of shared memory of a program.
     """
 
@@ -131,7 +131,7 @@ class Limits:
         at_once: programs that a multiprocessor holds.
         waves: programs, divided by those that the device holds.
         needs: seconds that each resource is needed for.
-        seconds: of the kernel, without its launch.
+        seconds: seconds of the kernel, without its launch.
         bound: the resource that takes longest, or `LATENCY`.
     """
 
@@ -157,8 +157,8 @@ def limits(
 
     Args:
         launch: grid, threads and shared memory.
-        resources: of a thread.
-        work: of one warp of an average program.
+        resources: resources of a thread.
+        work: work of one warp of an average program.
         moved: bytes that all programs read and write, each once.
         target: a GPU.
         pipelined: whether a program loads values while it computes with others.

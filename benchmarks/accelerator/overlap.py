@@ -29,7 +29,7 @@ class Transfer:
         collective: what it sends.
         purpose: what it is for, see `comm_volume.purpose`.
         kernels: number of kernels between its start and its end.
-        seconds: of these kernels, at the roofline.
+        seconds: seconds of these kernels, at the roofline.
     """
 
     collective: Collective

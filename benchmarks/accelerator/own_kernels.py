@@ -56,7 +56,7 @@ def compile_cases(
     Args:
         target: a GPU.
         jobs: name of the case and dtype.
-        folder: of the texts; it is emptied before.
+        folder: folder of the texts; it is emptied before.
         sides: `KERNEL`, `DEFINITION`, or both.
 
     Raises:
@@ -233,7 +233,7 @@ def problems(
     """Lists kernels that spill more than before, and operations that gain too little.
 
     Args:
-        accounts: of all cases.
+        accounts: accounts of all cases.
         older: those of an older report; None allows any spills.
     """
     before = {

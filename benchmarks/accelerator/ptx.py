@@ -65,7 +65,7 @@ class Instruction:
     Attributes:
         guard: the predicate, or "".
         negated: whether the guard is negated.
-        opcode: with all modifiers.
+        opcode: opcode with all modifiers.
         operands: as text, without brackets.
     """
 
@@ -112,7 +112,7 @@ class Kernel:
 
     Attributes:
         name: the entry.
-        instructions: in order.
+        instructions: instructions in order.
         labels: index of the instruction behind each label.
         tables: labels of each table of branches.
     """

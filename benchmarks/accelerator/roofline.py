@@ -24,7 +24,7 @@ class Work:
         kernels: number of kernels.
         bytes: read and written.
         flops: operations.
-        seconds: at the roofline, without launches.
+        seconds: seconds at the roofline, without launches.
     """
 
     kernels: int = 0

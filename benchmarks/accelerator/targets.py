@@ -49,7 +49,7 @@ class Chip:
     Attributes:
         name: as the driver names the device.
         capability: CUDA compute capability.
-        architecture: that ptxas assembles for.
+        architecture: architecture that ptxas assembles for.
         count: number of multiprocessors.
         clock: Hz at which the peak of the data sheet holds.
         boost: highest clock, GHz.
@@ -88,16 +88,16 @@ class Target:
     """An accelerator.
 
     Attributes:
-        name: on the command line.
+        name: name on the command line.
         device: its full name.
         platform: what JAX lowers for.
-        topology: of 8 devices, as PJRT names it.
+        topology: topology of 8 devices, as PJRT names it.
         peak: FLOP/s of dense bfloat16 matmuls, from the data sheet.
         bandwidth: bytes per second of its memory, from the data sheet.
         launch: seconds of a kernel besides its work.
         link: bytes per second that a device sends to its neighbors, in each direction.
         message: seconds of a collective besides its bytes.
-        chip: of a GPU.
+        chip: chip of a GPU.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Target:
         """Environment of a process that compiles for it; to set before JAX starts.
 
         Args:
-            folder: of the wheels.
+            folder: folder of the wheels.
             optimize: whether LLVM optimizes machine code, as for a device.
         """
         path = os.pathsep.join([str(folder), str(ROOT)])

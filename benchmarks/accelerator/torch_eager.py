@@ -86,7 +86,7 @@ def eager_step(model: Mapping[str, Any], *, samples: int = 1) -> list[Kernel]:
 
     Args:
         model: the `model:` section.
-        samples: of the batch.
+        samples: samples of the batch.
     """
     with torch.device("meta"):
         module = new_credit_model(model).train()

@@ -93,11 +93,12 @@ def case_config(
     is on. Grids of the other models are those of `ROWS`.
 
     Args:
-        num_rows: of the grid, below 64.
+        num_rows: number of rows of the grid, below 64.
         num_steps: optimizer updates.
         batch: samples of a global batch.
         model: a key of `ROWS`.
-        batches_per_epoch: at most; the data have 52 samples.
+        batches_per_epoch: largest number of batches of an epoch; the data have 52
+            samples.
 
     Raises:
         ValueError: there are too many rows to pad, or the steps are not whole epochs.
@@ -193,10 +194,10 @@ def credit_case(
     """The weights and batches of a run of CREDIT.
 
     Args:
-        model_def: of credit_jax.
+        model_def: model of credit_jax.
         state_dict: CREDIT's before the first step.
         x, y: the batches that it trained on.
-        latitude: in degrees.
+        latitude: latitude in degrees.
         trained: CREDIT's state dict after the last step, to roll out from.
         further: the inputs besides x.
     """

@@ -36,8 +36,8 @@ class CreditRun:
         loss: (step,) mean over all rows.
         gradient_norm: (step,) before clipping.
         prediction: (batch, channel, lat, lon) of the first step, all rows.
-        gradients: of the first step by parameter, before clipping, in CREDIT's order;
-            its domain axis changes the names of some parameters.
+        gradients: gradients of the first step by parameter, before clipping, in
+            CREDIT's order; its domain axis changes the names of some parameters.
         rollout: (step, batch, prognostic, lat, lon) of the first batch; empty without.
         initial: state dict before the first step.
         final: state dict after the last step.
@@ -65,7 +65,7 @@ class CreditWay:
     Attributes:
         domain: CREDIT's `parallelism.domain`: processes that share a sample's rows.
         data: processes that share a batch and split the parameters (fsdp2).
-        threads: of torch in each process.
+        threads: threads of torch in each process.
         bfloat16: whether forward and loss run under torch.autocast on the CPU.
     """
 
@@ -91,8 +91,8 @@ def write_data(
     """Writes the data set of the tests, on another grid.
 
     Args:
-        folder: of the data set.
-        num_rows, num_columns: of the grid.
+        folder: folder of the data set.
+        num_rows, num_columns: number of rows and columns of the grid.
         waves: replace most of the noise by traveling waves (`waves`).
 
     Returns:
@@ -131,7 +131,7 @@ def credit_run(
 
     Args:
         config: CREDIT's gen2 YAML as a mapping; paths in it start at `folder`.
-        folder: with the data; `watched` names the folder of the records.
+        folder: folder with the data; `watched` names the folder of the records.
         way: processes, threads and dtype; by default one process and thread, float32.
         rollout: steps of a rollout after training.
         rollout_from: state dict to roll out from; None for the end of the training.

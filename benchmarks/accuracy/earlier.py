@@ -22,7 +22,7 @@ def earlier_rows(
 
     Args:
         path: JSON of the report.
-        models: that are run again.
+        models: models that are run again.
         config: options of this run, which the report must have been made with.
 
     Returns:

@@ -40,11 +40,11 @@ class Errors:
     """Relative errors of a run.
 
     Attributes:
-        forward: of the first prediction.
-        gradient: of the first gradient, all parameters as one vector.
-        arrays: of the first gradient, by parameter.
-        loss: of the training loss at each step.
-        rollout: of the state after each step of the rollout.
+        forward: error of the first prediction.
+        gradient: error of the first gradient, all parameters as one vector.
+        arrays: errors of the first gradient, by parameter.
+        loss: errors of the training loss at each step.
+        rollout: errors of the state after each step of the rollout.
     """
 
     forward: float
@@ -88,8 +88,9 @@ def errors_of(
 
     Args:
         run, base: the two runs.
-        gradients, base_gradients: of their first step, by CREDIT's parameter names.
-            Parameters that have no gradient in `base` do not count.
+        gradients, base_gradients: gradients and base gradients of their first step, by
+            CREDIT's parameter names. Parameters that have no gradient in `base` do not
+            count.
     """
     ours = {name: gradients[name] for name in base_gradients}
     return Errors(

@@ -44,7 +44,7 @@ class Line:
     """One run and its reference.
 
     Attributes:
-        name: of the run.
+        name: name of the run.
         base: the reference; None for the reference itself.
         run: its record, or the error that ended it.
     """

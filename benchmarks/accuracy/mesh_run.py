@@ -55,7 +55,7 @@ class MeshRun:
         prediction: (batch, channel, lat, lon) of the first step, after its power
             iteration, as in CREDIT's training forward.
         seconds: wall time, nearly all of it compilation.
-        gradients: of the first step by path, before clipping.
+        gradients: gradients of the first step by path, before clipping.
         rollout: (step, batch, prognostic, lat, lon) of the first batch; empty without.
     """
 
@@ -80,7 +80,7 @@ def run_mesh(
     Args:
         config: CREDIT's YAML as a mapping; the learning rate of its first step is 0.
         case: weights and batches.
-        name: of the mesh, see `benchmarks.meshes.parse_mesh`.
+        name: name of the mesh, see `benchmarks.meshes.parse_mesh`.
         precision: dtypes of the model; None is float32.
         rollout: steps of a rollout in evaluation mode from `case.trained`.
     """

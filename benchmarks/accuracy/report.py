@@ -53,7 +53,7 @@ class Line:
 
     Attributes:
         model: `model.type`.
-        name: of the run.
+        name: name of the run.
         dtype: "float32" or "bfloat16".
         errors: against `REFERENCE` (of the same grid), or the error that ended the run.
         ours: whether it is credit_jax.
@@ -136,8 +136,8 @@ def sections(lines: Sequence[Line], options: Any, *, picture: str) -> list[str |
     """Markdown of the report, from the heading to the recipe.
 
     Args:
-        lines: in their order.
-        options: of the command line.
+        lines: lines in their order.
+        options: options of the command line.
         picture: file name of the plot, in the folder of the report.
     """
     models = tuple(dict.fromkeys(line.model for line in lines))

@@ -20,8 +20,8 @@ def add_waves(fields: xr.Dataset) -> xr.Dataset:
     envelope over latitude, and a tenth of its variance is the original noise.
 
     Args:
-        fields: with T, U (time, level, latitude, longitude) and SP (time, latitude,
-            longitude).
+        fields: fields with T, U (time, level, latitude, longitude) and SP (time,
+            latitude, longitude).
     """
     rng = np.random.default_rng(1)
     changed = {}

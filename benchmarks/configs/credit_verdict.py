@@ -36,7 +36,7 @@ def credit_verdict(path: Path) -> str:
     """One sentence: CREDIT trains with a config, or its reason not to.
 
     Args:
-        path: of the YAML.
+        path: path of the YAML.
     """
     return _verdict(path, _try)
 
@@ -45,7 +45,7 @@ def credit_forecasts(path: Path) -> str:
     """One sentence: CREDIT's `rollout_gen2` takes a config, or its reason not to.
 
     Args:
-        path: of the YAML.
+        path: path of the YAML.
     """
     return _verdict(path, _try_rollout)
 

@@ -35,7 +35,7 @@ class Store:
 
     Attributes:
         variables: name -> dims.
-        times: of those with time.
+        times: times of those with time.
         levels: name of a level dim -> its values.
         transposed: whether columns precede rows.
     """

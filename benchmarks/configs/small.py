@@ -94,7 +94,7 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         mapping: config for credit_jax, not modified.
-        folder: of all files.
+        folder: folder of all files.
     """
     config = _moved(copy.deepcopy(dict(mapping)), str(folder))
     config["save_loc"] = str(folder / "run")

@@ -54,7 +54,7 @@ def survey(path: Path, root: Path) -> Verdict:
     """Checks a config, one of generation 1 after its conversion.
 
     Args:
-        path: of the YAML.
+        path: path of the YAML.
         root: folder that the name is relative to.
     """
     name = path.relative_to(root).as_posix()

@@ -26,7 +26,7 @@ def docs_table(verdicts: Sequence[Verdict], credit: Sequence[str]) -> str:
     """The table of docs/bridge.md, markers included.
 
     Args:
-        verdicts: of credit_jax.
+        verdicts: verdicts of credit_jax.
         credit: CREDIT's own, in the same order.
     """
     # "conf['trainer']['mode']" would be a link of Markdown.

@@ -41,8 +41,8 @@ class Trained:
     Attributes:
         mesh: data parallelism and the degrees.
         train_loss: mean of the two steps.
-        valid_loss: of one batch; None without validation.
-        seconds: of all of it, compilation included.
+        valid_loss: validation loss of one batch; None without validation.
+        seconds: seconds of all of it, compilation included.
     """
 
     mesh: str

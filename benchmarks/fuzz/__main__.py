@@ -28,7 +28,7 @@ class Tally:
     """The results of the trials of one subject.
 
     Attributes:
-        counts: of (kind, result).
+        counts: counts of (kind, result).
         problems: a line for each result that is not allowed.
     """
 

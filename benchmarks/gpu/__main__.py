@@ -60,7 +60,7 @@ class Hour:
     """A run of the command.
 
     Args:
-        options: of the command line.
+        options: options of the command line.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ class Hour:
 
         Args:
             parts: the processes that share the items of each.
-            seconds: of all together.
+            seconds: seconds of all together.
         """
         jobs = []
         for part, number in parts.items():

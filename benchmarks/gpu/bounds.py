@@ -105,7 +105,7 @@ def seconds_by_instruction(folder: Path, steps: int = _STEPS) -> dict[str, float
     "* " before.
 
     Args:
-        folder: of `jax.profiler.trace`.
+        folder: folder that `jax.profiler.trace` wrote.
         steps: number of steps in it.
     """
     path = max(folder.rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime)

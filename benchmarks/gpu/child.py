@@ -30,7 +30,7 @@ class _Progress:
     """The record of one item while it runs.
 
     Attributes:
-        out, part, item: where the record is.
+        out, part, item: folder, part and item of the record.
         result: as far as there is one.
     """
 

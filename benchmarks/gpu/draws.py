@@ -31,7 +31,7 @@ def uniform(name: str, shape: Sequence[int]) -> np.ndarray:
 
     Args:
         name: the seed.
-        shape: of the array.
+        shape: shape of the array.
     """
     parts = _raw(name, int(np.prod(shape))) >> np.uint64(64 - _BITS)
     centered = (parts.astype(np.float64) + 0.5) / 2**_BITS - 0.5
@@ -98,7 +98,7 @@ def sketch(name: str, array: np.ndarray) -> np.ndarray:
 
     Args:
         name: the seed.
-        array: of any shape.
+        array: array of any shape.
     """
     wide = np.asarray(array, np.float64).ravel()
     if wide.size <= SUMS:

@@ -63,7 +63,7 @@ def write_values(path: Path, families: Mapping[str, Values]) -> None:
     """Writes the values of families as one vector each, with names and sizes.
 
     Args:
-        path: of the file.
+        path: path of the file.
         families: values by family; names as `distances` takes them, each array of one
             dim or none.
     """
@@ -90,7 +90,7 @@ def distances(family: str, values: Values, *, plain: bool) -> dict[str, float]:
     """Returns the distances of prediction and gradient from the values of CREDIT.
 
     Args:
-        family: of `FAMILIES`.
+        family: one of `FAMILIES`.
         values: as `sketches` names them, and arrays of CREDIT's state dict that are
             not drawn, "state NAME" each.
         plain: whether to use the plain definitions, not the kernels of the device.

@@ -29,8 +29,8 @@ class Setting:
     Attributes:
         out: folder of the records and results.
         rehearse: whether to run at the smallest size, on whatever device there is.
-        size: of the model that is timed, of `benchmarks.speed.cases.SIZES`.
-        dtype: of its forward and backward pass.
+        size: size of the model that is timed, of `benchmarks.speed.cases.SIZES`.
+        dtype: dtype of its forward and backward pass.
     """
 
     out: Path

@@ -58,7 +58,7 @@ def credit_values(family: str) -> dict[str, np.ndarray]:
     """Returns sketches of CREDIT's prediction and gradients, and its vectors.
 
     Args:
-        family: of `models.FAMILIES`.
+        family: one of `models.FAMILIES`.
     """
     torch.set_num_threads(1)
     case = make_case("tiny", family)

@@ -64,8 +64,8 @@ class Runner:
     """Runs jobs until a deadline.
 
     Args:
-        setting: of all items.
-        deadline: in seconds of `time.monotonic`; no process lives longer.
+        setting: setting of all items.
+        deadline: deadline in seconds of `time.monotonic`; no process lives longer.
         report: called with part, item and record after an item has ended.
         child: arguments of the interpreter before those of the child.
     """
@@ -92,7 +92,7 @@ class Runner:
 
         Args:
             jobs: each is one process at a time.
-            seconds: of all together, if the deadline is not sooner.
+            seconds: seconds of all together, if the deadline is not sooner.
         """
         until = min(time.monotonic() + seconds, self.deadline)
         running: list[_Process] = []
@@ -248,7 +248,7 @@ def any_left(
     """Returns the items that are not done, those that were never begun first.
 
     Args:
-        setting: where the records are.
+        setting: setting that says where the records are.
         part: its name.
         items: all of the part.
         wrong: whether items whose result is wrong are to be run again, too.

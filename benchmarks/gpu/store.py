@@ -41,7 +41,7 @@ def prepare(
 
     Args:
         name: "1deg" or "025deg", of configs/wxformer_NAME.yaml.
-        folder: of the data.
+        folder: folder of the data.
         times: number of times of the state.
         forced: number of times of the forcing, for forecasts.
         tiny: whether to take a small grid, and a model of one layer.

@@ -96,7 +96,7 @@ def waves(case: Case, number: int) -> dict[str, np.ndarray]:
 
     Args:
         case: the model.
-        number: of the step.
+        number: number of the step.
     """
     rows, columns = case.x.shape[-2:]
     lat, lon = np.linspace(-1, 1, rows)[:, None], np.arange(columns) / columns

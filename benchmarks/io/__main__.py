@@ -63,7 +63,7 @@ class Store:
     Attributes:
         config: file in configs/.
         folder: prefix of its paths.
-        size: of `speed_cases.SIZES` whose step is timed.
+        size: one of `speed_cases.SIZES`, whose step is timed.
         parts: number of these steps per sample of the store.
         compressed: whether chunks are compressed; the data are noise.
     """
@@ -288,8 +288,8 @@ def write_store(
 
     Args:
         config: says which variables, levels and grid.
-        folder: of the files.
-        times: of the state.
+        folder: folder of the files.
+        times: times of the state.
         forced: times of the forcing; None for those of the state.
         compressed: whether to compress chunks of the state.
     """

@@ -35,7 +35,7 @@ class Command:
 
     Attributes:
         name: subcommand of `credit-jax`.
-        options: of the matrix and of the folder to write.
+        options: options of the matrix and of the folder to write.
         is_atomic: whether the folder appears complete or not at all.
     """
 
@@ -100,10 +100,11 @@ def kill_command(matrix: Matrix, name: str, num_kills: int, seed: int) -> None:
     """Kills a command again and again, and compares what it writes in the end.
 
     Args:
-        matrix: whose undisturbed run has ended.
+        matrix: matrix whose undisturbed run has ended.
         name: key of `COMMANDS`.
-        num_kills: of the command together with those of `matrix.commands`.
-        seed: of the moments.
+        num_kills: number of kills of the command together with those of
+            `matrix.commands`.
+        seed: seed of the moments.
     """
     word = name.lower().replace(" ", "_")
     straight = matrix.folder / f"straight_{word}"
@@ -209,8 +210,8 @@ def differences(expected: Path, actual: Path) -> list[str]:
     """Compares the values in two folders that a command has written.
 
     Args:
-        expected: of an undisturbed start.
-        actual: of one that was killed.
+        expected: folder of an undisturbed start.
+        actual: folder of a start that was killed.
 
     Returns:
         One line for each difference.

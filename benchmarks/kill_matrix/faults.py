@@ -28,12 +28,12 @@ class Trial:
     """A run under a fault.
 
     Attributes:
-        matrix: with the undisturbed run, options and folder.
-        name: of the run.
+        matrix: matrix with the undisturbed run, options and folder.
+        name: name of the run.
         count: processes.
         codes: exit codes under the fault.
         error: the error that was printed.
-        seconds: until all processes had ended.
+        seconds: seconds until all processes had ended.
         problems: one line each.
     """
 
@@ -296,7 +296,7 @@ def try_fault(matrix: Matrix, name: str) -> Trial:
     """Trains under a fault, resumes, and compares with the undisturbed run.
 
     Args:
-        matrix: whose undisturbed run has ended.
+        matrix: matrix whose undisturbed run has ended.
         name: key of `FAULTS`.
     """
     count, run = FAULTS[name]

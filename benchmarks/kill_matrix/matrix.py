@@ -55,7 +55,7 @@ class Mesh:
     """A mesh that runs are started on.
 
     Attributes:
-        parallelism: of `trainer`.
+        parallelism: parallelism of `trainer`.
         samples: `trainer.train_batch_size`, of a data-parallel rank.
         processes: numbers of processes that its devices can be divided among.
     """
@@ -107,7 +107,7 @@ class Kill:
         event: the number of the event of that kind; 0 for none.
         paused: a process that got SIGSTOP, and SIGCONT seconds later; None for none.
         while_paused: whether the kill was in between.
-        seconds: until the other processes had ended by themselves.
+        seconds: seconds until the other processes had ended by themselves.
         codes: exit codes of all processes.
         problems: one line each.
     """
@@ -132,7 +132,7 @@ class Matrix:
 
     Attributes:
         config: config file, except for the mesh.
-        folder: of everything that is written.
+        folder: folder of everything that is written.
         per_run: maximum number of kills of a run.
         meshes: names of the meshes to start on.
         kills: the kills so far.
@@ -180,8 +180,8 @@ class Matrix:
         """Makes kills until there are `num_kills`, and finishes the last run.
 
         Args:
-            num_kills: of all runs together.
-            seed: of meshes, moments and processes.
+            num_kills: number of kills of all runs together.
+            seed: seed of meshes, moments and processes.
         """
         self.train_undisturbed()
         while len(self.kills) < num_kills or self._is_within_run:

@@ -50,7 +50,7 @@ def tell_at(trigger: Trigger, connection: Connection) -> None:
     Args:
         trigger: kind and number of the event, and whether to stop there until SIGCONT;
             number 0 sends the number of all events at the end.
-        connection: to send the message to.
+        connection: connection to send the message to.
     """
     lock, seen = threading.Lock(), 0
 

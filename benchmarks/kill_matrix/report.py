@@ -17,9 +17,9 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
     """Writes `kill_matrix.md` and `.json`; returns the path of the first.
 
     Args:
-        matrix: with the results so far.
-        folder: of the report.
-        config: of the runs.
+        matrix: matrix with the results so far.
+        folder: folder of the report.
+        config: config of the runs.
     """
     kills, problems = matrix.kills, matrix.problems
     others = sum(series["kills"] for series in matrix.commands)

@@ -39,7 +39,7 @@ def small_demo(data: Path, *, epochs: int) -> dict[str, Any]:
 
     Args:
         data: folder of the demo data, 20 days.
-        epochs: of the run.
+        epochs: epochs of the run.
     """
     config = _in_folder(read_yaml(_DEMO), str(data))
     config["save_loc"] = str(data.with_name("run"))

@@ -36,7 +36,7 @@ class Trigger:
 
     Attributes:
         moment: kind of event.
-        number: of the event, from 1.
+        number: number of the event, from 1.
         stop: whether the process stops there.
         process: number of the process.
         below: beginnings of the paths that count, of the moment `WRITING`.
@@ -54,7 +54,7 @@ class Started:
     """A start of a run.
 
     Attributes:
-        processes: by their number.
+        processes: processes by their number.
         told: receives the message of the trigger.
     """
 
@@ -108,11 +108,11 @@ def start(
     """Starts the processes of a run.
 
     Args:
-        options: of the command.
+        options: options of the command.
         count: number of processes, 1 of all commands but `train`.
         log: the output of process N is appended to this path with the suffix `.N`.
         command: subcommand of `credit-jax`.
-        trigger: of one of the processes.
+        trigger: trigger of one of the processes.
         fault: function of `benchmarks.kill_matrix.injected` that the first process
             calls before it trains.
     """

@@ -115,7 +115,7 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     """The purpose of a collective of a training step, one of `PURPOSES`.
 
     Args:
-        collective: of the compiled step.
+        collective: collective of the compiled step.
         mesh: degree of every axis, outermost first.
 
     Raises:
@@ -144,8 +144,8 @@ def least_volume(
 
     Args:
         model_def: a WXFormer.
-        axes: of the mesh.
-        samples: of one data-parallel rank.
+        axes: axes of the mesh.
+        samples: samples of one data-parallel rank.
         over_domain: whether parameters are stored sharded over domain, too; the gathers
             and scatters over domain are left out.
     """

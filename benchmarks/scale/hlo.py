@@ -46,7 +46,7 @@ class Collective:
     """One collective instruction.
 
     Attributes:
-        kind: of `KINDS`.
+        kind: one of `KINDS`.
         result: bytes of its result on one device.
         members: the devices of its first group, or of a permute's first pair.
         times: number of runs in one call of the program.

@@ -205,8 +205,8 @@ def accelerator_use(
 
     Args:
         ours, theirs: the sides.
-        seconds: of a training step, by side; sides that are not in it failed.
-        size: of the square matrices that define the ceiling.
+        seconds: seconds of a training step, by side; sides that are not in it failed.
+        size: size of the square matrices that define the ceiling.
     """
     ceiling = matmul_ceiling(ours.model.parallel_config.precision.compute, size)
     work = ours.floating_point_operations()

@@ -83,10 +83,10 @@ class Case:
     """A size with its model and data.
 
     Attributes:
-        name: of the size.
+        name: name of the size.
         block: its `model:` section.
         model_def: the model of credit_jax, or the network of its process.
-        inputs: of one forward pass by name, float32.
+        inputs: inputs of one forward pass by name, float32.
         y: (batch, channel_out, time_out, lat, lon) float32.
     """
 
@@ -139,7 +139,7 @@ def make_case(name: str, model_type: str | None = None) -> Case:
     """A size by its name, with random data.
 
     Args:
-        name: of `SIZES`.
+        name: one of `SIZES`.
         model_type: another model: with the keys of that size if it is one of KIN,
             otherwise that of `small_models`, wider for the size "demo".
 
@@ -161,7 +161,7 @@ def case_of(name: str, block: dict[str, Any], batch: int) -> Case:
     """A case of a `model:` section, with random data.
 
     Args:
-        name: of the case.
+        name: name of the case.
         block: the section.
         batch: samples.
     """

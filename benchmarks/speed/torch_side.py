@@ -29,7 +29,7 @@ class TorchSide:
         device: "cpu" or "cuda".
         dtype: float32, or bfloat16 by autocast.
         compiled: whether to use torch.compile, like `trainer.compile` of CREDIT.
-        backend: of torch.compile.
+        backend: backend of torch.compile.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class Case:
         write: writes the data into a folder.
         validation: keys of `validation_data` that differ from `data`.
         spread: standard deviation of noise that is added to predictions.
-        meshes: to train on.
+        meshes: meshes to train on.
     """
 
     change: Callable[[dict[str, Any]], None]

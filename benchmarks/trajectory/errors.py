@@ -31,7 +31,7 @@ def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, 
     """Relative differences, the largest of each kind.
 
     Args:
-        record: of the run of credit_jax.
+        record: record of the run of credit_jax.
         run: CREDIT's steps.
         rows: CREDIT's log, one row an epoch.
 

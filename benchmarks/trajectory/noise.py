@@ -49,7 +49,7 @@ def with_noise(model_def: ModelDef, spread: float) -> ModelDef:
     """The WXFormer with noise added to its prediction.
 
     Args:
-        model_def: of a WXFormer.
+        model_def: definition of a WXFormer.
         spread: standard deviation of the noise, in units of the prediction.
     """
     return dataclasses.replace(model_def, make=partial(_Noisy, spread=spread))
@@ -61,8 +61,8 @@ def noise_of(
     """The noise of a run of single steps on one process, for CREDIT.
 
     Args:
-        setup: of the run, on one device.
-        key: of the state before the first step.
+        setup: setup of the run, on one device.
+        key: key of the state before the first step.
         spread: see `with_noise`.
         num_steps: training steps.
         num_valid: validation batches of an epoch.

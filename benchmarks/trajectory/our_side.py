@@ -40,8 +40,8 @@ class Record:
         loss: one value of each micro-batch.
         gradient_norm, learning_rate: one value of each update.
         batch_error: largest |a - b| / max |b| of x and y of all micro-batches.
-        rows: of the log, one an epoch.
-        params: after the last step, by path.
+        rows: rows of the log, one an epoch.
+        params: parameters after the last step, by path.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -61,8 +61,8 @@ def train_on(
         config_path: the YAML that CREDIT trained with; its data are in the working
             folder.
         mesh: such as "dp2xtp2xdomain2"; the global batch is the same on all.
-        run: of CREDIT, with the initial weights.
-        folder: for checkpoints and log.
+        run: run of CREDIT, with the initial weights.
+        folder: folder for checkpoints and log.
         spread: see `setup_on`.
     """
     setup = setup_on(config_path, mesh, spread)
@@ -144,10 +144,10 @@ def _batch_error(
     """Largest relative difference of x of the first step and y of all steps.
 
     Args:
-        batch: of all data-parallel ranks, one rank's samples after another's.
-        run: of CREDIT in one process.
-        index: of the batch.
-        rollout: of the run.
+        batch: batch of all data-parallel ranks, one rank's samples after another's.
+        run: run of CREDIT in one process.
+        index: index of the batch.
+        rollout: rollout of the run.
         ranks: number of data-parallel ranks, which take samples in turn.
     """
     first = index * rollout.num_steps

@@ -95,7 +95,7 @@ def open_manager(
 
     Args:
         folder: one subfolder per checkpoint, named by its step.
-        preservation: which checkpoints to keep.
+        preservation: policy that says which checkpoints to keep.
         removed: subfolder that the others are renamed into.
         clean: remove what earlier processes left incomplete.
         written: called when a checkpoint is written, but not renamed yet.

@@ -43,8 +43,8 @@ class Progress:
         first_rate_at: micro-batch that trains at the schedule's first rate, as the
             first one of a run resumed by CREDIT does, or with `update_learning_rate` at
             `learning_rate`; None for no such micro-batch.
-        learning_rate: of the next update, if it is not a function of the micro-batches
-            (constant or `plateau`); None otherwise.
+        learning_rate: learning rate of the next update, if it is not a function of the
+            micro-batches (constant or `plateau`); None otherwise.
         plateau: the state of the schedule `plateau`; None for others.
         channels: names of the variables of "input" and "target", in channel order;
             None if the checkpoint does not record them, such as one from PyTorch.

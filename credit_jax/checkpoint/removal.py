@@ -77,7 +77,7 @@ class RemovedCheckpoints:
     """The folder that old checkpoints are renamed into before files are removed.
 
     Args:
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -307,8 +307,8 @@ class CheckpointStore:
         """Reads items of a checkpoint.
 
         Args:
-            step: which one.
-            targets: for each item a tree like the saved one, of arrays or
+            step: step of the checkpoint.
+            targets: a tree like the saved one for each item, of arrays or
                 `ShapeDtypeStruct`s, with the shardings to restore onto. The mesh may
                 differ from that of the run that saved.
 
@@ -345,9 +345,9 @@ class CheckpointStore:
         """One whole array of an item, on the host.
 
         Args:
-            step: which checkpoint.
-            item: of `ITEMS`.
-            name: of the array at the top of the item.
+            step: step of the checkpoint.
+            item: one of `ITEMS`.
+            name: name of the array at the top of the item.
         """
         self._manager_with(step)
         args = ocp.args.PyTreeRestore(

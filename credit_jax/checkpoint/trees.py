@@ -21,7 +21,7 @@ def as_nested_dict(tree: PyTree) -> Any:
     checkpoint.
 
     Args:
-        tree: of any nodes; keys are those of `jax.tree_util.keystr(simple=True)`.
+        tree: tree of any nodes; keys are those of `jax.tree_util.keystr(simple=True)`.
     """
     nested: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -82,7 +82,7 @@ class Entry:
 
     Attributes:
         module: name of the module that is the command.
-        summary: for the list of all commands.
+        summary: summary for the list of all commands.
         extra: optional dependencies of this project that the module imports.
         platforms: default of JAX_PLATFORMS; "" leaves the choice to JAX.
     """
@@ -110,7 +110,7 @@ def run_module(name: str, argv: Sequence[str] | None, *, prog: str) -> int:
     """Runs one command, such as `python -m credit_jax.train`.
 
     Args:
-        name: of the imported module that is the command.
+        name: name of the imported module that is the command.
         argv: arguments without the program; None takes those of the process.
         prog: the program as a user types it.
 
@@ -133,10 +133,10 @@ def run_group(
     `--print-completion SHELL` prints a shell-completion script for all of them.
 
     Args:
-        commands: by name.
+        commands: commands by name.
         argv: arguments without the program; None takes those of the process.
         prog: the program as a user types it.
-        description: of all commands together.
+        description: description of all commands together.
 
     Returns:
         The exit code.

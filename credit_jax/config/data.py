@@ -195,7 +195,7 @@ def in_training(times: Iterable[Any], data: DataConfig) -> str:
     """Says how many times are in the training period; "" if none is.
 
     Args:
-        times: of samples, start dates or truth.
+        times: times of samples, start dates or truth.
         data: the data section of the training.
     """
     ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]

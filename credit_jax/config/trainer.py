@@ -87,7 +87,7 @@ class TrainerConfig(StrictModel):
         activation_checkpoint: "none", "full" (or true) or "selective": whether the
             activations of a block are recomputed in the backward pass; "selective"
             recomputes those of attention.
-        unroll_blocks: on GPUs, the loop over the blocks of a stage is unrolled up to
+        unroll_blocks: the loop over the blocks of a stage is unrolled on GPUs up to
             this number of blocks. This moves fewer bytes and launches fewer kernels,
             but compilation takes longer with every block. CREDIT has no such key.
         compiler: see `CompilerConfig`.
@@ -112,9 +112,9 @@ class TrainerConfig(StrictModel):
         load_weights: whether to start from the weights, and their average, of the last
             checkpoint of `save_loc`.
         load_optimizer: whether to restore the optimizer state, too.
-        load_scaler, load_scheduler: with either of them, or `load_optimizer`, the
-            states of both loss scaling and schedule are restored, too, unless the first
-            epoch is 0.
+        load_scaler, load_scheduler: whether to restore the states of both loss scaling
+            and schedule, too; either of them or `load_optimizer` does it, unless the
+            first epoch is 0.
         reload_epoch: whether to continue with the epoch after that of the checkpoint.
         update_learning_rate: whether to use `learning_rate` instead of the checkpoint's
             if the rate is constant or changed by `plateau`. Under schedules by batch
@@ -126,8 +126,8 @@ class TrainerConfig(StrictModel):
             smaller or larger values are better.
         stopping_patience: number of epochs without improvement after which training
             ends; no effect without validation.
-        save_best_weights, save_backup_weights, save_every_epoch: which checkpoints are
-            kept besides the last.
+        save_best_weights, save_backup_weights, save_every_epoch: whether more
+            checkpoints are kept besides the last.
         save_every_steps, save_every_minutes: updates and minutes between checkpoints
             within an epoch, of which the newest two are kept; 0 minutes for none.
         save_metric_vars: variables whose metrics are logged: true, false, or a list.

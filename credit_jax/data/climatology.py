@@ -42,7 +42,7 @@ def build_climatology(
     Args:
         dataset: the data of the training period.
         by: parts of the year that are averaged separately.
-        max_samples: of a larger data set, this number of evenly spaced samples is used.
+        max_samples: number of evenly spaced samples that are used of a larger data set.
 
     Raises:
         ValueError, OSError: a sample cannot be read; for a data set that skips bad

@@ -221,9 +221,9 @@ def path_at(
     """The file of a field; None if it is unknown.
 
     Args:
-        sources, clocks: by name of the source.
+        sources, clocks: sources and clocks by name of the source.
         key: key of the field; preblocks may have made fields of no file.
-        time: of the master clock.
+        time: time of the master clock.
     """
     name, field_type, _, variable = key.split("/")
     if name not in sources:

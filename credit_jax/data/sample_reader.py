@@ -59,7 +59,7 @@ class SampleReader:
         """Reads the samples of one batch and applies the preblocks.
 
         Args:
-            indices: of the samples.
+            indices: indices of the samples.
             thorough: whether to check all values as they are read; otherwise only those
                 of batches that look wrong.
 

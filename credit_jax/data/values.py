@@ -104,7 +104,7 @@ def check_forcing(
         fields: source -> key -> field (batch, level, time, lat, lon).
         starts: (batch,) start dates.
         times: (batch,) times of the fields.
-        step: of the forecasts.
+        step: step of the forecasts.
 
     Raises:
         BadValuesError: it is not.
@@ -249,7 +249,7 @@ def outlier_error(
         schema: the channels of x and y.
         point: row and column of the whole grid.
         axes: latitudes and longitudes, degrees; None if unknown.
-        time: of the field.
+        time: time of the field.
     """
     names = zip(("latitude", "longitude"), axes, point, strict=True)
     place = ", ".join(

@@ -57,7 +57,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
 
     Args:
         demo: the data set and its folder.
-        console: where to show progress; None is stderr.
+        console: console that shows progress; None is stderr.
 
     Returns:
         The folder, with demo_{year}.zarr, static.nc, mean.nc, std.nc, demo.json.

@@ -18,7 +18,7 @@ def attributes_of(
     Args:
         where: path of the forecasts.
         comparison: truth and climatology of the scores.
-        provenance: of the forecasts.
+        provenance: provenance of the forecasts.
     """
     climatology = comparison.climatology
     return {

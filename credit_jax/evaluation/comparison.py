@@ -22,7 +22,7 @@ class Comparison:
     """The channels of the scores, and their positions in forecast and references.
 
     Attributes:
-        channels: of the scores, in order.
+        channels: channels of the scores, in order.
         forecast: positions of the levels in the forecast, by variable.
         truth: the truth.
         in_truth: positions of the levels in the truth.
@@ -69,7 +69,7 @@ def compare(
     """Finds the channels that forecast and truth have in common.
 
     Args:
-        variables: of the forecast, by name.
+        variables: variables of the forecast, by name.
         coordinates: its latitudes and longitudes.
         truth: opened.
         names: variables to compare; all by default.

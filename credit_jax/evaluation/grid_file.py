@@ -37,7 +37,7 @@ class Variable:
     Attributes:
         levels: values of its level coordinate, pressures in hPa; None at the surface.
         units, long_name: "" if the file has none.
-        level_units: of the levels, see `level_units`.
+        level_units: unit of the levels, see `level_units`.
     """
 
     levels: np.ndarray | None = None
@@ -106,7 +106,7 @@ class GridFile:
         """Reads a field as float32, (..., level, lat, lon); see `others` for the dots.
 
         Args:
-            name: of the variable.
+            name: name of the variable.
             places: dim -> position; dims that the variable lacks are ignored.
             levels: positions of the levels; None for all, or a variable without levels.
         """
@@ -193,7 +193,7 @@ def align(
     """Finds the points of a grid in another: rows and columns may be in another order.
 
     Args:
-        latitude, longitude: of the forecast.
+        latitude, longitude: latitude and longitude of the forecast.
         other: those of the other grid.
         where: description of the other grid, for the error.
 

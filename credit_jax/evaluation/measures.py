@@ -49,8 +49,8 @@ class Weights:
     """Weights of local points, 0 in padding rows.
 
     Attributes:
-        regions: of each region, of sum 1 over all shards.
-        bands: of the rows of each band, of sum 1; None computes no spectra.
+        regions: weights of each region, of sum 1 over all shards.
+        bands: bands of the rows of each band, of sum 1; None computes no spectra.
     """
 
     regions: Float[Array, "region rows lon"]
@@ -82,8 +82,8 @@ def area_sums(
         forecast: one or more members.
         references: "truth" and optionally "persistence" and "climatology", in the units
             of the forecast; NaN is a missing value.
-        weights: of the points.
-        axes: of the mesh; `MeshAxes()` on one device.
+        weights: weights of the points.
+        axes: axes of the mesh; `MeshAxes()` on one device.
     """
     sums = _local_sums(forecast, references, weights)
     rows = (axes.domain,) if axes.domain else ()

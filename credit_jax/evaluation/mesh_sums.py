@@ -35,8 +35,8 @@ class Grid:
 
     Attributes:
         latitude, longitude: (lat,) and (lon,) degrees, or both (lat, lon).
-        regions: over which scores are averaged.
-        bands: over which spectra are averaged; none on curvilinear grids.
+        regions: regions over which scores are averaged.
+        bands: bands over which spectra are averaged; none on curvilinear grids.
     """
 
     latitude: np.ndarray
@@ -58,10 +58,10 @@ class MeshSums:
     are all-gathered, and every rank computes the same.
 
     Attributes:
-        mesh: of the forecasts.
-        grid: of the fields.
+        mesh: mesh of the forecasts.
+        grid: grid of the fields.
         size: forecasts of a batch on the whole mesh.
-        num_members: of each start date.
+        num_members: number of members of each start date.
         channels: key -> positions of the levels that are compared; None for all.
     """
 
@@ -117,7 +117,7 @@ class MeshSums:
 
         Args:
             forecast: global arrays on the mesh.
-            references: of `place`.
+            references: references, as returned by `place`.
         """
         return self._compiled(dict(forecast), dict(references), self._weights)
 

@@ -39,7 +39,7 @@ def score_files(
     Args:
         files: the forecasts.
         comparison: channels and references.
-        grid: of the forecasts.
+        grid: grid of the forecasts.
         mesh: rows are split over its domain axis; by default one device.
         num_members: number of first members to score; by default all.
         progress: called with the number of start dates that are done.

@@ -48,7 +48,7 @@ def open_comparison(
 
     Args:
         options: names the references.
-        variables: of the forecasts, by name.
+        variables: variables of the forecasts, by name.
         coordinates: latitudes and longitudes of the forecasts.
         times: all start dates and valid times.
 

@@ -268,7 +268,7 @@ def open_truth(
     Args:
         truth: a data section; or the path of a YAML file with one, whose preblocks may
             rename its variables, of a NetCDF file or of a Zarr store.
-        times: that are read, datetime64[ns].
+        times: times that are read, datetime64[ns].
         open_files: files that are open already.
 
     Raises:

@@ -24,7 +24,7 @@ class Region:
     """A region between latitudes and longitudes.
 
     Attributes:
-        name: of the region.
+        name: name of the region.
         latitudes: ranges (south, north), degrees north.
         longitudes: ranges (west, east), degrees east from 0 to 360; None for all.
     """

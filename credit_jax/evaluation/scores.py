@@ -67,8 +67,8 @@ class Metric:
     """A metric of the data set.
 
     Attributes:
-        long_name: for titles.
-        dims: of its array.
+        long_name: name for titles.
+        dims: dims of its array.
         power: exponent of the channel's unit in the unit of its values; 0 is a ratio.
         best: the value of a perfect forecast; None if there is none.
     """

@@ -41,7 +41,7 @@ class Channel:
         variable: its name.
         level: its level; None at the surface.
         units, long_name: "" if they are unknown.
-        level_units: of the level, "hPa" or "sigma"; "" for a number.
+        level_units: unit of the level, "hPa" or "sigma"; "" for a number.
     """
 
     variable: str
@@ -76,7 +76,7 @@ class ScoreSums:
 
         Args:
             start: the date.
-            leads: for each lead time the area sums, (channel, region, ...).
+            leads: the area sums of each lead time, (channel, region, ...).
         """
         names = leads[0]
         arrays = {
@@ -125,10 +125,10 @@ class ScoreLayout:
     """The dims of the sums.
 
     Attributes:
-        channels: in order.
+        channels: channels in order.
         leads: (lead,) timedelta64[ns].
         regions, bands: names.
-        num_members: of each start date.
+        num_members: number of members of each start date.
     """
 
     channels: tuple[Channel, ...]
@@ -143,8 +143,8 @@ class ScoreLayout:
         """The data set of `evaluation.scores`.
 
         Args:
-            sums: over all start dates.
-            attributes: of the data set.
+            sums: sums over all start dates.
+            attributes: attributes of the data set.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             metrics = _metrics(sums.arrays, self.num_members, len(sums.starts))

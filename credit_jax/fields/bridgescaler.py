@@ -76,7 +76,7 @@ class QuantileScaler:
     """bridgescaler's DQuantileScaler(Tensor): a t-digest of each channel.
 
     Attributes:
-        centroids: for each channel a (centroid, 2) array of means and weights.
+        centroids: a (centroid, 2) array of means and weights for each channel.
         minimum: (channel,) smallest value seen.
         maximum: (channel,) largest value seen.
         size: (channel,) number of values seen.

@@ -28,10 +28,10 @@ class Archive:
     """The record of the forecasts in a folder.
 
     Attributes:
-        folder: of the forecasts.
-        schedule: of the forecasts.
+        folder: folder of the forecasts.
+        schedule: schedule of the forecasts.
         identity: everything that determines their values, by name.
-        provenance: where they come from.
+        provenance: origin of the forecasts.
         coordinates: name of a dim -> values of the coordinates of the fields.
     """
 
@@ -45,7 +45,7 @@ class Archive:
         """Checks the folder against what is to be written to it.
 
         Args:
-            tasks: to be written.
+            tasks: tasks to be written.
             resume: whether forecasts that are done are kept.
 
         Raises:
@@ -139,7 +139,7 @@ class Record:
 
     Attributes:
         config: the config of the forecasts as nested mappings; None if not recorded.
-        provenance: where the forecasts come from.
+        provenance: origin of the forecasts.
         unfinished: forecasts that are not done.
         total: all forecasts.
     """

@@ -35,7 +35,7 @@ class ForecastStep:
     """The step from one state of a forecast to the next.
 
     Attributes:
-        model: on its mesh.
+        model: model on its mesh.
         rollout: the transforms after a step, and how the next input is made.
         outputs: the fields that a step returns: key -> positions of its levels, or None
             for all; None is every field.
@@ -67,13 +67,13 @@ class ForecastStep:
         """Runs one step; the buffers of `state` are donated.
 
         Args:
-            weights: of `Forecaster.weights`.
-            state: of `start`, or of the step before.
-            constants: of `start`.
+            weights: weights of `Forecaster.weights`.
+            state: state of `start`, or of the step before.
+            constants: constants, as returned by `start`.
             forcing: inputs of the next step: "forcing", the dynamic forcing at the end
                 of this step, and the further inputs of the model; any values at the
                 last step.
-            noise: of models that draw noise, with a key for each sample.
+            noise: noise of models that draw noise, with a key for each sample.
 
         Returns:
             The next state, and the fields after the step in physical units, float32;

@@ -47,23 +47,23 @@ class Campaign:
 
     Attributes:
         step: the compiled step.
-        weights: of the model, after spectral norm.
-        reader: of initial states and forcing.
-        store: where they are written.
+        weights: weights of the model, after spectral norm.
+        reader: reader of initial states and forcing.
+        store: store to which the forecasts are written.
         archive: records which are done.
         outputs: the variables that are written.
         groups: tasks that run together in one batch.
         size: samples of a group over all processes; smaller groups are padded with
             copies.
-        num_steps: of a forecast.
+        num_steps: number of steps of a forecast.
         written: steps that are written.
         num_writers: threads that write files.
         max_pending: files that may wait to be written.
         fill_nan: whether values that are not finite are written as missing and counted;
             otherwise they are an error.
         progress: called with the number of forecasts after each group.
-        scores: of the forecasts, computed with them; None computes none.
-        noise: of the members of models that draw noise; None for other models.
+        scores: scores of the forecasts, computed with them; None computes none.
+        noise: noise of the members of models that draw noise; None for other models.
         stop: called before each group but the first, by all processes together; returns
             the reason to stop there, or None.
     """
@@ -102,8 +102,8 @@ class Campaign:
         """The forecasts of a plan, with its step, perturbations and dates.
 
         Args:
-            plan: of `plan_forecast`.
-            model: on its mesh.
+            plan: plan, as returned by `plan_forecast`.
+            model: model on its mesh.
             weights, outputs, store, archive, groups, size, options: attributes.
         """
         step = plan.step(model, outputs)
@@ -196,7 +196,7 @@ class _Threads:
         host: copies results to the host, in order.
         files: writes files.
         delivery: passes results to `files`.
-        clock: of the devices.
+        clock: clock of the devices.
     """
 
     share: Share
@@ -273,7 +273,7 @@ class _Group:
 
     Args:
         campaign: the campaign they belong to.
-        threads: of the campaign.
+        threads: threads of the campaign.
         group: the tasks, without padding.
         full: the tasks, padded with copies.
     """

@@ -112,7 +112,7 @@ class Delivery:
 
         Args:
             tasks: forecasts side by side.
-            step: of the forecasts.
+            step: step of the forecasts.
             counts: values that are not finite in each of them, by variable.
 
         Raises:

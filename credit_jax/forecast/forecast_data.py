@@ -44,8 +44,8 @@ class ForecastData:
         sources: name -> opened source.
         clocks: name -> maps a time of the forecast to times of that source.
         schema: the channels of the data as they are read.
-        timestep: of the model.
-        calendar: of the start dates.
+        timestep: time step of the model.
+        calendar: calendar of the start dates.
         further: inputs of the model besides x; None for none.
         left_out: the data section with those variables that are not read.
         open_files: cache of open files.
@@ -94,7 +94,8 @@ class ForecastData:
 
         Args:
             starts: (start,) dates.
-            num_steps: of each forecast; forcing is read at all but the last.
+            num_steps: number of steps of each forecast; forcing is read at all but the
+                last.
         """
         later = [
             shift_all(starts, k * self.timestep, self.calendar)
@@ -126,7 +127,7 @@ class ForecastData:
 
         Args:
             starts: (start,) dates.
-            num_steps: of each forecast.
+            num_steps: number of steps of each forecast.
         """
         lines = []
         times = shift_all(starts, (num_steps - 1) * self.timestep, self.calendar)
@@ -263,7 +264,7 @@ def open_forecast_data(
             `temporal_mode: persist` may take its fields from; by default they reach
             from the first start date to the end of the last forecast.
         starts: start dates.
-        num_steps: of each forecast.
+        num_steps: number of steps of each forecast.
         open_files: files that are open already.
         unread: field types whose files are not opened.
         num_levels: source -> number of levels of its 3-D variables, where neither the

@@ -27,7 +27,7 @@ class Forecaster:
     double precision.
 
     Args:
-        model: on its mesh.
+        model: model on its mesh.
         params, model_state: weights and state on that mesh.
 
     >>> forecaster = credit_jax.Forecaster(model, params, model_state)
@@ -56,7 +56,7 @@ class Forecaster:
         Args:
             x: the same in every process; the data-parallel degree divides the batch. Of
                 a model with several inputs all of them, by name.
-            noise: of models that draw noise; another key gives another member.
+            noise: noise of models that draw noise; another key gives another member.
 
         Raises:
             ValueError: the data-parallel degree does not divide the batch, or the model

@@ -40,8 +40,8 @@ def identity_of(
     out, so that a campaign can be resumed with other ones.
 
     Args:
-        plan: of `plan_forecast`.
-        model: of the plan.
+        plan: plan, as returned by `plan_forecast`.
+        model: model of the plan.
         form: "netcdf", "zarr" or "none".
     """
     sections, schedule = plan.sections(), plan.schedule

@@ -29,7 +29,7 @@ class MemberNoise:
         """The noise of a batch; each step of a forecast folds in its number.
 
         Args:
-            tasks: of the batch, in all processes.
+            tasks: tasks of the batch, in all processes.
         """
         words = np.stack([self.keys[task.start, task.member] for task in tasks])
         return Noise(jax.random.wrap_key_data(jnp.asarray(words)))

@@ -35,8 +35,8 @@ def perturbed_reader(
 
     Args:
         plan: selects the perturbation and the members.
-        step: of the forecasts.
-        weights: of the model.
+        step: step of the forecasts.
+        weights: weights of the model.
         outputs: has the coordinates of the grid.
         members: noise of models that draw noise.
     """

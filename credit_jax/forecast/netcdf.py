@@ -41,9 +41,9 @@ class NetcdfStore:
     """The folder of the files.
 
     Attributes:
-        folder: of all start dates.
+        folder: folder of all start dates.
         outputs: what is written.
-        schedule: of the forecasts.
+        schedule: schedule of the forecasts.
         config: grouping and encoding.
     """
 
@@ -115,7 +115,7 @@ class NetcdfWriter:
     """Collects the steps of one forecast into files.
 
     Attributes:
-        store: of these files.
+        store: store of these files.
         task: the forecast.
     """
 

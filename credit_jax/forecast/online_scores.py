@@ -40,9 +40,9 @@ class OnlineScores:
     Attributes:
         measure: computes the sums of the forecasts of a batch.
         comparison: reference fields of the scores.
-        layout: of the scores.
-        schedule: of the forecasts.
-        folder: of the sums of each start date.
+        layout: layout of the scores.
+        schedule: schedule of the forecasts.
+        folder: folder of the sums of each start date.
     """
 
     measure: MeshSums
@@ -96,7 +96,7 @@ class OnlineScores:
         """The scores of all start dates that are done; None if there is none.
 
         Args:
-            attributes: of the data set.
+            attributes: attributes of the data set.
         """
         total: ScoreSums | None = None
         for start in range(len(self.schedule.starts)):
@@ -132,9 +132,9 @@ class GroupScores:
     """Collects the area sums of a group of forecasts.
 
     Attributes:
-        scores: of the campaign.
+        scores: scores of the campaign.
         references: reference fields of every written step, in order.
-        tasks: of the group, without padding.
+        tasks: tasks of the group, without padding.
     """
 
     scores: OnlineScores
@@ -171,12 +171,12 @@ def online_scores(
 
     Args:
         options: truth, climatology and variables of the comparison.
-        regions: of the scores.
-        schedule: of the forecasts.
-        model: on its mesh.
+        regions: regions of the scores.
+        schedule: schedule of the forecasts.
+        model: model on its mesh.
         outputs: the variables that a step returns.
         size: forecasts of a batch on the mesh.
-        folder: of the campaign.
+        folder: folder of the campaign.
 
     Raises:
         FileNotFoundError, ValueError: data for the comparison are missing.

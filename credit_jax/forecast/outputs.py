@@ -28,7 +28,7 @@ class OutputVariable:
     """A variable of the files.
 
     Attributes:
-        key: of the field, "SOURCE/field_type/3d or 2d/NAME".
+        key: key of the field, "SOURCE/field_type/3d or 2d/NAME".
         levels: values of its level coordinate; None for a variable without levels.
         chosen: positions of these levels in the field; None is all.
         level_dim: name of that coordinate.
@@ -50,10 +50,10 @@ class Outputs:
     """The variables of the files, and the coordinates of their values.
 
     Attributes:
-        variables: in the order in which they are written.
+        variables: variables in the order in which they are written.
         latitude, longitude: (lat,) and (lon,) degrees, or both (y, x) on a curvilinear
             grid.
-        calendar: of the valid times.
+        calendar: calendar of the valid times.
         attributes: CF attributes by variable, and those of "time", which the config
             names; CREDIT's files have no others.
         described: CF attributes by key, of the data files and of derived fields.

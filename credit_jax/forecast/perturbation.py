@@ -32,8 +32,8 @@ def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[s
     """What is wrong with the names of `std`, one line at most.
 
     Args:
-        config: of the perturbation.
-        keys: of the predicted variables.
+        config: config of the perturbation.
+        keys: keys of the predicted variables.
     """
     by_name = config.std if isinstance(config.std, Mapping) else {}
     parts = [key.split("/") for key in keys]
@@ -64,7 +64,7 @@ class Amplitude:
         """(level, 1, 1) standard deviation of the perturbation; None for none.
 
         Args:
-            key: of the variable; only prognostic ones are perturbed.
+            key: key of the variable; only prognostic ones are perturbed.
             initial: (level, lat, lon) its unperturbed state.
         """
         _, kind, _, name = key.split("/")[:4]
@@ -91,7 +91,7 @@ class NoisePerturbation:
 
     Attributes:
         draw: draws standard normal numbers.
-        amplitude: of each variable.
+        amplitude: amplitude of each variable.
         keys: (start, member, 2) uint32, of `member_keys`.
     """
 
@@ -104,7 +104,7 @@ class NoisePerturbation:
 
         Args:
             fields: {source: {key: (batch, level, time, lat, lon)}}, physical units.
-            tasks: of the batch.
+            tasks: tasks of the batch.
         """
 
         def noise(key: str, task: Task, initial: np.ndarray) -> np.ndarray | None:
@@ -131,7 +131,7 @@ def add(
 
     Args:
         fields: {source: {key: (batch, level, time, lat, lon)}}.
-        tasks: of the batch.
+        tasks: tasks of the batch.
         change: (key, task, newest field (level, lat, lon)) -> change of the same shape,
             or None.
     """
@@ -243,7 +243,7 @@ def noise_perturbation(
 
     Args:
         config: its type, amplitude and length scale.
-        seed: of all members.
+        seed: seed of all members.
         schedule: start dates and members.
         latitude, longitude: degrees.
 

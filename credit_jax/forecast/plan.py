@@ -61,7 +61,7 @@ class ForecastPlan:
         data: the data section of the forecasts.
         model: the model and the degrees of its mesh.
         schedule: start dates, steps, members.
-        reader: of initial states and forcing.
+        reader: reader of initial states and forcing.
         rollout: the transforms after a step, and how the next input is made.
         schema: channels of x and y.
         notes: information for the user, one line each.
@@ -86,7 +86,7 @@ class ForecastPlan:
         """The variables that are written; nothing is compiled.
 
         Args:
-            model: on its mesh.
+            model: model on its mesh.
 
         Raises:
             ValueError: a variable or level is not predicted, or the first initial state
@@ -174,7 +174,7 @@ def plan_forecast(
 
     Args:
         config: the config of the run.
-        parallelism: of the forecasts.
+        parallelism: parallelism of the forecasts.
         num_devices: devices to plan for.
         init_times, num_steps, length: see `make_schedule`.
         overrides: keys of the `inference:` section that the command line replaces.
@@ -394,7 +394,7 @@ def _located(
     """The transforms with their files in the order of the data.
 
     Args:
-        pipeline, opened, schema: of the forecasts.
+        pipeline, opened, schema: pipeline, opened and schema of the forecasts.
         like: coordinates of the run; None if unknown.
         findings: receives the problems of files with other coordinates.
     """

@@ -212,8 +212,8 @@ class ForecastReader:
 
         Args:
             groups: the tasks of this process's data-parallel ranks, rank after rank.
-            num_steps: of each forecast.
-            mesh: of all processes.
+            num_steps: number of steps of each forecast.
+            mesh: mesh of all processes.
             ranks: these ranks; None for all.
         """
         for tasks in groups:

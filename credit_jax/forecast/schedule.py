@@ -36,9 +36,9 @@ class Schedule:
     Attributes:
         starts: (start,) datetime64[ns] labels, increasing.
         num_steps: steps of each forecast.
-        timestep: of the model.
-        calendar: of the labels.
-        num_members: of each start date.
+        timestep: time step of the model.
+        calendar: calendar of the labels.
+        num_members: number of members of each start date.
         interval: lead times that are written are its multiples; None is all.
     """
 
@@ -86,7 +86,7 @@ class Schedule:
         a forecast has the same values whenever it runs.
 
         Args:
-            size: of a group; the last one may be smaller.
+            size: size of a group; the last one may be smaller.
             shard: (number, count): every count-th group, from the number-th on.
         """
         tasks = self.tasks
@@ -108,8 +108,8 @@ def make_schedule(
 
     Args:
         inference: the section.
-        timestep: of the data section.
-        calendar: of the start dates.
+        timestep: time step of the data section.
+        calendar: calendar of the start dates.
         init_times: replace the start dates of the section.
         num_steps: replaces the length of the section.
         length: the same as a duration.

@@ -39,15 +39,15 @@ def score_campaign(
     Forecasts that are done in the folder are not made again.
 
     Args:
-        plan: of `plan_forecast`.
-        model: on its mesh.
-        weights: of `Forecaster.weights`.
-        folder: of the record and of the sums; the same in all processes.
+        plan: plan, as returned by `plan_forecast`.
+        model: model on its mesh.
+        weights: weights of `Forecaster.weights`.
+        folder: folder of the record and of the sums; the same in all processes.
         options: truth and climatology; by default the data section of the plan, and
             means of the training period.
         batch: forecasts per data-parallel rank; all members of a start date must be in
             one batch.
-        store: where fields are written; None writes none.
+        store: store to which fields are written; None writes none.
         attributes: further attributes of the data set.
         fill_nan: whether values that are not finite are missing; otherwise an error.
 

@@ -29,7 +29,7 @@ class Share:
     rank spans several processes, the first one writes its samples.
 
     Attributes:
-        mesh: of all processes.
+        mesh: mesh of all processes.
         size: samples of a group.
     """
 
@@ -99,8 +99,8 @@ def added_up(counts: Mapping[str, int], names: list[str]) -> dict[str, int]:
     """Sums counts over all processes; returns those above 0.
 
     Args:
-        counts: of this process.
-        names: of all possible counts, the same in every process.
+        counts: counts of this process.
+        names: names of all possible counts, the same in every process.
     """
     texts = of_all("counts", json.dumps(dict(counts)))
     total = sum((Counter(json.loads(text)) for text in texts), Counter[str]())

@@ -35,7 +35,7 @@ class SphericalNoise:
         """Draws independent fields, one for each level.
 
         Args:
-            rng: of the numbers.
+            rng: generator of the numbers.
             shape: (level, lat, lon).
         """
         degrees = len(self._deviations)

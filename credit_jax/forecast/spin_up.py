@@ -38,9 +38,9 @@ class SpinUp:
 
     Attributes:
         step: the compiled step; it returns every prognostic variable.
-        weights: of the model.
-        reader: of states and forcing, without perturbations.
-        noise: of models that draw noise.
+        weights: weights of the model.
+        reader: reader of states and forcing, without perturbations.
+        noise: noise of models that draw noise.
     """
 
     step: ForecastStep
@@ -68,9 +68,10 @@ class SpinUp:
         Args:
             first: the states.
             starts: their dates.
-            num_steps: of each forecast; what follows in a shorter one has no meaning.
-            tasks: for which they are made.
-            number: of the first step, among all before the start dates.
+            num_steps: number of steps of each forecast; what follows in a shorter one
+                has no meaning.
+            tasks: tasks for which they are made.
+            number: number of the first step, among all before the start dates.
         """
         mesh = self.step.model.mesh
         state, constants = self.step.start(place_batch(first.arrays, mesh))
@@ -111,7 +112,7 @@ class BredVectors:
     Attributes:
         spin_up: runs the model.
         noise: initial perturbation.
-        amplitude: to which differences are rescaled.
+        amplitude: amplitude to which differences are rescaled.
         num_cycles: number of cycles, of one step each.
     """
 

@@ -20,7 +20,7 @@ class Times:
             also those before the start dates of bred and lagged members.
         read: initial states and forcing, concurrent with the others.
         write: copies to the host, and files.
-        total: from the end of the first step to the end.
+        total: time from the end of the first step to the end.
     """
 
     unroll: float

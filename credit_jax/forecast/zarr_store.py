@@ -53,10 +53,10 @@ class ZarrStore:
     """A Zarr store of forecasts.
 
     Attributes:
-        folder: in which the store is created, as `forecast.zarr`.
+        folder: folder in which the store is created, as `forecast.zarr`.
         outputs: what is written.
-        schedule: of the forecasts.
-        attributes: of the whole store.
+        schedule: schedule of the forecasts.
+        attributes: attributes of the whole store.
         zarr_format: 3 or 2.
     """
 

@@ -21,7 +21,7 @@ class _Log:
     Attributes:
         works: (text, `time.monotonic` at its beginning) of what is being done,
             outermost first.
-        written_at: when the last line was printed.
+        written_at: time at which the last line was printed.
         is_silent: whether another process of the run prints.
         num_bars: live displays on a terminal, which show the activity themselves.
     """

@@ -23,7 +23,7 @@ class FileRecord:
 
     Attributes:
         sha256: digest of the content, hexadecimal.
-        size: in bytes.
+        size: number of bytes.
     """
 
     sha256: str

@@ -70,7 +70,7 @@ class Heartbeat:
     In a thread other than the main one signals are left alone.
 
     Args:
-        name: of the command, where nothing else is known.
+        name: name of the command, where nothing else is known.
     """
 
     def __init__(self, name: str) -> None:

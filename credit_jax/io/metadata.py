@@ -244,7 +244,7 @@ def check_variables(path: str, variables: Mapping[Any, Any]) -> None:
     """Checks the chunks of an opened file, and its coordinates, which are read whole.
 
     Args:
-        path: of the file, for the error.
+        path: path of the file, for the error.
         variables: xarray's variables, not read.
 
     Raises:

@@ -28,9 +28,9 @@ def write_netcdf(
     """Writes a NetCDF-4 file.
 
     Args:
-        dataset: to write.
-        path: of the file.
-        encoding: of its variables.
+        dataset: dataset to write.
+        path: path of the file.
+        encoding: encoding of its variables.
 
     Raises:
         OSError: it cannot be written.
@@ -48,7 +48,7 @@ class NetcdfSeries:
     and copied. Chunks are at most as long as their dims.
 
     Attributes:
-        encoding: of the variables.
+        encoding: encoding of the variables.
     """
 
     encoding: Encoding = field(default_factory=dict)
@@ -58,8 +58,8 @@ class NetcdfSeries:
         """Writes a file.
 
         Args:
-            dataset: to write; all of its variables are numbers or times.
-            path: of the file.
+            dataset: dataset to write; all of its variables are numbers or times.
+            path: path of the file.
 
         Raises:
             OSError: it cannot be written.

@@ -90,7 +90,7 @@ def opened(path: str | Path, **options: Any) -> Iterator[xr.Dataset]:
 
     Args:
         path: a file, or the folder of a Zarr store.
-        options: of `xarray.open_dataset`.
+        options: options of `xarray.open_dataset`.
     """
     with _named(os.fspath(path)), open_dataset(path, **options) as dataset:
         yield dataset
@@ -121,8 +121,8 @@ def open_dataset(
     Args:
         place: path of a file or store, or what xarray opens for a URL.
         engine: xarray's engine; None chooses by `reading_engine`.
-        path: for errors; None is `place`.
-        options: of `xarray.open_dataset`.
+        path: path for errors; None is `place`.
+        options: options of `xarray.open_dataset`.
 
     Raises:
         ValueError: it is no complete file or store, or its metadata ask for too much:

@@ -27,9 +27,9 @@ class Written:
     """The parts of a data set of HDF5 that were written.
 
     Args:
-        dataset: of an open file.
-        shape: of the variable, which may be longer than its data set along unlimited
-            dims; None if it is not.
+        dataset: dataset of an open file.
+        shape: shape of the variable, which may be longer than its data set along
+            unlimited dims; None if it is not.
     """
 
     def __init__(

@@ -57,8 +57,8 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
     empty.
 
     Args:
-        path: of the folder; variables of the environment and `~` are put in.
-        option: that names it, for the error.
+        path: path of the folder; variables of the environment and `~` are put in.
+        option: option that names it, for the error.
 
     Yields:
         The whole path.

@@ -71,7 +71,7 @@ def check_global(name: str, value: Array) -> None:
     """Checks that a number is a scalar, and the same on all devices.
 
     Args:
-        name: of the number, for the error.
+        name: name of the number, for the error.
         value: what a loss or a metric returned, inside of `shard_map`.
 
     Raises:

@@ -117,7 +117,7 @@ def build_channel_weights(
     """Expands `loss.variable_weights` to every target channel.
 
     Args:
-        weights: for each variable one number, or one for each of its levels.
+        weights: one number for each variable, or one for each of its levels.
         channels: number of channels of each target variable, in channel order. A name
             may be a whole key ("ERA5/prognostic/3d/U"), whose last part is used.
 

@@ -75,8 +75,8 @@ def check_batch(
 
     Args:
         batch: global arrays by name, the inputs and "y"; transforms may need more.
-        inputs, output: of the model.
-        axes: of its mesh.
+        inputs, output: inputs and output of the model.
+        axes: axes of its mesh.
         compute: its compute dtype.
         stacked: whether there is a leading dim of micro-batches.
         num_steps: steps of the forecast. Inputs other than x are those of one step, or
@@ -115,9 +115,9 @@ def check_array(
     """Checks the shape and the dtype of one field or vector.
 
     Args:
-        name: of the array, for the error.
-        array: on the host, on devices, or traced.
-        spec: of the model.
+        name: name of the array, for the error.
+        array: array on the host, on devices, or traced.
+        spec: spec of the model.
         axes, compute: as for `check_inputs`.
         stacked: whether there is a leading dim of micro-batches.
         free: names of dims whose length is not checked.
@@ -285,7 +285,7 @@ def on_mesh(mesh: Mesh, **trees: Any) -> Iterator[None]:
     """Explains an error of arrays that are on other devices than the mesh.
 
     Args:
-        mesh: of the model.
+        mesh: mesh of the model.
         **trees: the arguments of the program, by name.
     """
     try:

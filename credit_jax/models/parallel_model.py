@@ -152,7 +152,8 @@ class ParallelModel:
             model_state: as returned by `init`, or that of a training state.
             inputs: the inputs of `model_def.inputs`, such as {"x": (batch, channel,
                 time, lat, lon)}, with rows padded as by `place_batch`.
-            noise: for models that draw noise; each key gives another ensemble member.
+            noise: noise for models that draw noise; each key gives another ensemble
+                member.
 
         Returns:
             (batch, channel_out, time_out, lat, lon), with rows padded in the same way.
@@ -497,8 +498,8 @@ def build_parallel_model(
         model: the `model:` section of a config, or a model definition.
         mesh: the degrees, with ulysses_degree and etp; or a mesh of
             `build_device_mesh` or `ParallelDims.build_mesh`.
-        devices: of the mesh of degrees, in rank order; None for the first devices of
-            all processes.
+        devices: devices of the mesh of degrees, in rank order; None for the first
+            devices of all processes.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, such as `default_mp_policy()` for bfloat16; None for float32.
         fp8: whether to multiply large dense layers in float8 (`ops.float8`), or which

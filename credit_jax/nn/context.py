@@ -160,7 +160,7 @@ class Context:
         Args:
             name: name of the call site, unique within a block.
             batch: number of local samples.
-            bound: at most 2**24.
+            bound: upper bound, at most 2**24.
 
         Raises:
             ValueError: the context has no noise.

@@ -94,7 +94,7 @@ class MatrixFamily:
     """Groups whose matrices are sharded over the same mesh axes, their vectors packed.
 
     Attributes:
-        groups: at least one; they have the same axes.
+        groups: groups, at least one; they have the same axes.
     """
 
     groups: tuple[MatrixGroup, ...]

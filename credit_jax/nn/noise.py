@@ -108,7 +108,7 @@ class Noise:
 
         Args:
             name, samples: as for `normal_field`.
-            bound: at most 2**24.
+            bound: upper bound, at most 2**24.
         """
         if name in self.replacements:
             return jnp.take(self.replacements[name], samples, axis=0)

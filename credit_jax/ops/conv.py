@@ -32,7 +32,7 @@ def conv2d(
     Args:
         x: (batch, height, width, channel_in).
         kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
-        stride: of height and width.
+        stride: stride of height and width.
         padding: number of zero rows (low, high) and zero columns (low, high); or
             "same" as in torch: the output has the size of the input, an odd zero goes
             to the end, and the stride must be 1.
@@ -80,7 +80,7 @@ def explicit_padding(
 
     Args:
         padding: a pair for each spatial dim, or "same".
-        kernel, stride, dilation: of each spatial dim.
+        kernel, stride, dilation: kernel, stride and dilation of each spatial dim.
 
     Raises:
         ValueError: "same" with a stride above 1, as in torch, or an unknown string.

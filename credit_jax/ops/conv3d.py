@@ -36,7 +36,7 @@ def conv3d(
         x: (batch, depth, height, width, channel_in); depth is levels or time.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out):
             torch's weight with its dims in the order 2, 3, 4, 1, 0.
-        stride: of depth, height and width.
+        stride: stride of depth, height and width.
         padding: number of zeros (low, high) of each spatial dim, or "same" as for
             `ops.conv.conv2d`.
         dilation: spacing of the kernel's taps.

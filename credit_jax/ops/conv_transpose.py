@@ -45,7 +45,7 @@ def conv_transpose2d(
         x: (batch, height, width, channel_in).
         kernel: (kernel_h, kernel_w, channel_in, channel_out / groups): torch's weight
             with its dims in the order 2, 3, 0, 1.
-        stride: of height and width.
+        stride: stride of height and width.
         padding: rows (low, high) and columns (low, high) removed from the output;
             torch's `padding=p` is ((p, p), (p, p)).
         output_padding: additional rows and columns at the end; each less than the

@@ -75,7 +75,7 @@ def products(
     Args:
         matrices: W of each, (count, inputs, outputs).
         vectors: u, (count, outputs), or v, (count, inputs), of each, packed.
-        side: which of them.
+        side: side of the products, "u" or "v".
     """
     equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
     rows = unpack(vectors, rows_of(matrices, side))

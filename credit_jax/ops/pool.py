@@ -33,7 +33,7 @@ def avg_pool2d(
     Args:
         x: (batch, height, width, channel).
         kernel: height and width of a window.
-        stride: of height and width; None for the kernel.
+        stride: stride of height and width; None for the kernel.
         padding: zero rows (low, high) and columns (low, high), at most half a window;
             torch's `padding=p` is ((p, p), (p, p)).
         ceil_mode: whether to keep a last window that is not full; it must start within

@@ -35,7 +35,7 @@ def space_to_depth_conv(
     Args:
         x: (batch, sizes..., channel_in).
         kernel: (taps..., channel_in / groups, channel_out).
-        stride: of every spatial dim.
+        stride: stride of every spatial dim.
         dilation: spacing of the kernel's taps; None for 1.
         groups: number of channel groups.
         product: matrix product, used if the convolution of stride 1 has a single tap.
@@ -81,7 +81,7 @@ def dense_taps(
 
     Args:
         kernel: (sizes..., channel, channel).
-        stride, dilation: of every spatial dim.
+        stride, dilation: stride and dilation of every spatial dim.
 
     Returns:
         The kernel, and the remaining dilation of every spatial dim.
@@ -117,7 +117,7 @@ def space_to_depth(x: Array, stride: Sequence[int], groups: int) -> Array:
 
     Args:
         x: (batch, sizes..., channel); each size is a multiple of its stride.
-        stride: of every spatial dim.
+        stride: stride of every spatial dim.
         groups: number of channel groups.
     """
     num = len(stride)

@@ -28,21 +28,21 @@ class CardFacts:
     """The contents of a model card.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         license: an SPDX identifier, or "unknown".
         model_type: `model.type`.
         parameters: number of parameters.
         weights: "moving average" or "last weights".
-        step: of the checkpoint.
+        step: step of the checkpoint.
         names: "CREDIT" or "credit_jax", whose names the weights have.
         grid: description of the grid.
-        timestep: of the model.
+        timestep: time step of the model.
         frames: number of input times.
         inputs, outputs: variables in channel order.
-        dates: of the training data.
+        dates: dates of the training data.
         training: loss, optimizer, epochs.
         data: YAML lines of the data section for a user to fill in.
-        version: of credit_jax.
+        version: version of credit_jax.
         schema: version of the layout.
     """
 
@@ -69,8 +69,8 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
     """Writes the card.
 
     Args:
-        path: of the file.
-        facts: of the model.
+        path: path of the file.
+        facts: facts of the model.
         scores: scores.csv of `credit-jax score`.
 
     Raises:

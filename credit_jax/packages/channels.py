@@ -20,7 +20,7 @@ def channel_groups(
     """The variables of "input", "output", and each further input of the model.
 
     Args:
-        schema: of x and y.
+        schema: schema of x and y.
         further: inputs beside x, by the names that the model gives them.
     """
     groups: dict[str, Sequence[ChannelGroup]]
@@ -42,8 +42,8 @@ def write_channels(
     """Writes the channels, in order.
 
     Args:
-        path: of the file.
-        groups: of `channel_groups`.
+        path: path of the file.
+        groups: groups, as returned by `channel_groups`.
         levels: source -> values of its level coordinate, None if unknown.
         described: key of a variable -> its unit and names, those that are known.
     """

@@ -70,7 +70,7 @@ def write_axes(path: Path, source: str) -> None:
     """Copies the latitudes and longitudes that a computed source reads from a file.
 
     Args:
-        path: of the new file.
+        path: path of the new file.
         source: path in the config.
     """
     arrays = open_axes(source, OpenFiles())

@@ -365,8 +365,8 @@ def open_forecaster(
 
     Args:
         source: folder of a run of `credit-jax train` or `convert`, or of a package.
-        data: of a package, YAML file that says where its dynamic forcing is.
-        step: which checkpoint of a run; None is the newest.
+        data: path of the YAML file that says where the dynamic forcing of a package is.
+        step: step of the checkpoint of a run; None is the newest.
         weights: "average", "last", or None for the moving average if there is one.
         overrides: texts "KEY=VALUE" that replace values of the config.
         parallelism, devices: the mesh, and how many devices it has, as in `credit-jax

@@ -37,14 +37,15 @@ class Manifest:
 
     Attributes:
         model_type: `model.type`.
-        step: of the checkpoint with the weights.
+        step: step of the checkpoint with the weights.
         average: whether the weights are the moving average.
         checkpoint_digest: SHA-256 of the files of these weights in the checkpoint.
-        names: of the weights: "CREDIT", or "credit_jax" for a model that CREDIT lacks.
+        names: origin of the names of weights, "CREDIT", or "credit_jax" for a model
+            that CREDIT lacks.
         files: record of every file but `package.json`, by name.
         provenance: versions of packages, and facts of the training that are not in
             model.yml.
-        schema_version: of this file and the layout of the folder.
+        schema_version: schema version of this file and the layout of the folder.
     """
 
     model_type: str

@@ -51,9 +51,9 @@ class Package:
 
     Attributes:
         path: its folder.
-        manifest: of the folder.
+        manifest: manifest of the folder.
         written: contents of `model.yml`.
-        channels: of "input", "output", and each further input, in order.
+        channels: channels of "input", "output", and each further input, in order.
     """
 
     path: Path
@@ -168,8 +168,8 @@ class Package:
         """Checks that the data of forecasts have the channels and grid of the package.
 
         Args:
-            groups: of `channel_groups`.
-            latitude, longitude: of the grid, degrees.
+            groups: groups, as returned by `channel_groups`.
+            latitude, longitude: latitude and longitude of the grid, degrees.
 
         Raises:
             ValueError: channels, their order, or the grid differ.

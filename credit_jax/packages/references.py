@@ -55,7 +55,7 @@ class Reference:
     """A path in a config.
 
     Attributes:
-        keys: of the enclosing sections, then that of the path.
+        keys: keys of the enclosing sections, then that of the path.
         path: the value.
         holder: mapping that contains the path.
     """

@@ -62,12 +62,12 @@ class StateForecaster:
 
     Attributes:
         checkpoint: the package or the run, opened.
-        config: of the forecasts.
+        config: config of the forecasts.
         schema: channels of x and y.
         reader: makes the input of the model from prognostic variables and forcing.
-        step: of the model.
-        weights: on the mesh.
-        latitude, longitude: of the grid, degrees.
+        step: step of the model.
+        weights: weights on the mesh.
+        latitude, longitude: latitude and longitude of the grid, degrees.
     """
 
     checkpoint: Package | RunWeights
@@ -173,7 +173,7 @@ class _Batch:
         times: labels of their start dates.
         tasks: their start dates and members, by number.
         perturb: changes the initial states of members; None changes nothing.
-        noise: of models that draw noise; None for other models.
+        noise: noise of models that draw noise; None for other models.
     """
 
     times: Sequence[np.datetime64]
@@ -235,8 +235,8 @@ def load_forecaster(
 
     Args:
         checkpoint: the package or the run, opened.
-        data: of a package, YAML file with the paths of dynamic forcing, if it is in
-            files.
+        data: path of the YAML file with the paths of dynamic forcing of a package, if
+            it is in files.
         overrides: texts "KEY=VALUE" that replace values of the config.
         parallelism, devices: the mesh, and how many devices it has, as in `credit-jax
             forecast`.

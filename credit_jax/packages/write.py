@@ -61,12 +61,12 @@ class Contents:
     """The contents of a package, besides the weights.
 
     Attributes:
-        config: of the run.
+        config: config of the run.
         model_def: its model.
         data: opened input data of forecasts.
         pipeline: the transforms of forecasts.
         schema: channels of x and y.
-        latitude, longitude: of the model's grid, degrees.
+        latitude, longitude: latitude and longitude of the model's grid, degrees.
     """
 
     config: Config
@@ -82,7 +82,7 @@ def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
     """Opens the contents of a package without reading fields.
 
     Args:
-        config: of the run.
+        config: config of the run.
         like: coordinates of its data; None takes those of the files.
 
     Raises:
@@ -127,10 +127,10 @@ def write_package(
     """Writes a package; the folder appears when it is complete.
 
     Args:
-        contents: of `open_contents`.
-        weights: of the run.
+        contents: contents, as returned by `open_contents`.
+        weights: weights of the run.
         out: folder to write; it must not exist or be empty.
-        name: of the model in its card; None takes the name of the folder.
+        name: name of the model in its card; None takes the name of the folder.
         license: identifier of the license, for the card.
         scores: scores.csv of `credit-jax score`.
 

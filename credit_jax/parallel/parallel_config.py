@@ -29,9 +29,9 @@ class ParallelConfig:
         precision: dtypes of the forward pass and of gradient sums.
         remat: the rematerialization policy of blocks.
         ulysses: see `MeshAxes.ulysses`.
-        unroll_blocks: on GPUs, stages of at most this many blocks are unrolled, because
-            loops copy the parameters and residuals of blocks. Unrolled stages take
-            longer to compile.
+        unroll_blocks: largest number of blocks of stages that are unrolled on GPUs,
+            because loops copy the parameters and residuals of blocks. Unrolled stages
+            take longer to compile.
     """
 
     mesh: Mesh

@@ -173,7 +173,8 @@ def level_values(path: str, name: str) -> Values | None:
 
     Args:
         path: see `read_arrays`.
-        name: of a variable whose last dim is that of levels, or of their interfaces.
+        name: name of a variable whose last dim is that of levels, or of their
+            interfaces.
     """
     with opened(find_file(os.path.expandvars(path))) as dataset:
         dims = dataset[name].dims[-1:]

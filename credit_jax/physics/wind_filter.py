@@ -66,7 +66,7 @@ def strong_wind_mask(
 
     Args:
         u, v: wind of one level.
-        threshold: in the unit of the wind.
+        threshold: threshold in the unit of the wind.
         dilation: kernel of ones, which grows the region of strong wind.
         falloff: kernel that smooths the edge of the region.
         context: see `physics.rows`.

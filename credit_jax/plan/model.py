@@ -56,8 +56,8 @@ class ModelPlan:
         """Builds the model on a mesh of devices; nothing is compiled.
 
         Args:
-            devices: at least as many as the degrees need; the first ones are used.
-            **options: keyword arguments of `build_parallel_model`.
+            devices: devices, at least as many as the degrees need; the first ones are
+            used. **options: keyword arguments of `build_parallel_model`.
 
         Raises:
             ConfigError: the plan has problems.

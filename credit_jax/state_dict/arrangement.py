@@ -49,8 +49,8 @@ class Arrangement:
         """Converts PyTorch's array to our layout.
 
         Args:
-            array: in PyTorch's layout.
-            shape: of the result; it gives the size of every letter.
+            array: array in PyTorch's layout.
+            shape: shape of the result; it gives the size of every letter.
 
         Raises:
             ValueError: the array does not have the shape `torch_shape(shape)`.

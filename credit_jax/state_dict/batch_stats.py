@@ -42,7 +42,7 @@ def with_statistics(
     """Adds the running statistics of batch norms to a plan.
 
     Args:
-        plan: of the parameters and of spectral norm.
+        plan: plan of the parameters and of spectral norm.
         batch_stats: specs of the arrays of every batch norm, by path and name.
     """
     after = {f"{path}/bias": path for path in batch_stats}

@@ -45,7 +45,7 @@ def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
     """Returns CREDIT's key of a parameter: one for each layer if several are stacked.
 
     Args:
-        path: of the parameter, a key of the weights.
+        path: path of the parameter, a key of the weights.
         model: the model, whose config says which of CREDIT's modules there are.
 
     Raises:

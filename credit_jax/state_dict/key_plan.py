@@ -37,10 +37,10 @@ class KeyEntry:
     """One PyTorch array and the corresponding array of ours.
 
     Attributes:
-        key: of PyTorch's state dict.
-        path: of our parameter, or of the layer whose state it is.
-        arrangement: of the array.
-        shape: of our array, without the leading dim of stacked layers.
+        key: key of PyTorch's state dict.
+        path: path of our parameter, or of the layer whose state it is.
+        arrangement: arrangement of the array.
+        shape: shape of our array, without the leading dim of stacked layers.
         layer: index along that leading dim; None if nothing is stacked.
         collection: PARAMS, or the collection of `credit_jax.nn.model_state`.
         leaf: name within `path` in that collection, such as "u"; "" for parameters.

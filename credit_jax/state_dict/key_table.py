@@ -21,7 +21,7 @@ class Rule:
             `{d}` is the index along our leading dim.
         ours: our path with the same indices except `{d}`,
             "stages/{s}/embed/convs/{i}/kernel".
-        arrangement: of one PyTorch array.
+        arrangement: arrangement of one PyTorch array.
         first: PyTorch's index of the first layer that is stacked.
     """
 

@@ -26,8 +26,8 @@ def make_key_plan(
     """Applies a key table to a model.
 
     Args:
-        table: of the model.
-        param_specs: of every parameter, by path.
+        table: table of the model.
+        param_specs: specs of every parameter, by path.
         normalized: paths of the matrices under spectral norm; PyTorch then has
             `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
 

@@ -52,7 +52,7 @@ def current_names(
     Args:
         keys: keys of the file.
         known: keys of the table.
-        renames: of older versions of the model.
+        renames: renames of older versions of the model.
 
     Raises:
         ValueError: two keys of the file have the same name.

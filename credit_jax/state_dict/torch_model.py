@@ -31,7 +31,7 @@ class RemovedLayer:
 
     Attributes:
         pattern: matches a whole key, parallel wrappers removed.
-        reason: for the error.
+        reason: reason that the error gives.
     """
 
     pattern: re.Pattern[str]
@@ -68,8 +68,8 @@ class TorchModel:
     """CREDIT's names of a model. `config` is its validated `model:` section.
 
     Attributes:
-        key_table: of the parameters, in the order in which CREDIT's constructor creates
-            its layers. One table holds all variants of a model.
+        key_table: key table of the parameters, in the order in which CREDIT's
+            constructor creates its layers. One table holds all variants of a model.
         block_names: config -> the modules whose outputs are those that
             `capture_intermediates` receives, in the same order.
         idle_modules: config -> modules that no output depends on, whose parameters

@@ -19,7 +19,7 @@ def batches_left(loader: Loader, cap: int, done: int) -> int:
     """Batches of an epoch after some of its samples; see `num_batches`.
 
     Args:
-        loader: of the training.
+        loader: loader of the training.
         cap: batches of a whole epoch, if it is not 0.
         done: samples of all data-parallel ranks.
     """

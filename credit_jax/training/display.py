@@ -25,7 +25,7 @@ class Display:
         """Chooses bar or lines by whether the console is a terminal.
 
         Args:
-            console: where to write; None is stdout.
+            console: console that receives the output; None is stdout.
             silent: write nothing; for all processes but the first.
         """
         self.console = console or Console()

@@ -21,7 +21,7 @@ def refuse_earlier_run(folder: Path) -> None:
     """Checks that a run which begins in a folder finds no work of another one there.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
 
     Raises:
         ValueError: there are checkpoints, of CREDIT too, or logs with rows.
@@ -41,7 +41,7 @@ def move_earlier_run(folder: Path) -> Path | None:
     parts of a run stay together.
 
     Args:
-        folder: of the run; `jobs` and `cache`, and what was moved before, stay.
+        folder: folder of the run; `jobs` and `cache`, and what was moved before, stay.
 
     Returns:
         The dated folder; None if there was nothing to move.

@@ -19,7 +19,8 @@ def progress_after(
     Args:
         trainer: the trainer section.
         progress: position before the epoch ends.
-        value: of `trainer.training_metric`; None if it was not measured.
+        value: value of `trainer.training_metric`; None if it was not
+            measured.
         micro_step: micro-batches seen, the name of the checkpoint to come.
     """
     after = dataclasses.replace(

@@ -19,7 +19,7 @@ class EpochNumbers:
     """Losses, further measured values, waiting times, and the number of bad samples.
 
     Attributes:
-        losses: of each micro-batch.
+        losses: losses of each micro-batch.
         sums: further measured values by name, summed over the micro-batches.
         waits: seconds that each update of this process waited for data.
         num_bad: bad samples that were replaced by others.

@@ -48,7 +48,7 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
     """Returns start dates with truth at every lead time, and the number of steps.
 
     Args:
-        dataset: of the held-out period.
+        dataset: dataset of the held-out period.
         num_steps: requested steps; fewer are taken if the period is shorter.
     """
     targets = [dataset.target_time(i) for i in range(len(dataset))]
@@ -147,7 +147,7 @@ class LastForecast:
     """A store of a campaign that keeps only the forecast of its last start date.
 
     Attributes:
-        store: of that forecast.
+        store: store of that forecast.
         start: number of its start date in the campaign.
     """
 
@@ -169,8 +169,8 @@ class HeldOut:
     """Forecasts on the mesh of the training.
 
     Attributes:
-        setup: of the run.
-        plan: of the forecasts.
+        setup: setup of the run.
+        plan: plan of the forecasts.
         left_out: a note on start dates whose data cannot be used; "" if there are none.
     """
 
@@ -187,9 +187,9 @@ class HeldOut:
         """Makes and scores the forecasts; writes that of the last start date.
 
         Args:
-            state: with the weights.
-            folder: of that forecast, as `credit-jax forecast` writes it; existing
-                contents are removed.
+            state: state with the weights.
+            folder: folder of that forecast, as `credit-jax forecast` writes it;
+                existing contents are removed.
 
         Raises:
             ValueError: the forecasts cannot be compared with the truth.

@@ -48,7 +48,7 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        state: after the last update.
+        state: state after the last update.
         progress: its position.
         reason: "finished", "stopped early", or what stopped it: the name of a signal
             or "--stop-after".

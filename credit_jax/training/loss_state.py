@@ -21,8 +21,8 @@ class LossState:
     """Parameters of a loss and the state of their optimizer.
 
     Attributes:
-        params: by name.
-        opt_state: of their optimizer.
+        params: parameters by name.
+        opt_state: state of their optimizer.
     """
 
     params: Any

@@ -28,12 +28,12 @@ def check_finite(
     """Checks the numbers of an update.
 
     Args:
-        losses: of its micro-batches.
-        norm: of its gradient.
+        losses: losses of its micro-batches.
+        norm: norm of its gradient.
         group: its micro-batches.
         micro_step: micro-batches seen before it.
         progress: position before it.
-        checkpoints: of the run; the error names the newest one.
+        checkpoints: checkpoints of the run; the error names the newest one.
 
     Raises:
         NonFiniteLossError: naming step and samples, and the newest checkpoint.

@@ -34,7 +34,7 @@ def update_by_path(
     Args:
         optimizer: a `UniformTransformation`, or one that is given every parameter under
             its own path.
-        packing: of the parameters.
+        packing: packing of the parameters.
 
     Returns:
         Function (packed gradient, state, packed parameters, **extra arguments) ->
@@ -73,9 +73,9 @@ def optimizer_state_specs(
 
     Args:
         optimizer: any transformation with elementwise state.
-        shapes: of the whole parameters, by path.
+        shapes: shapes of the whole parameters, by path.
         specs: PartitionSpec of each parameter.
-        mesh: that of `specs`.
+        mesh: mesh of `specs`.
 
     Raises:
         ValueError: a leaf fits neither case, such as Adafactor's sums over rows.
@@ -121,7 +121,7 @@ def check_updates(updates: Any, params: Mapping[str, Array]) -> None:
     """Checks that each update is the same on all devices that hold the same shard.
 
     Args:
-        updates: of an optimizer, inside `shard_map`, by path.
+        updates: updates of an optimizer, inside `shard_map`, by path.
         params: the parameters that they are added to.
 
     Raises:

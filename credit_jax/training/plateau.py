@@ -16,9 +16,9 @@ def after_epoch(
 
     Args:
         config: the `trainer.scheduler` section.
-        state: before the epoch.
+        state: state before the epoch.
         rate: learning rate of the epoch.
-        value: of the metric; NaN is never better.
+        value: value of the metric; NaN is never better.
     """
     better = _is_better(config, value, state.best)
     bad, cooldown = 0 if better else state.bad_epochs + 1, state.cooldown

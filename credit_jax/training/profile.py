@@ -15,7 +15,7 @@ class Profile:
         """Names the folder and the updates.
 
         Args:
-            folder: of the traces.
+            folder: folder of the traces.
             first, last: updates, both included.
         """
         self._folder, self._first, self._last = folder, first, last

@@ -90,7 +90,7 @@ class StepRecords:
 
     Attributes:
         path: the file.
-        work: of a micro-batch.
+        work: work of a micro-batch.
         every: updates per record.
         trackers: further destinations of the records.
         clock: monotonic time in seconds.
@@ -114,7 +114,8 @@ class StepRecords:
         Records of updates after the checkpoint are dropped: they are trained again.
 
         Args:
-            step: of the checkpoint that the run resumes from; None begins a new file.
+            step: step of the checkpoint that the run resumes from; None begins a new
+                file.
         """
         records = [] if step is None else list(_records_until(self.path, step))
         start = {"event": "start", "time": self.wall(), "step": step or 0}

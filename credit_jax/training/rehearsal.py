@@ -26,7 +26,7 @@ def rehearse(plan: RunPlan) -> list[str]:
     run, and nothing is computed or compiled.
 
     Args:
-        plan: without problems; one without data has none here.
+        plan: plan without problems; one without data has none here.
     """
     objective = plan.objective
     # The members of this loss are the data-parallel ranks.

@@ -47,10 +47,10 @@ def report_scores(
     the reason instead.
 
     Args:
-        setup: of the run.
-        folder: of the run.
-        outcome: of the training.
-        display: where it is printed.
+        setup: setup of the run.
+        folder: folder of the run.
+        outcome: outcome of the training.
+        display: display on which it is printed.
     """
     try:
         held_out = plan_held_out(setup)

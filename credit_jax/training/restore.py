@@ -60,9 +60,10 @@ class RunStore:
 
     Attributes:
         checkpoints: the store of the run.
-        param_specs: of the model's parameters.
+        param_specs: specs of the model's parameters.
         channels: `ChannelSchema.names` of the run's data; None compares no channels.
-        coordinates: of the run's data, which checkpoints record; None records none.
+        coordinates: coordinates of the run's data, which checkpoints record; None
+            records none.
     """
 
     checkpoints: CheckpointStore
@@ -105,7 +106,7 @@ class RunStore:
         """Checks that a checkpoint can be restored, without reading arrays.
 
         Args:
-            step: which checkpoint.
+            step: step of the checkpoint.
             state: shapes of a fresh state (`jax.eval_shape`).
             resume: whether the optimizer is restored, too.
 
@@ -145,7 +146,7 @@ class RunStore:
         """The state in a checkpoint.
 
         Args:
-            step: which checkpoint.
+            step: step of the checkpoint.
             state: a fresh state, with the shapes and shardings of the result.
         """
         return self.restore_parts(step, state, optimizer=True, position=True)
@@ -190,7 +191,7 @@ class RunStore:
         """The weights of a checkpoint on the mesh of a model, for a forward pass.
 
         Args:
-            step: which checkpoint.
+            step: step of the checkpoint.
             model: its mesh may be another one than that which wrote the checkpoint.
             average: the moving average of the weights instead of the last ones.
 
@@ -264,8 +265,8 @@ def place_weights(
     """Puts whole host arrays on the mesh of a model.
 
     Args:
-        model: on its mesh.
-        params: by path; the same in every process.
+        model: model on its mesh.
+        params: parameters by path; the same in every process.
         model_state: collections of `nn.model_state`.
     """
     # As one vector, the small parameters are one transfer.
@@ -286,12 +287,12 @@ def restore(
     """The model of a run on a mesh, with the weights of one of its checkpoints.
 
     Args:
-        folder: of a trained or converted run; its model.yml describes the model.
+        folder: folder of a trained or converted run; its model.yml describes the model.
         mesh: a mesh or degrees, as for `build_parallel_model`; may be another one than
             that which wrote the checkpoint.
-        step: which checkpoint; None takes the newest.
+        step: step of the checkpoint; None takes the newest.
         weights: "average", "last", or None for the moving average if there is one.
-        options: of `build_parallel_model`.
+        options: options of `build_parallel_model`.
 
     Raises:
         FileNotFoundError: there is no model.yml or no checkpoint.
@@ -341,7 +342,7 @@ def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStor
     closed.
 
     Args:
-        folder: of the run, or of its checkpoints.
+        folder: folder of the run, or of its checkpoints.
         verify: compare files with their digests before they are read.
 
     Raises:

@@ -45,10 +45,10 @@ class ForecastLoss:
     """The loss of a forecast in training mode, and its gradient; local shards.
 
     Attributes:
-        model: on its mesh.
+        model: model on its mesh.
         rollout: the forecast.
-        loss: of the fields after a step.
-        packing: of the weights.
+        loss: loss of the fields after a step.
+        packing: packing of the weights.
         params: packed weights of the training state, whose matrices spectral norm
             iterates on.
         frozen: weights that are not trained, ready for the forward pass.
@@ -79,9 +79,9 @@ class ForecastLoss:
         Args:
             trained: packed weights that are trained, ready for the forward pass, and
                 parameters of the loss.
-            model_state: before the forecast.
+            model_state: state before the forecast.
             batch: local shards of one micro-batch.
-            key: of dropout and noise, equal on all devices.
+            key: key of dropout and noise, equal on all devices.
         """
         if self.rollout.backprop == "full":
             return self._full(trained, model_state, batch, key)
@@ -217,12 +217,12 @@ def evaluate_forecast(
     """Metrics of the last step of a forecast in evaluation mode; local shards.
 
     Args:
-        model: on its mesh.
+        model: model on its mesh.
         rollout: the forecast.
-        metrics: of the fields after the last step.
+        metrics: metrics of the fields after the last step.
         params, model_state: as for `ParallelModel.local_forward`.
         batch: local shards.
-        noise: of models that draw noise.
+        noise: noise of models that draw noise.
     """
     context = FieldContext(model.reducer, num_members=rollout.num_members)
 

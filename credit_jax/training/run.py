@@ -204,9 +204,9 @@ def run_training(
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
     Args:
-        setup: from `prepare`.
-        folder: of the run.
-        display: of progress.
+        setup: setup from `prepare`.
+        folder: folder of the run.
+        display: display of progress.
         resume: continue from the newest checkpoint that is whole.
         fresh: begin with fresh weights; what is in `folder` is moved aside.
         verify: compare its files with their digests first.

@@ -107,8 +107,8 @@ def open_weights(
     """The weights of a run in a folder.
 
     Args:
-        folder: of the run.
-        step: which checkpoint; None is the newest.
+        folder: folder of the run.
+        step: step of the checkpoint; None is the newest.
         weights: "average", "last", or None for the average if there is one.
         channels: see `RunWeights`.
         verify: compare files with their digests before they are read.

@@ -50,7 +50,7 @@ class Setup:
 
     Attributes:
         plan: config, channels, losses and metrics.
-        model: on its mesh, with its precision and rematerialization.
+        model: model on its mesh, with its precision and rematerialization.
         train_loader: batches of the training period, of this process's dp ranks.
         valid_loader: those of the held-out period; None with `skip_validation`.
     """
@@ -201,8 +201,8 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     """Puts the model and the loaders of a plan on a mesh; nothing is compiled.
 
     Args:
-        plan: of a whole run, with its data.
-        devices: to build the mesh of, as many as it was planned for.
+        plan: plan of a whole run, with its data.
+        devices: devices to build the mesh of, as many as it was planned for.
 
     Raises:
         ConfigError: the plan has problems.

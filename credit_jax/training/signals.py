@@ -30,7 +30,8 @@ class StopRequests:
         """Sets the time limit.
 
         Args:
-            stop_at: when the run is to end, by `time.monotonic`; None for no limit.
+            stop_at: time at which the run is to end, by `time.monotonic`; None for no
+                limit.
             promise: what follows a signal, for the line that acknowledges it.
         """
         self._stop_at = stop_at

@@ -112,8 +112,9 @@ def _with_rate(
     Args:
         progress: position of the run.
         trainer: the trainer section.
-        optimizer: of the checkpoint whose optimizer is loaded, and so its rate.
-        schedule: of the checkpoint whose schedule is loaded.
+        optimizer: optimizer of the checkpoint whose optimizer is loaded, and so its
+            rate.
+        schedule: schedule of the checkpoint whose schedule is loaded.
     """
     if not keeps_rate(trainer):
         return dataclasses.replace(progress, learning_rate=None, plateau=None)

@@ -43,13 +43,13 @@ class TrainState:
         micro_step: micro-batches seen, int32; the index of per-batch schedules.
         update_step: optimizer updates, int32, including those skipped in float16.
         stored_params: see `params`.
-        model_state: of spectral norm and batch norms (`nn.model_state`).
+        model_state: state of spectral norm and batch norms (`nn.model_state`).
         stored_opt_state: see `opt_state`.
         stored_ema: see `ema`.
         ema_stats: averaged running statistics of batch norms, float32, or None.
-        loss_scale: of float16, see `training.loss_scale`, or None.
+        loss_scale: loss scale of float16, see `training.loss_scale`, or None.
         loss_state: trained parameters of the loss, see `training.loss_state`, or None.
-        key: of dropout; each micro-batch folds its number into it.
+        key: key of dropout; each micro-batch folds its number into it.
     """
 
     packing: Packing = field(metadata={"static": True})
@@ -147,7 +147,8 @@ def check_state(state: Any, specs: TrainState) -> None:
 
     Args:
         state: what a user gives a step.
-        specs: of `state_specs`, for the model and the options of the step.
+        specs: specs, as returned by `state_specs`, for the model and the options of
+            the step.
 
     Raises:
         ValueError: it is no training state, or that of another model, optimizer or
@@ -210,7 +211,7 @@ def init_state(
             `restore`, where the key is that of dropout and noise; None for those of
             `model.init(key)`.
         ema: whether to keep averaged parameters.
-        loss_state: of `init_loss_state`, if the loss has parameters.
+        loss_state: state, as returned by `init_loss_state`, if the loss has parameters.
 
     >>> state = credit_jax.init_state(model, optax.sgd(0.1), jax.random.key(0))
     >>> int(state.micro_step), sorted(state.params)
@@ -258,8 +259,8 @@ def state_of(
     """The state before the first step of a run from given weights.
 
     Args:
-        model: of these weights.
-        params: by path, whole arrays or local shards.
+        model: model of these weights.
+        params: parameters by path, whole arrays or local shards.
         model_state: see `nn.model_state`.
         optimizer, key, ema, loss_state: as for `init_state`.
     """

@@ -66,22 +66,22 @@ def make_train_step(
     float16 an update whose gradient overflows is skipped (`training.loss_scale`).
 
     Args:
-        model: on its mesh.
+        model: model on its mesh.
         optimizer: any transformation with elementwise state, which is split like the
             parameters. It is given flat dicts by path, so that masks, labels and
             factors may go by name. Its `update` gets the extra arguments `grad_norm`
             (the global norm of the gradient) and `learning_rate`, if it takes extra
             arguments.
-        loss: of the fields after a step of `rollout`, and a `FieldContext` for global
-            means.
+        loss: loss of the fields after a step of `rollout`, and a `FieldContext` for
+            global means.
         schedule: micro-batches seen -> learning rate; None for an optimizer that has
             its own.
         accumulate: divisor of each micro-batch's loss (CREDIT's grad_accum_every, also
             if the last group of an epoch is shorter).
-        ema_decay: of the averaged parameters; None for no average.
+        ema_decay: decay rate of the averaged parameters; None for no average.
         rollout: steps of a forecast, transforms after each, and which losses count.
-        loss_optimizer: of the parameters of the loss, if it has some. They are neither
-            clipped nor averaged, and their gradient is not in the norm.
+        loss_optimizer: optimizer of the parameters of the loss, if it has some. They
+            are neither clipped nor averaged, and their gradient is not in the norm.
         measure: (tree, context) -> further numbers of each step that counts, by name.
         metrics: (tree, context) -> numbers of the last step of `rollout`, by name.
 
@@ -198,9 +198,9 @@ class _CheckedStep:
     `functools.wraps`, by which `jax.jit` names its result, copies other attributes.
 
     Args:
-        model: on its mesh.
+        model: model on its mesh.
         rollout: the forecast.
-        specs: of the training state.
+        specs: specs of the training state.
         step: the jitted function.
     """
 
@@ -236,9 +236,9 @@ def make_eval_step(
     """The evaluation step: metrics of one batch with stored spectral norm state.
 
     Args:
-        model: on its mesh.
-        metrics: of the fields after the last step of `rollout`; include the validation
-            loss here.
+        model: model on its mesh.
+        metrics: metrics of the fields after the last step of `rollout`; include the
+            validation loss here.
         rollout: steps of a forecast, and transforms after each.
 
     Returns:

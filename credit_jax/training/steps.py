@@ -49,7 +49,7 @@ class Loggers:
         store: checkpoints of the model.
         display: progress on the console.
         log: the CSV file; None in all processes but the first.
-        records: of steps, and their further destinations; None as for `log`.
+        records: records of steps, and their further destinations; None as for `log`.
         profile: trace of some updates; None for none.
     """
 

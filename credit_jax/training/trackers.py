@@ -79,9 +79,10 @@ class WandbTracker:
         """Begins or resumes the run; wandb reads WANDB_PROJECT and the like itself.
 
         Args:
-            config: of the run.
-            folder: of the run; its name is that of the run.
-            first_start: when it began for the first time, part of the run's id.
+            config: config of the run.
+            folder: folder of the run; its name is that of the run.
+            first_start: time at which it began for the first time, part of the run's
+                id.
         """
         self._wandb = required("wandb")
         self._run = self._wandb.init(
@@ -112,7 +113,7 @@ class MlflowTracker:
         """Begins or resumes the run; MLflow itself reads MLFLOW_TRACKING_URI etc.
 
         Args:
-            folder: of the run; its name is that of the run.
+            folder: folder of the run; its name is that of the run.
             resumes: whether the run resumes from a checkpoint.
         """
         self._mlflow = required("mlflow")

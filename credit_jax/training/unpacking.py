@@ -22,7 +22,7 @@ def unpack_on_host(tree: PyTree, packing: Packing) -> PyTree:
 
     Args:
         tree: arrays, or `ShapeDtypeStruct`s. Parts of a vector become numpy arrays.
-        packing: of the model's parameters.
+        packing: packing of the model's parameters.
     """
 
     def on_host(vector: Any) -> Any:
@@ -37,7 +37,7 @@ def unpacked_targets(like: PyTree, packing: Packing) -> PyTree:
     Args:
         like: `ShapeDtypeStruct`s with shardings. Parts of a packed vector are restored
             to the host, as numpy arrays.
-        packing: of the model's parameters.
+        packing: packing of the model's parameters.
     """
 
     def zeros(vector: Any) -> np.ndarray:
@@ -52,7 +52,7 @@ def pack_tree(tree: PyTree, like: PyTree, packing: Packing) -> PyTree:
     Args:
         tree: what `unpack_on_host` gives for a tree like `like`.
         like: arrays or `ShapeDtypeStruct`s with shardings.
-        packing: of the model's parameters.
+        packing: packing of the model's parameters.
     """
     paths = [path for path, _ in packing.shapes]
 

@@ -35,7 +35,7 @@ def validate(
         trainer: the trainer section.
         steps: compiled functions.
         loader: validation batches.
-        state: whose averaged or last parameters are evaluated.
+        state: state whose averaged or last parameters are evaluated.
         display: shows the progress.
         epoch, last: number of this epoch, from 0, and number of epochs of the run.
         seen: called with each batch.

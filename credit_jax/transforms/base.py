@@ -84,7 +84,7 @@ class TransformEntry:
         args: class that validates the arguments in the config.
         build: builds the transform from its validated arguments, and reads its files.
         phases: phases in which it may run.
-        where: where it can run.
+        where: places where it can run.
         files: names of the arguments that are paths of required files.
         needs: optional entries of the tree that it needs, "x_physical" or "ic_raw".
         is_fitted: whether `credit-jax preprocess` makes its files.

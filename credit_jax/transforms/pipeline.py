@@ -63,7 +63,7 @@ class Placed:
         path: dotted path of its section, such as "preblocks.per_step.scaler".
         type: name in the registry.
         phase: phase in which it runs.
-        where: where it can run.
+        where: places where it can run.
         transform: the function.
     """
 

@@ -22,9 +22,9 @@ def write_animation(
     """Writes a GIF.
 
     Args:
-        figure: of the first frame; its fields are replaced.
+        figure: figure of the first frame; its fields are replaced.
         frames: title and maps of each frame, consumed one after the other.
-        path: of the file, which ends with .gif.
+        path: path of the file, which ends with .gif.
         frames_per_second: frame rate.
     """
     from matplotlib.animation import PillowWriter

@@ -65,8 +65,8 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     """Writes a figure; the suffix of the file selects the format.
 
     Args:
-        figure: of `new_figure`.
-        path: of the file.
+        figure: figure, as returned by `new_figure`.
+        path: path of the file.
 
     Raises:
         ValueError: the suffix is not one of SUFFIXES.
@@ -106,8 +106,8 @@ def svg_of(figure: Any, prefix: str, label: str) -> str:
     color.
 
     Args:
-        figure: of `new_figure`.
-        prefix: of all ids in it; must be unique for each figure of the page.
+        figure: figure, as returned by `new_figure`.
+        prefix: prefix of all ids in it; must be unique for each figure of the page.
         label: description for screen readers, escaped.
     """
     file = io.StringIO()

@@ -31,7 +31,7 @@ def differences(
     """Returns 100 (forecast / baseline - 1), in percent; negative is better.
 
     Args:
-        scores: of `credit_jax.evaluation.scores`.
+        scores: scores, see `credit_jax.evaluation.scores`.
         baseline: a system of these scores, or the scores of another forecast; the
             common channels and lead times are compared.
         metric: one of ERRORS.
@@ -62,9 +62,9 @@ def card_panel(
     """Returns the score card of `differences`, with at most MAX_LEADS lead times.
 
     Args:
-        difference: in percent.
-        title: of the card.
-        names: of the channels.
+        difference: difference in percent.
+        title: title of the card.
+        names: names of the channels.
     """
     num = difference.sizes["prediction_timedelta"]
     places = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))

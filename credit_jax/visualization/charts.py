@@ -30,7 +30,7 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: for legends.
+        name: name for legends.
         x, y: points; values that are not finite are gaps.
         look: color, and optionally linestyle and linewidth, as matplotlib names them.
         has_markers: whether points are marked.
@@ -48,9 +48,9 @@ class Chart:
     """Lines on one pair of axes.
 
     Attributes:
-        title: above it, with the units of y.
-        x_label: below it.
-        lines: in the order in which they are drawn.
+        title: title above it, with the units of y.
+        x_label: label below it.
+        lines: lines in the order in which they are drawn.
         x_is_log, y_is_log: whether an axis is logarithmic; values must be above 0.
         y_from: lowest value of the y axis; None is that of the lines.
         level: y of a thin horizontal line; None for none.

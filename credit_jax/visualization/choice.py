@@ -211,7 +211,7 @@ class Truth:
 
     Attributes:
         at: number of a lead time -> the field, on the grid of the forecasts.
-        units: of both; empty if unknown.
+        units: units of both; empty if unknown.
     """
 
     at: Callable[[int], np.ndarray]

@@ -56,7 +56,7 @@ def curve_charts(
     """Returns the chart of each channel that has the metric, by channel.
 
     Args:
-        scores: of `credit_jax.evaluation.scores`.
+        scores: scores, see `credit_jax.evaluation.scores`.
         channels: labels of the channels.
         metric: one of NAMES; for "rmse" of an ensemble the spread is drawn, too.
         region: name of the region.

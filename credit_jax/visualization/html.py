@@ -41,8 +41,8 @@ class Row:
     """A row of a table.
 
     Attributes:
-        name: in the first column.
-        cells: of the others.
+        name: name in the first column.
+        cells: cells of the others.
         data: values by which the row can be filtered, by name.
     """
 
@@ -78,8 +78,8 @@ def table(
     Args:
         name: its id.
         columns: (heading, whether it contains text) of each, that of names first.
-        rows: with one cell fewer than there are columns.
-        caption: for screen readers.
+        rows: rows with one cell fewer than there are columns.
+        caption: caption for screen readers.
     """
     heads = "".join(
         element("th", escape(text), _head(is_text)) for text, is_text in columns
@@ -107,9 +107,9 @@ def select(name: str, label: str, texts: Mapping[str, str], chosen: str) -> str:
     """Returns a menu; if there are several choices, with an additional choice "all".
 
     Args:
-        name: of the filtered values (`Row.data`).
+        name: name of the filtered values (`Row.data`).
         label: text next to the menu.
-        texts: by value.
+        texts: texts by value.
         chosen: the value of the initial choice.
     """
     every = {"": "all"} if len(texts) > 1 else {}
@@ -128,11 +128,11 @@ def choices(
     The others are templates, which a browser builds when they are chosen.
 
     Args:
-        name: of what is chosen, and label of the menu.
+        name: name of what is chosen, and label of the menu.
         contents: HTML by key; figures have the attribute `data-variable`.
-        texts: of the menu, by key.
+        texts: texts of the menu, by key.
         chosen: key of the initial choice.
-        variables: by which figures can be filtered.
+        variables: variables by which figures can be filtered.
     """
     parts = []
     for key, content in contents.items():

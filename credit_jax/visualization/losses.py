@@ -17,7 +17,7 @@ def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
     """Returns the chart of the losses of the training log.
 
     Args:
-        rows: of the log, with "epoch", "train_loss" and "valid_loss".
+        rows: rows of the log, with "epoch", "train_loss" and "valid_loss".
     """
     lines = []
     for (column, name), look in zip(_NAMES.items(), LOOKS.values(), strict=False):

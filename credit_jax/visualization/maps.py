@@ -51,7 +51,7 @@ class Colors:
     Attributes:
         low, high: values of the first and the last color.
         name: matplotlib's name of the color map.
-        extend: which ends of the range values are beyond: "neither", "min", "max" or
+        extend: ends of the range that values are beyond: "neither", "min", "max" or
             "both".
     """
 
@@ -66,9 +66,9 @@ class Map:
     """A field and how it is shown.
 
     Attributes:
-        title: above it.
+        title: title above it.
         field: values on the grid; NaN is left blank.
-        colors: of the values.
+        colors: colors of the values.
     """
 
     title: str
@@ -91,9 +91,9 @@ def comparison(
     Args:
         forecast: field.
         truth: field at the same time, or None.
-        units: of both.
-        colors: of both fields; None is `colors_of` these.
-        error_colors: of the error; None is `error_colors_of` it.
+        units: units of both.
+        colors: colors of both fields; None is `colors_of` these.
+        error_colors: colors of the error; None is `error_colors_of` it.
     """
     fields = [forecast] if truth is None else [truth, forecast]
     colors = colors or colors_of(fields, units)
@@ -114,8 +114,8 @@ def colors_of(fields: Sequence[np.ndarray], units: str = "") -> Colors:
     that diverge from zero.
 
     Args:
-        fields: with the same colors.
-        units: of the values.
+        fields: fields with the same colors.
+        units: units of the values.
     """
     values = _known(fields)
     if not values.size:
@@ -160,12 +160,12 @@ class MapFigure:
     """A figure of maps in a row, whose fields can be replaced.
 
     Args:
-        maps: of one grid.
-        grid: of the fields.
-        title: of the whole.
-        units: of the fields.
+        maps: maps of one grid.
+        grid: grid of the fields.
+        title: title of the whole.
+        units: units of the fields.
         window: the part that is shown.
-        projection: of the maps.
+        projection: projection of the maps.
     """
 
     def __init__(

@@ -43,9 +43,9 @@ def write_page(
     """Writes the page.
 
     Args:
-        scores: of `credit_jax.evaluation.scores`.
-        path: of the HTML file.
-        title: of the page.
+        scores: scores, see `credit_jax.evaluation.scores`.
+        path: path of the HTML file.
+        title: title of the page.
         maps: captions and PNG bytes of maps to show.
         losses: those of the training, by epoch.
 

@@ -16,7 +16,7 @@ class Panel:
     """A drawing on one pair of axes.
 
     Attributes:
-        title: above it.
+        title: title above it.
         draw: draws on matplotlib axes.
         width: inches.
         height: inches.
@@ -34,8 +34,8 @@ def panels_figure(
     """Returns a figure of panels, row by row.
 
     Args:
-        panels: at least one.
-        title: of the whole.
+        panels: panels, at least one.
+        title: title of the whole.
         columns: maximum number of panels in a row.
         legend: whether to show the labels of the first panel below the title.
     """
@@ -63,8 +63,8 @@ def panel_svg(panel: Panel, prefix: str) -> str:
     """Returns a panel as an `<svg>` element, without its title.
 
     Args:
-        panel: to draw.
-        prefix: of all ids in it.
+        panel: panel to draw.
+        prefix: prefix of all ids in it.
     """
     with style():
         figure = new_figure(panel.width, panel.height)

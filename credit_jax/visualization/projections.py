@@ -59,7 +59,7 @@ class Projection:
         """Adds the axes of a map to a figure.
 
         Args:
-            figure: to which the axes are added.
+            figure: figure to which the axes are added.
             place: rows, columns and number, from 1.
             middle: degrees east and north of the middle of the map.
 

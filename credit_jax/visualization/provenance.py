@@ -24,7 +24,7 @@ def provenance_texts(attributes: Mapping[str, Any]) -> dict[str, str]:
     """Name and value of the attributes of scores, in words.
 
     Args:
-        attributes: of the data set, see `credit_jax.evaluation.scores`.
+        attributes: attributes of the data set, see `credit_jax.evaluation.scores`.
     """
     texts = {}
     for key, value in attributes.items():

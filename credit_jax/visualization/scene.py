@@ -32,7 +32,7 @@ class Scene:
         choice: the field.
         truth: the true field; None shows only the forecast.
         window: the part of the globe; None is all of the grid.
-        projection: of the maps; None is latitude by longitude.
+        projection: projection of the maps; None is latitude by longitude.
     """
 
     choice: Choice
@@ -57,7 +57,7 @@ class Scene:
         """Writes a GIF of several lead times, all with the same color range.
 
         Args:
-            path: of the file, which ends with .gif.
+            path: path of the file, which ends with .gif.
             leads: their numbers; those without any values are left out.
             frames_per_second: frame rate.
 

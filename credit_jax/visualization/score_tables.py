@@ -151,7 +151,7 @@ def score_table(scores: xr.Dataset, region: str) -> str:
     """Table of all metrics by channel, region and chosen lead time, with filter menus.
 
     Args:
-        scores: of `credit_jax.evaluation.scores`.
+        scores: scores, see `credit_jax.evaluation.scores`.
         region: initial choice of the menu.
     """
     leads = chosen_leads(scores)

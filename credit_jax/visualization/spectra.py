@@ -36,9 +36,10 @@ def spectrum_charts(
     not drawn.
 
     Args:
-        scores: of `credit_jax.evaluation.scores`.
+        scores: scores, see `credit_jax.evaluation.scores`.
         channels: labels of the channels; those without spectra are left out.
-        band: of latitudes; None is the globe if available, otherwise the first one.
+        band: band of latitudes; None is the globe if available, otherwise the first
+            one.
     """
     if SPECTRUM not in scores:
         return {}
@@ -221,7 +222,7 @@ def rank_panels(
     """Rank histograms at some lead times; those of a reliable ensemble are flat.
 
     Args:
-        scores: of `credit_jax.evaluation.scores`.
+        scores: scores, see `credit_jax.evaluation.scores`.
         channels: labels of the channels; those without histograms are left out.
         region: name of the region.
     """

@@ -54,8 +54,8 @@ def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
     """Selects channels: all if they are few, otherwise some levels of each variable.
 
     Args:
-        scores: with these channels.
-        limit: of more channels than this, at most three levels of each variable are
+        scores: scores with these channels.
+        limit: number of channels; of more, at most three levels of each variable are
             taken: those next to 850, 500 and 250 hPa, or, for numbers of model levels,
             those at 1/4, 1/2 and 3/4 of the levels.
     """

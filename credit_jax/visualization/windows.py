@@ -93,8 +93,8 @@ def window_of(latitude: np.ndarray, longitude: np.ndarray) -> Window:
     """Returns the globe, or the part of it that a regional grid covers.
 
     Args:
-        latitude: of all points, degrees north.
-        longitude: of all points, degrees east.
+        latitude: latitude of all points, degrees north.
+        longitude: longitude of all points, degrees east.
     """
     west = np.mod(longitude + 180.0, 360.0) - 180.0
     span = np.sort(np.unique(np.round(west, 3)))

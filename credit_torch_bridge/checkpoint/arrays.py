@@ -20,7 +20,7 @@ class LazyArray:
     """A tensor that is converted to float32 when numpy reads it as an array.
 
     Attributes:
-        tensor: of 16 or 32 bits, possibly memory-mapped.
+        tensor: tensor of 16 or 32 bits, possibly memory-mapped.
     """
 
     tensor: torch.Tensor

@@ -23,7 +23,7 @@ def check_crcs(source: Path | bytes, name: str) -> None:
 
     Args:
         source: the file, or its bytes.
-        name: of the file, for the error.
+        name: name of the file, for the error.
 
     Raises:
         ValueError: some members differ from their checksums; the error names them.

@@ -57,9 +57,10 @@ class RunConversion:
         weights_only: leave out optimizer, schedule and position.
         weights: "average" or "last": these weights alone; None is all that there is.
         step: checkpoint of a run of credit_jax; None is the newest.
-        batches_per_epoch: of the run in credit_jax, if the config does not imply it.
+        batches_per_epoch: micro-batches of an epoch of the run in credit_jax, if the
+            config does not imply it.
         verify: compare files with their digests and checksums before they are read.
-        drop: with `to_torch`, dotted keys of the config to leave out.
+        drop: dotted keys of the config to leave out with `to_torch`.
     """
 
     run_config: RunConfig

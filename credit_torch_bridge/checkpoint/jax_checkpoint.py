@@ -31,9 +31,9 @@ class JaxCheckpoint:
     """One checkpoint as host arrays.
 
     Attributes:
-        params: by path, float32.
-        model_state: of spectral norm and batch norms (`nn.model_state`).
-        moments: of the optimizer, or None.
+        params: parameters by path, float32.
+        model_state: state of spectral norm and batch norms (`nn.model_state`).
+        moments: moments of the optimizer, or None.
         ema: averaged parameters by path, or None.
         ema_stats: averaged statistics of batch norms, float32, by path and name, or
             None.
@@ -43,7 +43,7 @@ class JaxCheckpoint:
         loss_scale: state of torch's GradScaler; empty if it was disabled.
         settings: values that a resumed run of CREDIT takes from the checkpoint instead
             of its config: dotted key of the config -> value.
-        notes: for the user.
+        notes: notes for the user.
     """
 
     params: Arrays

@@ -37,7 +37,7 @@ def to_torch(
     Args:
         config: CREDIT's YAML, or a mapping like it.
         checkpoint: the folder of a run of credit_jax, or a checkpoint.
-        step: which checkpoint of the folder; None is the newest.
+        step: step of the checkpoint in the folder; None is the newest.
         batches_per_epoch: micro-batches per epoch of the run, needed if the schedule
             counts epochs and the config does not imply it.
 

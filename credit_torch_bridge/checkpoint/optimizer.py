@@ -37,7 +37,7 @@ def read_moments(
 
     Args:
         optimizer: {"state", "param_groups"}, keyed by number or by name.
-        plan: of the model's parameters (`KeyPlan.parameters`).
+        plan: plan of the model's parameters (`KeyPlan.parameters`).
         allocate: makes the arrays that are filled.
 
     Returns:
@@ -178,11 +178,11 @@ def write_moments(
     """Builds the optimizer's state dict: the inverse of `read_moments`.
 
     Args:
-        moments: by path.
-        plan: of the model's parameters.
+        moments: moments by path.
+        plan: plan of the model's parameters.
         trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
             state is keyed by name, as CREDIT then requires, otherwise by number.
-        learning_rate: of the next update.
+        learning_rate: learning rate of the next update.
         idle: keys of parameters without a gradient; if their moments are zero, they get
             no state.
         allocate: makes the arrays that are filled.

@@ -43,9 +43,9 @@ def write_run(
     """Writes the folder of a run: its config and checkpoints.
 
     Args:
-        folder: of the run; created if needed.
+        folder: folder of the run; created if needed.
         run_config: its config becomes `model.yml`.
-        checkpoints: in order of `micro_step`, which must differ.
+        checkpoints: checkpoints in order of `micro_step`, which must differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = dump(dict(run_config.raw))
@@ -66,8 +66,8 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
 
     Args:
         checkpoint: host arrays.
-        seed: of the config. CREDIT's checkpoints have no dropout key; it is that of a
-            fresh run with this seed.
+        seed: seed of the config. CREDIT's checkpoints have no dropout key; it is that
+            of a fresh run with this seed.
     """
     weights = {"params": checkpoint.params, **checkpoint.model_state}
     items: dict[str, PyTree] = {WEIGHTS: weights}
@@ -112,9 +112,9 @@ def read_run(
     """Reads a checkpoint of a run.
 
     Args:
-        folder: of the run, its `save_loc`.
+        folder: folder of the run, its `save_loc`.
         model_def: the model of its config.
-        step: which checkpoint; None is the newest.
+        step: step of the checkpoint; None is the newest.
         allocate: makes the arrays that are filled.
         verify: compare its files with their digests.
 

@@ -66,7 +66,7 @@ def read_item(
     """Reads the arrays of one item of a checkpoint.
 
     Args:
-        folder: of the item.
+        folder: folder of the item.
         shapes: nested dicts of host arrays or shapes, like the saved item.
         allocate: makes the arrays that are filled.
     """

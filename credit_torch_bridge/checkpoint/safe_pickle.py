@@ -20,7 +20,7 @@ class Record:
 
     Attributes:
         name: "module.class".
-        args: of its constructor.
+        args: arguments of its constructor.
         state: argument of `__setstate__`.
     """
 

@@ -52,10 +52,10 @@ def read_position(
     """Returns the micro-batches seen, from the state of a schedule with a counter.
 
     Args:
-        state: of CREDIT's scheduler.
+        state: state of CREDIT's scheduler.
         kind: `scheduler_type` of the config.
-        batches_per_epoch: of the run in credit_jax; only for schedules that count
-            epochs.
+        batches_per_epoch: micro-batches of an epoch of the run in credit_jax; only for
+            schedules that count epochs.
 
     Raises:
         ValueError: the state is that of another schedule.
@@ -125,9 +125,10 @@ def write_position(
     Args:
         trainer: the trainer section.
         micro_step: micro-batches seen.
-        batches_per_epoch: of the run in credit_jax; only for schedules that count
-            epochs.
-        progress: of the run; has the rate if it is not a function of `micro_step`.
+        batches_per_epoch: micro-batches of an epoch of the run in credit_jax; only for
+            schedules that count epochs.
+        progress: progress of the run; has the rate if it is not a function of
+            `micro_step`.
 
     Returns:
         State dict, None without a schedule, and the learning rate.

@@ -39,7 +39,7 @@ class Average:
         shadow: averaged parameters by name.
         decay: upper limit of the decay.
         step: number of updates averaged.
-        epoch: of its file, or None.
+        epoch: epoch of its file, or None.
     """
 
     shadow: dict[str, torch.Tensor]
@@ -61,7 +61,7 @@ class TorchCheckpoint:
         scheduler: state of the learning-rate schedule or None.
         scaler: state of the loss scaling; empty if there is none.
         average: the moving average or None.
-        notes: for the user.
+        notes: notes for the user.
     """
 
     path: Path

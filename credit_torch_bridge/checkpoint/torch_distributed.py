@@ -45,7 +45,7 @@ def load_folder(folder: Path, *, verify: bool = True) -> dict[str, Any]:
     """Reads the nested dict of a torch.distributed checkpoint.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         verify: compare tensors with their checksums.
 
     Raises:

@@ -30,7 +30,7 @@ def refuse_unsupported(
     """Raises if the keys of a file show that it cannot be converted.
 
     Args:
-        keys: of the file, with their current names.
+        keys: keys of the file, with their current names.
         known: keys of the key table.
         model_type: `model.type` of the config.
 

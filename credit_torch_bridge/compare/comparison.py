@@ -77,14 +77,14 @@ class Comparison:
     """Relative L2 errors of credit_jax against serial CREDIT.
 
     Attributes:
-        blocks: of the output of each block, by the name of CREDIT's module.
-        prediction: of the model's output.
-        gradients: of the parameters of each block.
-        gradient: of all parameters together.
+        blocks: errors of the output of each block, by the name of CREDIT's module.
+        prediction: error of the model's output.
+        gradients: errors of the gradients of the parameters of each block.
+        gradient: error of the gradient of all parameters together.
         mesh: axes and degrees of the mesh of credit_jax.
         batches: number of inputs; each error is the largest over them.
         wide: errors in float64, if an error is above its tolerance.
-        weights: which weights of the checkpoint were compared.
+        weights: weights of the checkpoint that were compared.
     """
 
     blocks: dict[str, float]
@@ -141,10 +141,11 @@ def compare_with_credit(
         config: CREDIT's YAML or a mapping, of which `model:` is used. Python files in
             `custom_models` are executed, to register PyTorch classes, and those of
             `custom_objects`, to register entries of credit_jax.
-        checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
+        checkpoint: checkpoint of PyTorch, file or folder, or the folder of a run of
+            credit_jax.
         parallelism: the mesh of credit_jax; None for one device.
         batches: number of random inputs, each with one sample per data-parallel rank.
-        seed: of the inputs.
+        seed: seed of the inputs.
         weights: "average", "last", or None for the moving average if there is one.
 
     Raises:

@@ -158,7 +158,7 @@ def share_edges(model: Any, section: Mapping[str, Any]) -> None:
     Both sides compute them from the file in float32, with different rounding.
 
     Args:
-        model: of CREDIT.
+        model: model of CREDIT.
         section: its `model:` section.
     """
     if getattr(model, "edge_attr", None) is not None:
@@ -217,8 +217,8 @@ def run_credit(
     """Runs one forward and backward pass in evaluation mode.
 
     Args:
-        model: from `build_credit`.
-        inputs: of the network, by credit_jax's names.
+        model: model from `build_credit`.
+        inputs: inputs of the network, by credit_jax's names.
         blocks: names of the modules whose outputs are recorded.
     """
     seen: dict[str, np.ndarray] = {}
@@ -266,8 +266,8 @@ def call_network(network: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tens
     """The output of CREDIT's network.
 
     Args:
-        network: from `network_of`, perhaps compiled.
-        inputs: by credit_jax's names.
+        network: network from `network_of`, perhaps compiled.
+        inputs: inputs by credit_jax's names.
     """
     if inputs.keys() == {"x"}:
         return network(inputs["x"])

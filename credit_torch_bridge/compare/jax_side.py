@@ -42,7 +42,7 @@ def compile_pass(
     """Compiles a forward and backward pass in evaluation mode.
 
     Args:
-        model: with its mesh.
+        model: model with its mesh.
         params, model_state: host arrays.
         blocks: CREDIT's names of the blocks, in the order of their outputs.
 
@@ -108,7 +108,7 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
     """Returns noise that draws given arrays; None for no arrays.
 
     Args:
-        model_def: of a model that draws noise.
+        model_def: definition of a model that draws noise.
         drawn: arrays for the call sites, in the order of the forward pass: fields
             (samples, lat, lon, channel) or vectors (samples, size).
 

@@ -15,7 +15,7 @@ class ModelOutputs:
         prediction: (batch, channel, time, lat, lon).
         blocks: output of each block, (batch, channel, lat, lon), by the name of
             CREDIT's module.
-        gradients: of mean(prediction**2), by CREDIT's parameter names.
+        gradients: gradients of mean(prediction**2), by CREDIT's parameter names.
     """
 
     prediction: np.ndarray

@@ -48,7 +48,7 @@ class ConfigReport:
     Attributes:
         found: kind of the input, "gen1" or "gen2".
         target: kind of the output, "gen1", "gen2" or "jax".
-        changes: in the order in which they were made.
+        changes: changes in the order in which they were made.
         kept: paths of the unchanged values.
     """
 
@@ -221,7 +221,7 @@ def settle(
 
     Args:
         before: the config before the conversion.
-        editor: with the result and its changes.
+        editor: editor with the result and its changes.
 
     Returns:
         Paths of the unchanged values, and of values that are missing or different

@@ -66,7 +66,7 @@ def gen1_to_gen2(
     """Converts a whole config; what cannot be converted goes to `editor.problems`.
 
     Args:
-        editor: of the config.
+        editor: editor of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
         for_jax: whether the target is credit_jax, which has some features of gen1 that
             gen2 lacks.

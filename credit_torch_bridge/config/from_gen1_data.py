@@ -68,7 +68,7 @@ def data_to_gen2(
     channels source by source, so some orders need several sources.
 
     Args:
-        editor: of the config.
+        editor: editor of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
         for_jax: whether the target is credit_jax, which supports normalized feedback
             and gradients across steps in forecasts of several steps.

@@ -76,7 +76,7 @@ def predict_to_inference(editor: ConfigEditor, *, for_jax: bool) -> None:
     For CREDIT's gen2, some of whose programs read it, `predict` is kept.
 
     Args:
-        editor: of the config, whose data section is gen2's already.
+        editor: editor of the config, whose data section is gen2's already.
         for_jax: whether the target is credit_jax.
     """
     section = editor.get(SECTION)

@@ -41,7 +41,7 @@ def complete_inference(
 
     Args:
         config: what CREDIT's training reads.
-        folder: where the file of the scalers is written.
+        folder: folder in which the file of the scalers is written.
         save_loc: the final name of `folder`.
 
     Returns:

@@ -32,7 +32,7 @@ class Group:
             time, in the order of the files.
         levels: values of the level coordinate.
         times: (time,) labels of all files, increasing.
-        calendar: of the times.
+        calendar: calendar of the times.
         shape: number of rows and columns.
         latitude_name: name of the latitude coordinate; None on other grids.
     """

@@ -153,8 +153,8 @@ def data_sections(
 
     Args:
         groups: the files.
-        roles: of their variables.
-        timestep: of the model.
+        roles: roles of their variables.
+        timestep: time step of the model.
         history_len: times of its input.
 
     Raises:
@@ -326,7 +326,7 @@ def model_section(
         example: its section `model`.
         sources: `data.source`.
         shape: rows and columns.
-        num_levels: of variables with levels.
+        num_levels: number of levels of variables with levels.
 
     Raises:
         ConfigError: the model does not fit the grid with any padding.

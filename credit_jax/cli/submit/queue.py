@@ -21,8 +21,8 @@ def submit_chain(scheduler: Scheduler, script: Path, num_jobs: int) -> list[str]
 
     Args:
         scheduler: "pbs" or "slurm".
-        script: of `script_text`.
-        num_jobs: in the chain.
+        script: script, as returned by `script_text`.
+        num_jobs: number of jobs in the chain.
 
     Returns:
         The numbers of the jobs.

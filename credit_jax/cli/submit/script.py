@@ -23,8 +23,8 @@ class Job:
         scheduler: "pbs" or "slurm".
         section: resources that it requests.
         command: arguments of `python -m credit_jax`.
-        folder: of the job's files: script, config, logs.
-        name: of these files.
+        folder: folder of the job's files: script, config, logs.
+        name: name of these files.
         work: folder in which the command runs.
         python: interpreter, used if the section has no `conda`.
         processes_per_node: None is one process for a job of one node, otherwise one for

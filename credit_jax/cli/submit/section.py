@@ -37,7 +37,7 @@ class JobSection(StrictModel):
 
     Attributes:
         project: account to charge; null leaves it to the scheduler.
-        job_name: of the job.
+        job_name: name of the job.
         walltime: hours, minutes and seconds, which days may precede as SLURM has them.
         nodes: hosts of the job.
         ngpus: GPUs of a node.
@@ -45,7 +45,7 @@ class JobSection(StrictModel):
         mem: memory of a node; null leaves it to the scheduler.
         queue: queue of PBS, partition of SLURM.
         gpu_type: kind of GPU; null and "any" take any.
-        qos, constraint: of SLURM.
+        qos, constraint: quality of service and constraint of SLURM.
         conda: environment to activate, by name or path; null takes the interpreter of
             the command that submits.
         modules: modules to load, one text or a list.
@@ -154,7 +154,7 @@ def job_section(
 
     Args:
         mapping: what the YAML file holds.
-        scheduler: which section.
+        scheduler: scheduler whose section is read.
         overrides: keys of the command line.
 
     Raises:

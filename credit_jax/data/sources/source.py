@@ -43,7 +43,7 @@ def check_same_grid(grid: Grid, first: Grid) -> None:
 
     Args:
         grid: the grid of a file.
-        first: that of the file to compare with.
+        first: grid of the file to compare with.
 
     Raises:
         ValueError: shapes or coordinates differ.

@@ -266,7 +266,7 @@ class _Sum:
     Attributes:
         shape: (count, rows, columns) of the left one.
         along: the dim to sum, 1 or 2.
-        left, right: where the values begin in packed arrays.
+        left, right: positions at which the values begin in packed arrays.
         full: whether the right one has the shape of the left one, instead of a
             vector along the summed dim.
     """
@@ -372,7 +372,7 @@ def _reduce(
     Args:
         sums: what to sum.
         left, right: a factor of each sum, or one array with those of all.
-        name: of the kernel.
+        name: name of the kernel.
         interpret: see `call_kernel`.
     """
     lefts, rights = _Factors.of(left), _Factors.of(right)

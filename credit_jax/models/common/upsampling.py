@@ -86,7 +86,7 @@ def doubling(
         channel_in, channel_out: numbers of channels.
         interpolate: whether it is a `ResizeConv`, CREDIT's `upsample_v_conv`, or a
             `ConvTranspose`.
-        kernel_size, padding: of the transposed convolution.
+        kernel_size, padding: kernel size and padding of the transposed convolution.
     """
     if interpolate:
         return ResizeConv(channel_in, channel_out)

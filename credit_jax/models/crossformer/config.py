@@ -38,7 +38,8 @@ class StagesConfig(ModelConfig):
         dim_head: number of channels of an attention head.
         global_window_size, local_window_size: tokens along each side of the windows of
             long and of short attention, for each stage.
-        cross_embed_kernel_sizes, cross_embed_strides: of the embedding of each stage.
+        cross_embed_kernel_sizes, cross_embed_strides: kernel sizes and strides of the
+            embedding of each stage.
         use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
     """
 

@@ -44,8 +44,9 @@ class SwinConfig(VariableKeys, PaddedConfig):
         img_size: rows and columns of the grid.
         patch_size: points along each side of a patch.
         window_size: tokens along each side of a window; an integer for both.
-        img_window_ratio: without `window_size`, the points along each side of the
-            padded grid divided by this are the tokens along each side of a window.
+        img_window_ratio: number that divides the padded grid: without `window_size`,
+            the points along each side of the padded grid divided by this are the
+            tokens along each side of a window.
         frames: number of time steps of the input; if above 1, the mean of the first two
             enters the network.
         embed_dim: number of channels of all fields.

@@ -162,7 +162,7 @@ def conv2d_scales(
         field: (batch, lat, lon, channel_in).
         kernels: (k, k, channel_in, channel_out) with ascending k >= stride.
         biases: (channel_out,) of each kernel.
-        stride: of both dims.
+        stride: stride of both dims.
         out: layout of the output rows, consecutive on every shard.
         symmetric: see `scale_padding`.
 

@@ -91,7 +91,7 @@ class Packing:
 
         Args:
             change: function of such a dict, and of what the further trees have there.
-            tree: with dicts of packed parameters.
+            tree: tree with dicts of packed parameters.
             *rest: trees with the same nodes otherwise. The last tree has the leaves of
                 the result that are in no such dict.
         """

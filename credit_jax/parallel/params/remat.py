@@ -25,10 +25,10 @@ class Remat:
             them in the backward pass except results of collectives; "selective"
             recomputes only those of attention, whose weights take the most memory for
             the least compute. CREDIT's `trainer.activation_checkpoint`.
-        reshard_after_forward: for parameters sharded by FSDP. True gathers them again
-            in the backward pass; False saves the gathered copies; a number saves those
-            of that many blocks at the end of the forward pass, which the backward pass
-            uses first.
+        reshard_after_forward: what happens to parameters sharded by FSDP. True gathers
+            them again in the backward pass; False saves the gathered copies; a number
+            saves those of that many blocks at the end of the forward pass, which the
+            backward pass uses first.
     """
 
     activations: str = "none"

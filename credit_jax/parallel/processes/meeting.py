@@ -33,7 +33,7 @@ def meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
     """Waits until all processes have connected to process 0.
 
     Args:
-        launch: of this process.
+        launch: launch of this process.
         timeout: seconds to wait for the others.
 
     Returns:

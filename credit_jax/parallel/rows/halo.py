@@ -41,7 +41,7 @@ class HaloPlan:
 
     Attributes:
         low, high: numbers of rows to add before and after the block of every shard.
-        starts: for each shard, the start of its row range in the extended block. A
+        starts: the start of the row range of each shard in the extended block. A
             range may extend beyond the block, where it has zeros beyond a pole.
         valid: (shards, rows), whether a row is not zeros; None if no mask is needed.
     """

@@ -28,7 +28,7 @@ class Layout:
     `reshard` converts between rows and strips; pointwise functions work on both.
 
     Attributes:
-        rows: for each shard, the global row of each local row, or the index of each
+        rows: the global row of each local row, by shard, or the index of each
             local strip; -1 is padding.
         size: number of global rows.
         axis: mesh axis over which the rows are sharded; None on one device.

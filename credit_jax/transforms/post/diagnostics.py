@@ -387,10 +387,10 @@ def _ground(
 
     Args:
         tree: has static fields.
-        args: of the block.
+        args: arguments of the block.
         surface: a field without levels, which gives rows and dtype.
-        of_file: of `_of_file`, which takes precedence.
-        context: of the step, or None.
+        of_file: field, as returned by `_of_file`, which takes precedence.
+        context: context of the step, or None.
     """
     if of_file is not None:
         rows = local_rows(of_file, surface, context)
