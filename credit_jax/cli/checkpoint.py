@@ -50,9 +50,9 @@ def _folders(folder: Path) -> dict[str, Path]:
         return {str(folder): folder}
     run = folder.parent if folder.name == FOLDER else folder
     store = CheckpointStore(str(run))
-    found = {f"checkpoint {step}": store.path(step) for step in store.steps()}
+    folders = {f"checkpoint {step}": store.path(step) for step in store.steps()}
     store.close()
-    return found
+    return folders
 
 
 def _is_damaged(name: str, folder: Path) -> bool:

@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generates the data set, unless the folder already has it."""
     console = Console(stderr=True)
-    given = {name: getattr(args, name) for name in DemoConfig.model_fields}
-    folder = ensure_demo_data(parse(DemoConfig, given, source="demo"), console)
+    values = {name: getattr(args, name) for name in DemoConfig.model_fields}
+    folder = ensure_demo_data(parse(DemoConfig, values, source="demo"), console)
     console.print(f"{folder} is complete.")
     return OK
 

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         scores=args.scores,
     )
     open_package(args.out)
-    size = sum(own.size for own in manifest.files.values())
+    size = sum(record.size for record in manifest.files.values())
     print_line(
         f"{args.out}: {manifest.model_type}, checkpoint {manifest.step} "
         f"({label_of(average=manifest.average)}), "

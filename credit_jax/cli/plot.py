@@ -176,10 +176,10 @@ def scores_figure(args: argparse.Namespace) -> Any:
         panels = [chart.panel for chart in charts.values()]
     if not panels:
         what = metric if args.kind == "curves" else args.kind
-        there = ", ".join(str(name) for name in scores.data_vars)
+        available = ", ".join(str(name) for name in scores.data_vars)
         raise ValueError(
             f"--kind {args.kind}: {args.scores} has no {what} of these channels; there "
-            f"are: {there}"
+            f"are: {available}"
         )
     where = region_text(region)
     titles = {
@@ -193,9 +193,10 @@ def scores_figure(args: argparse.Namespace) -> Any:
 
 def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
     if metric not in ERRORS or metric not in scores:
-        there = [name for name in ERRORS if name in scores]
+        errors = [name for name in ERRORS if name in scores]
         raise ValueError(
-            f"--metric: a card compares errors, one of {', '.join(there)}, got {metric}"
+            f"--metric: a card compares errors, one of {', '.join(errors)}, got "
+            f"{metric}"
         )
     if baseline not in BASELINES and not Path(baseline).exists():
         raise ValueError(
@@ -204,18 +205,20 @@ def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
         )
     other = baseline if baseline in BASELINES else read_scores(baseline)
     try:
-        found = differences(scores, other, metric=metric, region=region)
+        changes = differences(scores, other, metric=metric, region=region)
     except (KeyError, ValueError) as error:
         raise ValueError(f"--baseline {baseline}: {error}") from error
     where = region_text(region)
     title = f"{NAMES[metric]} of the forecast beside {baseline}, {where}, %"
-    names = [channel_text(scores, str(own)) for own in found["channel"].values]
-    return panels_figure([card_panel(found, title, names)], title=title, legend=False)
+    names = [
+        channel_text(scores, str(channel)) for channel in changes["channel"].values
+    ]
+    return panels_figure([card_panel(changes, title, names)], title=title, legend=False)
 
 
-def _check_choice(option: str, wanted: Sequence[str], there: np.ndarray) -> None:
-    names = [str(name) for name in there]
-    for name in wanted:
+def _check_choice(option: str, chosen: Sequence[str], available: np.ndarray) -> None:
+    names = [str(name) for name in available]
+    for name in chosen:
         if name not in names:
             raise not_available(option, name, names)
 

@@ -107,19 +107,19 @@ def read_inputs(path: str, model_def: ModelDef) -> dict[str, np.ndarray]:
     """
     try:
         read: Any = np.load(path, allow_pickle=False)
-        found = {"x": read} if isinstance(read, np.ndarray) else dict(read)
+        arrays = {"x": read} if isinstance(read, np.ndarray) else dict(read)
     except (ValueError, EOFError, BadZipFile):
         raise ValueError(
             f"--input: {path} is no .npy or .npz file of numbers; write it with "
             "numpy.save, or numpy.savez for several inputs"
         ) from None
     specs = model_def.inputs
-    if found.keys() != specs.keys():
+    if arrays.keys() != specs.keys():
         raise ValueError(
-            f"--input: {path} holds {', '.join(found) or 'no arrays'}, expected "
+            f"--input: {path} holds {', '.join(arrays) or 'no arrays'}, expected "
             f"{', '.join(specs)}, the inputs of {model_def.config.type}"
         )
-    inputs = {k: _checked(x, specs[k].shape(1), k, path) for k, x in found.items()}
+    inputs = {k: _checked(x, specs[k].shape(1), k, path) for k, x in arrays.items()}
     if len({len(x) for x in inputs.values()}) > 1:
         counts = ", ".join(f"{k} {len(x)}" for k, x in inputs.items())
         raise ValueError(f"--input: {path} has other numbers of samples: {counts}")

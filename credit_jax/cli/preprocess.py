@@ -79,7 +79,7 @@ def preprocess(
         config: the config, see `load_config`.
         num_threads: number of threads that read; None uses `trainer.thread_workers`.
         overwrite: whether to fit existing files again; old ones are renamed.
-        console: where to write messages; None is stdout.
+        console: console that receives messages; None is stdout.
 
     Returns:
         The files that were written.
@@ -94,7 +94,7 @@ def preprocess(
     layout = samples.dataset.schema.as_read()
     plan = plan.with_units(samples.dataset.units()).with_levels(layout)
     with Display(console) as display:
-        for path in plan.kept:
+        for path in plan.existing:
             display.message(f"note: {path} is there and kept")
         for path in plan.unpaired:
             display.message(
@@ -105,8 +105,8 @@ def preprocess(
             display.message(f"note: {line}")
         collected = fit_samples(plan, samples, display, num_threads=num_threads)
         moved = write_fits(plan, collected)
-        for _, name, own in results(plan, collected):
-            display.message(f"  {name}: {own.summary()}")
+        for _, name, statistics in results(plan, collected):
+            display.message(f"  {name}: {statistics.summary()}")
         for old, new in moved:
             display.message(f"{old} is now {new}")
         written = [path for fit in plan.fits for path in fit.files]

@@ -131,8 +131,8 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
     """The options of the command line.
 
     Args:
-        args: with those of `add_score_options`.
-        config: of the forecasts, or None.
+        args: parsed arguments with those of `add_score_options`.
+        config: config of the forecasts, or None.
 
     Raises:
         ValueError: there is no truth.
@@ -190,13 +190,13 @@ def _config(record: Record, files: ForecastFiles) -> Config | None:
     return config
 
 
-def _members(wanted: int | None, there: int) -> int:
-    if wanted is not None and not 1 <= wanted <= there:
+def _members(requested: int | None, available: int) -> int:
+    if requested is not None and not 1 <= requested <= available:
         raise ValueError(
-            f"--members must be from 1 to {there}, the members of the forecasts; got "
-            f"{wanted}"
+            f"--members must be from 1 to {available}, the members of the forecasts; "
+            f"got {requested}"
         )
-    return wanted or there
+    return requested or available
 
 
 if __name__ == "__main__":

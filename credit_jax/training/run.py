@@ -65,14 +65,14 @@ def train_model(
     """Trains the model of a config, as the command does, and scores its forecasts.
 
     Args:
-        config: of `load_config`.
+        config: config, as returned by `load_config`.
         num_devices: devices to use; None takes as many as `trainer` asks for.
         resume: whether to go on from the newest checkpoint of `save_loc`; "if-any"
             begins where there is none.
         fresh: whether to begin anew where there is an earlier run, which is moved to a
             dated folder in `save_loc`.
         verify: whether to compare its files with their digests first.
-        stop_at: when to save and stop, by `time.monotonic`; None for no limit.
+        stop_at: time at which to save and stop, by `time.monotonic`; None for no limit.
         profile: first and last update to trace, counted from 1; None for none.
         source: name of the config in the header of the run.
 

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             scores=scores,
             stop=requests.of_any_process,
         )
-        summary = _made(campaign)
+        summary = _completed(campaign)
     _print(footer(summary, folder))
     if scores is not None and jax.process_index() == 0:
         _report(scores, archive, args.score)
@@ -184,7 +184,7 @@ def _of_run(args: argparse.Namespace, config: Config) -> RunWeights:
     return open_weights(source, args.step, args.weights, verify=args.verify)
 
 
-def _made(campaign: Campaign) -> Summary:
+def _completed(campaign: Campaign) -> Summary:
     """Runs the campaign.
 
     Raises:
@@ -211,16 +211,16 @@ def _package(args: argparse.Namespace) -> Package | None:
         ValueError: both or neither are given, or the package is invalid.
     """
     of_run = ("config", "checkpoint", "step", "weights")
-    given = [f"--{name}" for name in of_run if getattr(args, name) is not None]
+    conflicting = [f"--{name}" for name in of_run if getattr(args, name) is not None]
     if args.package is None:
         if args.config is None:
             raise ValueError("--config FILE or --package DIR is needed")
         if args.data is not None:
             raise ValueError("--data belongs to --package; a config has its data")
         return None
-    if given:
+    if conflicting:
         raise ValueError(
-            f"--package has its config and weights; leave out {', '.join(given)}"
+            f"--package has its config and weights; leave out {', '.join(conflicting)}"
         )
     return open_package(args.package)
 
@@ -229,13 +229,13 @@ def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:
     """Writes the scores of the start dates that are done, and prints them."""
     provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
     attributes = attributes_of(str(archive.folder), scores.comparison, provenance)
-    found = scores.scores(attributes)
-    if found is None:
+    result = scores.scores(attributes)
+    if result is None:
         return
-    done, total = found.attrs["num_start_dates"], len(archive.schedule.starts)
+    done, total = result.attrs["num_start_dates"], len(archive.schedule.starts)
     if done < total:
         print_line(f"note: scores of {done} of {total} start dates so far", "yellow")
-    report(found, folder)
+    report(result, folder)
 
 
 if __name__ == "__main__":

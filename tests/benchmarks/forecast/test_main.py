@@ -18,9 +18,9 @@ def test_distances_are_relative_to_deviations_from_the_mean():
 
 def test_the_verdict_compares_the_worst_mesh_with_credits_own_distance():
     errors = {name: [1e-6, 2e-6 + i * 1e-6] for i, name in enumerate(benchmark.MESHES)}
-    errors |= {benchmark.SERIAL: [0.0, 0.0], benchmark.OWN: [1e-6, 8e-6]}
+    errors |= {benchmark.SERIAL: [0.0, 0.0], benchmark.THREADED: [1e-6, 8e-6]}
     text = benchmark._verdict("CREDIT", errors)
     assert "After 2 steps credit_jax is 4.0e-06 from CREDIT" in text
     assert "0.50 times as far" in text
     rows = benchmark._table("distances", errors).rows
-    assert [row[0] for row in rows] == [*benchmark.MESHES, benchmark.OWN]
+    assert [row[0] for row in rows] == [*benchmark.MESHES, benchmark.THREADED]
