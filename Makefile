@@ -114,7 +114,8 @@ newest-short:
 	$(MAKE) --no-print-directory newest WORKERS=1 TESTS='-m "not slow" $(SHORT)'
 
 TESTS ?= -m "not slow"
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+  --durations 30 --durations-min 5
 
 check-tests:
 	CI=true $(PYTEST) $(TESTS)

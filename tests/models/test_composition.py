@@ -116,6 +116,7 @@ def test_scan_over_forecast_steps(degrees: dict[str, int]) -> None:
     assert_close(forecast(x), jnp.stack(expected), 1e-5, "three steps")
 
 
+@pytest.mark.slow
 @MESHES
 def test_checkpoint_gives_the_same_gradient(degrees: dict[str, int]) -> None:
     model, params, model_state, x, _ = _made(degrees)
@@ -129,6 +130,7 @@ def test_checkpoint_gives_the_same_gradient(degrees: dict[str, int]) -> None:
     assert_close(grad(x, remat=True), grad(x, remat=False), 2e-5, "two steps")
 
 
+@pytest.mark.slow
 def test_init_and_fuse_compose() -> None:
     model, _, _, x, _ = _made(MESH)
 

@@ -18,7 +18,7 @@ from credit_jax.models.registry import MODELS
 from tests.support import mark_slow
 
 # A model of each family, those with more than stages and blocks of their own.
-QUICK = ["crossformer-ensemble", "fuxi", "graph", "swin", "unet"]
+QUICK = ["fuxi", "graph", "swin", "unet", "wxformer"]
 
 
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")

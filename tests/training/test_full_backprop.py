@@ -18,11 +18,12 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from credit_jax.transforms import Advance, Rollout, build_pipeline
-from tests.support import assert_close, assert_trees_close
+from tests.support import assert_close, assert_trees_close, mark_slow
 from tests.training.tiny import Tiny
 from tests.training.toy_runs import BATCH, CONFIG, HEIGHT, WIDTH, mse, toy_model
 
 VALUE, GRADIENT = 1e-6, 2e-6
+MESH = {"dp": 2, "tp": 2, "domain": 2}
 PLAIN = ModelDef(CONFIG.model_copy(update={"use_spectral_norm": False}), Tiny)
 PREDICTED = {"T": slice(0, 2), "U": slice(2, 4), "SP": slice(4, 5)}
 INPUT = {
@@ -109,7 +110,7 @@ def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
     assert_trees_close(grads, gradient, GRADIENT, f"gradient of steps {counts}")
 
 
-@pytest.mark.parametrize("degrees", [{"domain": 2}, {"dp": 2, "tp": 2, "domain": 2}])
+@pytest.mark.parametrize("degrees", mark_slow([{"domain": 2}, MESH], but=[MESH]))
 @pytest.mark.parametrize("backprop", ["full", "truncated"])
 def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
     rollout = rollout_of(3, backprop=backprop)

@@ -193,7 +193,9 @@ def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
 @pytest.mark.parametrize(
     ("parallelism", "num_devices"),
     [
-        ({"data": "none", "tensor": 1, "domain": 4}, 4),
+        pytest.param(
+            {"data": "none", "tensor": 1, "domain": 4}, 4, marks=pytest.mark.slow
+        ),
         ({"data": "ddp", "tensor": 2, "domain": 2}, 8),
     ],
 )

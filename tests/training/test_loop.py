@@ -30,7 +30,7 @@ from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
 from credit_jax.training.steps import Steps
-from tests.support import assert_close, make_mesh
+from tests.support import assert_close, make_mesh, mark_slow
 from tests.training.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -167,7 +167,7 @@ def test_a_whole_run(make, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("one", "one"),
+        pytest.param("one", "one", marks=pytest.mark.slow),
         ("one", "dp2_tp2_domain2"),
         ("dp2_tp2_domain2", "domain4"),
     ],
@@ -299,7 +299,11 @@ def test_a_second_trace_is_an_error(programs):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "size"), [("one", 6), ("dp2_tp2_domain2", 1), ("dp2_tp2_domain2", 3)]
+    ("mesh", "size"),
+    mark_slow(
+        [("one", 6), ("dp2_tp2_domain2", 1), ("dp2_tp2_domain2", 3)],
+        but=[("dp2_tp2_domain2", 3)],
+    ),
 )
 def test_every_sample_once_with_another_batch_size(mesh, size, make, tmp_path):
     """Stopped within an epoch, and resumed with other batches on another mesh."""

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from credit_jax.training.optimizer import adamw, clip_by_global_norm
 from credit_jax.training.state import state_specs
-from tests.support import assert_close, assert_trees_close
+from tests.support import assert_close, assert_trees_close, mark_slow
 from tests.training.toy_runs import MODEL_DEF, toy_model, train_toy
 
 MESH = {"dp": 2, "tp": 2, "domain": 2}
@@ -36,7 +36,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mark_slow([*OPTIMIZERS], but=["lion", "two groups"]))
 def test_an_own_optimizer_moves_parameters_as_on_one_device(name: str) -> None:
     optimizer = OPTIMIZERS[name]
     start, expected, losses = train_toy(toy_model(), optimizer, 6)

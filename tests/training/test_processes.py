@@ -24,7 +24,7 @@ from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
-from tests.support import make_mesh, mark_slow
+from tests.support import make_mesh
 from tests.support.processes import on_processes, outputs, start_processes
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
@@ -89,7 +89,8 @@ def late_meanwhile(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("late")
 
 
-@pytest.mark.parametrize("name", mark_slow(list(MESHES), but=["tensor and fsdp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
 def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["--config", config(world, one, MESHES[name]), "--cache", "none"]) == 0
@@ -133,7 +134,8 @@ def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(weights(folders[count]), whole, str(count))
 
 
-@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [1, 0])
 def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
     """By SIGKILL in training, while the other process needs it for every update."""
     mapping = tiny_config(

@@ -21,7 +21,7 @@ from credit_jax.plan import plan_run
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.setup import prepare
 from tests.reference.scalers import SCALED, write_scalers
-from tests.support import assert_close
+from tests.support import assert_close, mark_slow
 from tests.training.noisy import Noisy, NoisyConfig
 from tests.training.tiny import tiny_config, write_yaml
 
@@ -246,21 +246,20 @@ def test_validation_has_its_own_lengths(run: Run, scaler: Path, tmp_path: Path) 
     assert (row["train_history_len"], row["valid_history_len"]) == (1, 1)
 
 
+AMP = [
+    ({"trainer__amp": True}, "float16", "float32"),
+    ({"trainer__amp": True, **EIGHT}, "bfloat16", "bfloat16"),
+    ({"trainer__amp": False}, "float32", "float32"),
+    (
+        {"trainer__amp": True, "trainer__fsdp2_mp_policy": {"param_dtype": "float16"}},
+        "float16",
+        "float16",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("changes", "training", "validation"),
-    [
-        ({"trainer__amp": False}, "float32", "float32"),
-        ({"trainer__amp": True}, "float16", "float32"),
-        ({"trainer__amp": True, **EIGHT}, "bfloat16", "bfloat16"),
-        (
-            {
-                "trainer__amp": True,
-                "trainer__fsdp2_mp_policy": {"param_dtype": "float16"},
-            },
-            "float16",
-            "float16",
-        ),
-    ],
+    ("changes", "training", "validation"), mark_slow(AMP, but=AMP[:2])
 )
 def test_values_of_amp(
     run: Run, world: Path, tmp_path: Path, changes: Any, training: str, validation: str

@@ -51,6 +51,7 @@ def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
     return jax.device_get(state.model_state), jax.device_get(info)
 
 
+@pytest.mark.slow
 def test_two_micro_batches_on_a_mesh_leave_the_statistics_of_one_device() -> None:
     model_state, info = _train({"dp": 2, "domain": 3})
     expected, serial = _train({})

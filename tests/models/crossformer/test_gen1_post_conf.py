@@ -101,9 +101,8 @@ def on_mesh(folder: Any, degrees: tuple[int, int, int]) -> Any:
     return y[..., :rows, :], by_input[..., :rows, :], np.linalg.norm(flat)
 
 
-@pytest.mark.parametrize(
-    "degrees", [pytest.param((1, 1, 3), marks=pytest.mark.slow), (2, 2, 2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [(1, 1, 3), (2, 2, 2)])
 def test_equals_one_device(folder: Any, degrees: tuple[int, int, int]) -> None:
     """30 rows, even on 2 and 3 shards; budgets are global."""
     ours, one = on_mesh(folder, degrees), on_mesh(folder, (1, 1, 1))

@@ -15,7 +15,8 @@ from tests.models.mesh_parity import (
     assert_equals_one_device,
     assert_equals_one_device_in_float64,
 )
-from tests.support import mark_slow
+
+pytestmark = pytest.mark.slow
 
 BLOCKS = {
     **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
@@ -41,9 +42,7 @@ ON_MESHES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"), mark_slow(ON_MESHES, but=[("ensemble frozen", "domain3")])
-)
+@pytest.mark.parametrize(("name", "mesh"), ON_MESHES)
 def test_equals_one_device(name: str, mesh: str) -> None:
     """With FSDP on meshes with dp, and blocks recomputed in the backward pass."""
     assert_equals_one_device(BLOCKS[name], mesh, name, remat="full")
@@ -51,11 +50,7 @@ def test_equals_one_device(name: str, mesh: str) -> None:
 
 # Every array of the gradient of each model, in float64.
 @pytest.mark.parametrize(
-    "name",
-    mark_slow(
-        ["camulator two frames", "downscaling mirror", "nextgen levels"],
-        but=["nextgen levels"],
-    ),
+    "name", ["camulator two frames", "downscaling mirror", "nextgen levels"]
 )
 def test_equals_one_device_in_float64(name: str) -> None:
     assert_equals_one_device_in_float64(BLOCKS[name], name, remat="full")

@@ -16,12 +16,13 @@ from tests.models.parity import (
     assert_equals_credit_in_float64,
     assert_training_forward_equals_credit,
 )
+from tests.support import mark_slow
 
 # Each case is one program: in float64, where every array is compared, or in float32,
 # with the implementations for CPU or GPU, or the plain ones.
 
 
-@pytest.mark.parametrize("name", ["uneven", "patches"])
+@pytest.mark.parametrize("name", mark_slow(["uneven", "patches"], but=["patches"]))
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name)
 
@@ -31,6 +32,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, CASES["plain"], "plain", "xla")
 
 
+@pytest.mark.slow
 def test_kernels_of_gpus_equal_credit(credit: Any) -> None:
     """In interpret mode; windows of 4 x 4 and 2 x 2, long and short."""
     block = {**CASES["uneven"], "depth": [1, 0, 0, 0]}

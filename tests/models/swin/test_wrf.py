@@ -30,7 +30,6 @@ from tests.models.swin.cases import DSCALE, WRF
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.credit_modules import credit_attribute
-from tests.support.slow import mark_slow
 
 BLOCKS = {"wrf": WRF, "dscale": DSCALE}
 
@@ -128,10 +127,8 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     assert "film.weight" in names, "made after spectral norm"
 
 
-@pytest.mark.parametrize(
-    "degrees",
-    mark_slow([{"dp": 2, "tp": 2, "domain": 2}, {"domain": 3}], but=[{"domain": 3}]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [{"dp": 2, "tp": 2, "domain": 2}, {"domain": 3}])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equals_one_device(name: str, degrees: dict[str, int]) -> None:
     """Both fields are split by their own rows, and are added patch by patch."""
