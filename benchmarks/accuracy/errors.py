@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,8 @@ TOLERANCES: Mapping[str, float] = {
 # The error of an array of a gradient is relative to at least this fraction of the
 # largest norm, as a gradient may be zero except for rounding.
 _FLOOR = 1e-3
+# Arrays of a gradient, those with the largest errors, that a report keeps.
+_ARRAYS = 4
 
 
 class Run(Protocol):
@@ -73,9 +75,16 @@ class Errors:
         return {k: e for k, e in self.worst().items() if not e <= TOLERANCES[k]}
 
     def as_json(self) -> dict[str, Any]:
-        """All errors, and the worst of each kind; arrays to three digits."""
-        arrays = {name: float(f"{error:.2e}") for name, error in self.arrays.items()}
-        return {"worst": self.worst(), **asdict(self), "arrays": arrays}
+        """Errors to four digits, and the worst of each kind; the largest of arrays."""
+        names = sorted(self.arrays, key=lambda name: -self.arrays[name])[:_ARRAYS]
+        return {
+            "worst": {kind: _rounded(error) for kind, error in self.worst().items()},
+            "forward": _rounded(self.forward),
+            "gradient": _rounded(self.gradient),
+            "arrays": {name: _rounded(self.arrays[name]) for name in names},
+            "loss": [_rounded(error) for error in self.loss],
+            "rollout": [_rounded(error) for error in self.rollout],
+        }
 
 
 def errors_of(
@@ -102,6 +111,10 @@ def errors_of(
             relative_error(a, b) for a, b in zip(run.rollout, base.rollout, strict=True)
         ],
     )
+
+
+def _rounded(error: float) -> float:
+    return float(f"{error:.3e}")
 
 
 def _array_errors(

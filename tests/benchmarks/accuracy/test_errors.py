@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.errors import errors_of
+from benchmarks.accuracy.errors import Errors, errors_of
 from benchmarks.accuracy.mesh_run import MeshRun
 from credit_torch_bridge.compare.errors import relative_error
 
@@ -20,3 +20,14 @@ def test_errors_are_relative_and_small_arrays_are_not_measured_by_their_rounding
     assert errors.gradient == pytest.approx(1e-9)
     assert relative_error(np.array([np.nan]), np.ones(1)) == float("inf")
     assert relative_error(np.ones(2), np.ones(1)) == float("inf")
+
+
+def test_a_report_keeps_the_worst_of_many_arrays():
+    arrays = {f"a{number}": number * 1.23456e-7 for number in range(9)}
+    errors = Errors(1.23456e-7, 2e-7, arrays, [3e-7, 1.23456e-8], [])
+    record = errors.as_json()
+    assert [*record["arrays"]] == ["a8", "a7", "a6", "a5"]
+    assert record["forward"] == 1.235e-7
+    again = Errors.from_json(record)
+    assert again.as_json() == record
+    assert again.worst() == pytest.approx(errors.worst(), rel=1e-3)
