@@ -94,9 +94,8 @@ def _imports() -> Iterable[tuple[str, set[str]]]:
 
 def _file_of(module: str) -> str:
     path = Path(*module.split("."))
-    if (ROOT / path).is_dir():
-        return str(path / "__init__.py")
-    return str(path.with_suffix(".py"))
+    package = path / "__init__.py"
+    return str(package if (ROOT / package).exists() else path.with_suffix(".py"))
 
 
 def _data_files() -> dict[str, set[str]]:

@@ -25,6 +25,7 @@ MIRRORS = {
     "tools": Path("tests/tools"),
     "tests": Path("tests"),
 }
+COMMANDS = ("main", "command")
 # Test files of a file without a mirror.
 FEW = 4
 
@@ -43,7 +44,8 @@ def mirror_of(path: Path) -> Path:
         return path
     folder = MIRRORS[path.parts[0]].joinpath(*path.parts[1:-1])
     name = path.stem.strip("_")
-    return folder / f"test_{folder.name if name == 'main' else name}.py"
+    # The command line of a package has its name.
+    return folder / f"test_{folder.name if name in COMMANDS else name}.py"
 
 
 def nearest(path: Path, among: Collection[str] | None = None) -> list[str]:

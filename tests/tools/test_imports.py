@@ -22,8 +22,8 @@ from tools.imports import distances
         ("credit_jax/packages/labeled.py", "tests/packages/test_labeled.py", 1),
         # A key table, a command and a config, by their names.
         ("credit_jax/state_dict/swin.py", "tests/state_dict/test_fuxi.py", 3),
-        ("credit_torch_bridge/cli/inspect.py", "tests/test_console.py", 2),
-        ("configs/tp2_domain2.yaml", "tests/test_console.py", 1),
+        ("credit_torch_bridge/cli/inspect.py", "tests/cli/test_console.py", 2),
+        ("configs/tp2_domain2.yaml", "tests/cli/test_console.py", 1),
     ],
 )
 def test_length_of_the_way(file, test, length):
