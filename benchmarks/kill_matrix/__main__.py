@@ -5,13 +5,15 @@ processes at random moments; each time it is restarted with `--resume if-any`, o
 random number of processes and, in every other run, on a random mesh. The losses must
 equal those of the undisturbed run, all checkpoints must be undamaged, and no unfinished
 file may remain. Other faults follow, each of which must end in a resume or in one
-error. Then other commands are killed: preprocess, convert, package, and forecasts in
-both formats. The command can be stopped at any time and continues in the same folder.
+error. Then other commands are killed: preprocess, convert, package, and campaigns of
+forecasts in both formats. The command can be stopped at any time and continues in the
+same folder; `--merge` reports on several folders, such as of other seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from benchmarks.kill_matrix.faults import FAULTS, try_fault
 from benchmarks.kill_matrix.matrix import Matrix
 from benchmarks.kill_matrix.report import report
 from benchmarks.kill_matrix.small_demo import small_demo
+from benchmarks.recipe import COMMIT
 from benchmarks.report import add_out_option
 
 
@@ -36,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--command-kills", type=int, default=17, help="of each other command")
     add("--kills-per-run", type=int, default=20)
     add("--seed", type=int, default=0)
+    add("--merge", type=Path, nargs="*", default=(), help="folders to report on, too")
     add("--faults", action=argparse.BooleanOptionalAction, default=True)
     add_out_option(parser)
     args = parser.parse_args(argv)
@@ -47,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     section = small_demo(folder / "data", epochs=14)
     config.write_text(yaml.safe_dump(section, sort_keys=False))
     matrix = Matrix(str(config), folder, args.kills_per_run)
+    date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    matrix.add_start({"seed": args.seed, "date": date, "commit": COMMIT})
     matrix.train_undisturbed()
     done = {fault["name"] for fault in matrix.faults}
     for name in [n for n in FAULTS if n not in done] if args.faults else []:
@@ -54,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in COMMANDS if args.command_kills else ():
         kill_command(matrix, name, args.command_kills, args.seed)
     matrix.go_on(args.kills, args.seed)
+    for path in args.merge:
+        matrix.merge(Matrix(str(config), path.resolve()))
     print(report(matrix, args.out, section))
     print(*matrix.problems, sep="\n")
     return 1 if matrix.problems else 0

@@ -21,12 +21,14 @@ from benchmarks.kill_matrix.moments import WRITING
 from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.checkpoint.store import FOLDER
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.parallel.processes.exit_code import RESUME
 
 _SECONDS = 900.0
 _PER_SERIES = 5  # kills, after which the command may end
 # Files that tell of the call, or when it was.
 _OF_THE_CALL = ("forecast.json", "package.json", "README.md", "digests.json")
-_DATES = ("2000-01-16", "2000-01-17", "2000-01-18")
+# Campaigns of three groups, one date of each for either device.
+_DATES = tuple(f"2000-01-{day}" for day in range(12, 18))
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class Command:
         name: subcommand of `credit-jax`.
         options: options of the matrix and of the folder to write.
         is_atomic: whether the folder appears complete or not at all.
+        processes: numbers of processes that it is started with.
     """
 
     name: str
     options: Callable[[Matrix, Path], Sequence[str]]
     is_atomic: bool = True
+    processes: Sequence[int] = (1,)
 
 
 def _straight(matrix: Matrix) -> list[str]:
@@ -62,14 +66,10 @@ def _forecast(kind: str) -> Callable[[Matrix, Path], Sequence[str]]:
     def options(matrix: Matrix, out: Path) -> Sequence[str]:
         dates = [word for date in _DATES for word in ("--init-time", date)]
         config = str(matrix.folder / "straight/model.yml")
+        cache = str(matrix.folder / "cache")
         arguments = ["--config", config, *_straight(matrix), *dates, "--steps", "3"]
-        arguments += [
-            "--cache",
-            str(matrix.folder / "cache"),
-            "--format",
-            kind,
-            "--resume",
-        ]
+        arguments += ["--cache", cache, "--format", kind, "--resume"]
+        arguments += ["--parallelism", "data=ddp", "--devices", "2"]
         return [*arguments, "--out", str(out)]
 
     return options
@@ -91,8 +91,8 @@ COMMANDS = {
     "package": Command(
         "package", lambda matrix, out: [*_straight(matrix), "--out", str(out)]
     ),
-    "forecasts in NetCDF": Command("forecast", _forecast("netcdf"), is_atomic=False),
-    "forecasts in Zarr": Command("forecast", _forecast("zarr"), is_atomic=False),
+    "campaign in NetCDF": Command("forecast", _forecast("netcdf"), False, (1, 2)),
+    "campaign in Zarr": Command("forecast", _forecast("zarr"), False, (1, 2)),
 }
 
 
@@ -118,9 +118,9 @@ def kill_command(matrix: Matrix, name: str, num_kills: int, seed: int) -> None:
         shutil.rmtree(out, ignore_errors=True)
         kills, problems = 0, list[str]()
         for _ in range(min(_PER_SERIES, left)):
-            ended = _kill(matrix, name, out, chosen, count, seconds)
-            if ended is not None:
-                problems += [f"ended with {ended} before the kill"] if ended else []
+            is_killed, lines = _kill(matrix, name, out, chosen, count, seconds)
+            problems += lines
+            if not is_killed:
                 break
             kills += 1
             if COMMANDS[name].is_atomic and out.exists():
@@ -159,14 +159,21 @@ def _undisturbed(matrix: Matrix, name: str, out: Path) -> tuple[int, float]:
     return int(count), float(seconds)
 
 
-def _start(matrix: Matrix, name: str, out: Path, number: int | None = None) -> Started:
+def _start(
+    matrix: Matrix,
+    name: str,
+    out: Path,
+    number: int | None = None,
+    processes: int = 1,
+    at: int = 0,
+) -> Started:
     command = COMMANDS[name]
     below = str(out.parent / out.name)
     hidden = str(out.parent / f".{out.name}")
-    trigger = Trigger(WRITING, number or 0, stop=True, below=(below, hidden))
+    trigger = Trigger(WRITING, number or 0, True, at, (below, hidden))
     return start(
         command.options(matrix, out),
-        1,
+        processes,
         out.with_suffix(".log"),
         command=command.name,
         trigger=None if number is None else trigger,
@@ -180,28 +187,44 @@ def _kill(
     chosen: random.Random,
     count: int,
     seconds: float,
-) -> int | None:
-    """Starts and kills a command; returns its exit code if it ended before."""
+) -> tuple[bool, list[str]]:
+    """Starts and kills a command.
+
+    Returns:
+        Whether it was killed before it ended, and problems.
+    """
+    processes = chosen.choice(COMMANDS[name].processes)
+    at = chosen.randrange(processes)
     at_a_file = chosen.random() < 0.7
-    number = chosen.randint(1, max(1, count)) if at_a_file else None
-    started = _start(matrix, name, out, number)
+    # Each process writes its part of the files.
+    number = chosen.randint(1, max(1, count // processes)) if at_a_file else None
+    started = _start(matrix, name, out, number, processes, at)
+    numbers = range(processes)
     try:
         if at_a_file:
             deadline = time.monotonic() + _SECONDS
             while not started.told.poll(0.05) and not started.is_over:
                 if time.monotonic() > deadline:
-                    return -1
-            started.wait_until_stopped(0, 60.0)
+                    return False, ["no file was written, and it did not end"]
+            started.wait_until_stopped(at, 60.0)
             if chosen.random() < 0.3:  # it may go on, and be stopped again
-                started.signal(0, signal.SIGCONT)
+                started.signal(at, signal.SIGCONT)
                 time.sleep(chosen.uniform(0, 0.2))
         else:
             time.sleep(chosen.uniform(0.2, 1.0) * seconds)
-        if (code := started.code(0, 0)) is not None:
-            return code
-        started.signal(0, signal.SIGKILL)
-        started.code(0, 60.0)
-        return None
+        codes = [started.code(n, 0) for n in numbers]
+        if started.is_over:
+            wrong = [f"ended with {codes} before the kill"] if any(codes) else []
+            return False, wrong
+        killed = [*numbers] if chosen.random() < 0.4 else [chosen.choice(numbers)]
+        for n in killed:
+            started.signal(n, signal.SIGKILL)
+        started.signal(at, signal.SIGCONT)
+        for n in numbers:
+            started.code(n, 90.0)
+        # One that has not met the killed process fails after --connect-timeout.
+        good = (0, RESUME) if at_a_file else (0, RESUME, 2)
+        return True, started.problems_of_others(killed, good)
     finally:
         started.end()
 

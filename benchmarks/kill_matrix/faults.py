@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.kill_matrix.compare import broken_files, left_files, losses
 from benchmarks.kill_matrix.matrix import FIRST, Matrix
-from benchmarks.kill_matrix.moments import TRAINING
+from benchmarks.kill_matrix.moments import TRAINING, WITHIN_SAVE
 from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.checkpoint.store import FOLDER
 from credit_jax.parallel.processes.exit_code import RESUME
@@ -227,19 +227,35 @@ def _signals(*sent: signal.Signals, to: int, target_code: int, others: int) -> R
     return run
 
 
-def _silent(trial: Trial) -> None:
-    """A stopped process, as if its host were lost."""
-    beat = ("--heartbeat-timeout", f"{_SILENCE:g}")
-    started = trial.start(*beat, trigger=Trigger(TRAINING, 3))
-    started.told.poll(_SECONDS)
-    started.signal(1, signal.SIGSTOP)
-    began = time.monotonic()
-    codes = [started.code(number, _SECONDS) for number in (0, 2, 3)]
-    trial.seconds = time.monotonic() - began
-    started.end()
-    trial.codes = codes
-    trial.expect(RESUME)
-    trial.check_text(trial.printed(), r"error: process 1 is gone \(it was silent.*?\)")
+def _silent(moment: str, event: int) -> Run:
+    """Process 1 of four stops, as if its host were lost, and goes on too late.
+
+    The others end, and the run is resumed; then process 1 continues in the middle of
+    what it did, and must end without an effect on the resumed run.
+    """
+
+    def run(trial: Trial) -> None:
+        beat = ("--heartbeat-timeout", f"{_SILENCE:g}")
+        started = trial.start(*beat, trigger=Trigger(moment, event, True, 1))
+        started.told.poll(_SECONDS)
+        started.wait_until_stopped(1, _SECONDS)
+        began = time.monotonic()
+        trial.codes = [started.code(number, _SECONDS) for number in (0, 2, 3)]
+        trial.seconds = time.monotonic() - began
+        trial.expect(RESUME)
+        trial.check_text(
+            trial.printed(), r"error: process 1 is gone \(it was silent.*?\)"
+        )
+        resumed = trial.start(count=2, log="again", trigger=Trigger(TRAINING, 1))
+        resumed.told.poll(_SECONDS)
+        started.signal(1, signal.SIGCONT)
+        if (code := started.code(1, _SECONDS)) != RESUME:
+            trial.problems.append(f"process 1 ended with {code} when it went on")
+        started.end()
+        if any(codes := trial.end(resumed)):
+            trial.problems.append(f"the resumed run ended with {codes}")
+
+    return run
 
 
 FAULTS: dict[str, tuple[int, Run]] = {
@@ -288,7 +304,8 @@ FAULTS: dict[str, tuple[int, Run]] = {
             others=RESUME,
         ),
     ),
-    "lost process": (4, _silent),
+    "lost process": (4, _silent(TRAINING, 3)),
+    "process lost within a save": (4, _silent(WITHIN_SAVE, 8)),
 }
 
 

@@ -139,6 +139,7 @@ class Matrix:
         runs: results of the runs that have ended.
         faults: results of the other faults (`faults.try_fault`).
         commands: kills of other commands (`commands.kill_command`).
+        starts: seed, date and commit of each start of the matrix.
     """
 
     config: str
@@ -149,10 +150,12 @@ class Matrix:
     runs: list[dict[str, Any]] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
     commands: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[dict[str, Any]] = field(default_factory=list)
     _is_straight_done: bool = False
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folders = [self.folder]
         path = self.folder / _STATE
         for line in path.read_text().splitlines() if path.exists() else ():
             match json.loads(line):
@@ -164,6 +167,8 @@ class Matrix:
                     self.faults.append(fault)
                 case {"command": command}:
                     self.commands.append(command)
+                case {"start": begun}:
+                    self.starts.append(begun)
                 case {"straight": _}:
                     self._is_straight_done = True
 
@@ -216,6 +221,20 @@ class Matrix:
         self.commands.append(command)
         self._note({"command": command})
 
+    def add_start(self, begun: dict[str, Any]) -> None:
+        """Records a start of the matrix."""
+        self.starts.append(begun)
+        self._note({"start": begun})
+
+    def merge(self, other: Matrix) -> None:
+        """Adds the results of another folder, for the report."""
+        self.folders.append(other.folder)
+        self.kills += other.kills
+        self.runs += other.runs
+        self.faults += other.faults
+        self.commands += other.commands
+        self.starts += other.starts
+
     def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
         """Kills a run repeatedly, finishes it, compares it with the undisturbed one."""
         same = run % 2 == 0
@@ -262,8 +281,11 @@ class Matrix:
     ) -> Kill | None:
         """Starts and kills a run; returns None if it ended before the kill."""
         mesh = FIRST if same else chosen.choice(self.meshes)
-        count = chosen.choice(MESHES[mesh].processes)
         moment = chosen.choice(_MOMENTS)
+        counts = MESHES[mesh].processes
+        if moment == WITHIN_SAVE:
+            counts = [count for count in counts if count > 1]
+        count = chosen.choice(counts)
         event = chosen.randint(1, NUM_EVENTS.get(moment, 1))
         # Stopping keeps files half written or half removed until the kill.
         stop = moment in (SAVING, WITHIN_SAVE, DELETING, LOGGING)
@@ -311,12 +333,10 @@ class Matrix:
         began = time.monotonic()
         codes = [started.code(n, _END_SECONDS + _CONNECT_SECONDS) for n in numbers]
         seconds = time.monotonic() - began
-        started.end()
         # A process that has not met the others yet fails after --connect-timeout.
         good = (0, RESUME, *([2] if moment == STARTING else []))
-        for number in set(numbers) - set(killed):
-            if codes[number] not in good:
-                problems.append(f"process {number} ended with {codes[number]}")
+        problems += started.problems_of_others(killed, good)
+        started.end()
         problems += broken_files(self.folder / f"run{run}")
         event = 0 if moment == STARTING else event
         codes = [-1 if code is None else code for code in codes]

@@ -37,7 +37,8 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "end with the losses, the log and the weights of the undisturbed run bitwise, "
         f"one on several meshes with its losses to {TOLERANCE:g}; after every kill all "
         "checkpoints must be whole; processes that were not killed must end by "
-        f"themselves with code 75.\n\nThe undisturbed run is on {FIRST}, one process."
+        "themselves with code 75, and name the killed one.\n\n"
+        f"The undisturbed run is on {FIRST}, one process."
     )
     data = {
         "recipe": recipe(config),
@@ -46,9 +47,13 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "runs": matrix.runs,
         "faults": matrix.faults,
         "commands": matrix.commands,
+        "starts": matrix.starts,
     }
     # No path of the machine.
-    data = json.loads(json.dumps(data).replace(str(matrix.folder), "FOLDER"))
+    text = json.dumps(data)
+    for place in matrix.folders:
+        text = text.replace(str(place), "FOLDER")
+    data = json.loads(text)
     problems = data["problems"]
     sections = [
         head,
@@ -61,16 +66,24 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         _runs(matrix.runs),
         "## Other commands",
         "Each is killed at one of its operations on files, or at any time, and started "
-        "again up to five times; what it has written at the end is compared with an "
-        "undisturbed start bitwise, and after every kill what appears as a whole must "
-        "be whole.",
+        "again up to five times, campaigns on one or two processes; what it has "
+        "written at the end is compared with an undisturbed start bitwise, and after "
+        "every kill what appears as a whole must be whole.",
         _commands(data["commands"]),
         "## Other faults",
         _faults(data["faults"]),
         "## Problems",
         "\n".join(f"- {line}" for line in problems) or "None.",
+        "## Starts of the matrix",
+        _starts(matrix.starts),
     ]
     return write_report("kill_matrix", sections, data, folder)
+
+
+def _starts(starts: Sequence[Mapping[str, Any]]) -> Table:
+    header = ["seed", "date", "commit"]
+    rows = [[str(begun[key]) for key in header] for begun in starts]
+    return Table("Starts", header, rows)
 
 
 def _counts(name: str, kills: Sequence[Kill], key: Callable[[Kill], str]) -> Table:

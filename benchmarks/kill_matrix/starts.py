@@ -13,21 +13,26 @@ import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import re
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from credit_jax.parallel.processes.exit_code import RESUME
+
 _ROOT = Path(__file__).parents[2]
 _IMPORTS = ("benchmarks.kill_matrix.child", "h5netcdf", "zarr", "tensorboardX")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+# Commands that several processes run together.
+_JOINED = ("train", "forecast")
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,12 @@ class Started:
     Attributes:
         processes: processes by their number.
         told: receives the message of the trigger.
+        logs: files that the processes append to, and their sizes before this start.
     """
 
     processes: list[BaseProcess]
     told: Connection
+    logs: Mapping[Path, int]
 
     @property
     def is_over(self) -> bool:
@@ -89,6 +96,33 @@ class Started:
         self.processes[number].join(seconds)
         return self.processes[number].exitcode
 
+    def printed(self, number: int) -> str:
+        """What a process has printed."""
+        path, before = list(self.logs.items())[number]
+        content = path.read_bytes() if path.exists() else b""
+        return content[before:].decode(errors="replace")
+
+    def problems_of_others(
+        self, killed: Sequence[int], good: Sequence[int]
+    ) -> list[str]:
+        """Checks how the processes ended that were not killed, one line for each fault.
+
+        A process that ended because of a kill has to print which one is gone.
+
+        Args:
+            killed: numbers of the killed processes.
+            good: exit codes that are right.
+        """
+        lines = []
+        for number in sorted({*range(len(self.processes))} - {*killed}):
+            code = self.code(number, 0)
+            if code not in good:
+                lines.append(f"process {number} ended with {code}")
+            named = re.findall(r"error: process (\d+) is gone", self.printed(number))
+            if code == RESUME and [int(n) for n in named] not in [[k] for k in killed]:
+                lines.append(f"process {number} says {named} of {[*killed]} is gone")
+        return lines
+
     def end(self) -> None:
         """Kills the processes that have not ended."""
         for process in self.processes:
@@ -109,7 +143,7 @@ def start(
 
     Args:
         options: options of the command.
-        count: number of processes, 1 of all commands but `train`.
+        count: number of processes, 1 of commands that run in one.
         log: the output of process N is appended to this path with the suffix `.N`.
         command: subcommand of `credit-jax`.
         trigger: trigger of one of the processes.
@@ -119,10 +153,12 @@ def start(
     context = _context()
     told, telling = context.Pipe(duplex=False)
     coordinator = f"127.0.0.1:{_free_port()}"
+    logs = [Path(f"{log}.{number}") for number in range(count)]
+    sizes = {path: path.stat().st_size if path.exists() else 0 for path in logs}
     processes = []
     for number in range(count):
         arguments = [command, *options]
-        if command == "train":
+        if command in _JOINED:
             # Also for a single process, so that its sums are those of several.
             arguments += ["--coordinator", coordinator, "--processes", str(count)]
             arguments += ["--process", str(number)]
@@ -131,7 +167,7 @@ def start(
             target=_run,
             args=(
                 arguments,
-                f"{log}.{number}",
+                str(logs[number]),
                 telling if tells else None,
                 trigger if tells else None,
                 fault if number == 0 else None,
@@ -141,7 +177,7 @@ def start(
         process.start()
         processes.append(process)
     telling.close()
-    return Started(processes, told)
+    return Started(processes, told, sizes)
 
 
 def _context() -> multiprocessing.context.ForkServerContext:

@@ -19,6 +19,8 @@ import h5py
 import numpy as np
 from h5py import h5o  # pyright: ignore
 
+from credit_jax.io.expansion import check_pipeline
+
 # A chunk, and the values of a coordinate, are in memory as a whole. Blosc has no larger
 # chunks; a coordinate of hourly times for 4,000 years is of this size.
 MAX_CHUNK_BYTES, MAX_COORDINATE_BYTES = 2**31, 2**28
@@ -73,14 +75,22 @@ def check_zarr_metadata(path: Path) -> None:
     _check_arrays(path, read_metadata(path))
 
 
-def check_zarr_bytes(key: str, content: bytes) -> None:
-    """Checks the metadata of Zarr that a store has under a key; see `check_file`."""
-    _check_arrays(PurePosixPath(key), _parsed(key, content))
+def check_zarr_bytes(key: str, content: bytes) -> dict[str, Any]:
+    """Checks the metadata of Zarr that a store has under a key; see `check_file`.
+
+    Returns:
+        Path of an array in the store -> its metadata.
+    """
+    return _check_arrays(PurePosixPath(key), _parsed(key, content))
 
 
-def _check_arrays(path: PurePath, content: Mapping[str, Any]) -> None:
+def _check_arrays(path: PurePath, content: Mapping[str, Any]) -> dict[str, Any]:
+    arrays = {}
     for name, node in _arrays(path, content):
-        _check_array(f"{path}: {name}", node)
+        where = name.removeprefix(str(path.parent)).strip("/") or path.parent.name
+        _check_array(f"{path}: {where}", node)
+        arrays[name] = node
+    return arrays
 
 
 def read_metadata(path: Path) -> Mapping[str, Any]:
@@ -115,9 +125,10 @@ def _parsed(path: Any, text: bytes) -> Mapping[str, Any]:
 
 
 def _arrays(path: PurePath, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and metadata of the arrays that a metadata file describes."""
+    """Paths and metadata of the arrays that a metadata file describes."""
+    folder = path.parent
     if path.name == ".zarray" or content.get("node_type") == "array":
-        yield path.parent.name, content
+        yield str(folder), content
     consolidated = content
     if path.name == "zarr.json":
         consolidated = content.get("consolidated_metadata") or {}
@@ -125,9 +136,10 @@ def _arrays(path: PurePath, content: Mapping[str, Any]) -> Iterator[tuple[str, A
     for key, node in nodes.items() if isinstance(nodes, dict) else ():
         if key.startswith("/") or ".." in key.split("/"):
             raise ValueError(f"{path}: {key!r} leads out of the store; do not use it")
-        is_array = isinstance(node, dict) and node.get("node_type") == "array"
-        if key.split("/")[-1] == ".zarray" or is_array:
-            yield key.removesuffix("/.zarray"), node
+        if key.split("/")[-1] == ".zarray":
+            yield str(folder / PurePosixPath(key).parent), node
+        elif isinstance(node, dict) and node.get("node_type") == "array":
+            yield str(folder / key), node
 
 
 def _check_array(where: str, node: Any) -> None:
@@ -139,12 +151,17 @@ def _check_array(where: str, node: Any) -> None:
             f"{where} has storage_transformers, which may lead anywhere; write it "
             "without them"
         )
-    for codec in _codecs(where, node):
-        if codec.removeprefix("numcodecs.") not in _CODECS:
-            raise ValueError(
-                f"{where} has the codec {codec!r}, which is not known to be free of "
-                f"code; there are: {', '.join(_CODECS)}"
-            )
+    pipelines = codecs_of(where, node)
+    if sum("sharding_indexed" in pipeline for pipeline in pipelines) > 1:
+        raise ValueError(f"{where} has shards within shards; write it with one of them")
+    for pipeline in pipelines:
+        for codec in pipeline:
+            if codec.removeprefix("numcodecs.") not in _CODECS:
+                raise ValueError(
+                    f"{where} has the codec {codec!r}, which is not known to be free "
+                    f"of code; there are: {', '.join(_CODECS)}"
+                )
+        check_pipeline(where, [name.removeprefix("numcodecs.") for name in pipeline])
     chunks = _chunks(where, node, shape)
     size = math.prod(chunks) * _item_bytes(where, node)
     if size > MAX_CHUNK_BYTES:
@@ -212,26 +229,40 @@ def _item_bytes(where: str, node: Mapping[str, Any]) -> int:
         ) from None
 
 
-def _codecs(where: str, node: Mapping[str, Any]) -> Iterator[str]:
-    """Names of all codecs of an array, those within others too."""
-    pending = [node.get("compressor"), *_listed(where, node.get("filters"))]
-    pending += _listed(where, node.get("codecs"))
-    while pending:
-        codec = pending.pop()
-        if codec is None:
-            continue
-        name = codec
-        if isinstance(codec, dict):
-            name = codec.get("id", codec.get("name"))
-            configuration = codec.get("configuration")
-            for key in ("codecs", "index_codecs"):
-                inner = (
-                    configuration.get(key) if isinstance(configuration, dict) else None
+def codecs_of(where: str, node: Mapping[str, Any]) -> list[list[str]]:
+    """Names of the codecs of an array, and those within others, in order of encoding.
+
+    Args:
+        where: the array, for errors.
+        node: metadata of the array.
+
+    Returns:
+        Names of the codecs of the array, and a list for each one within a codec.
+
+    Raises:
+        ValueError: a codec has no name.
+    """
+    last = [node.get("compressor"), *_listed(where, node.get("codecs"))]
+    lists, names = [[*_listed(where, node.get("filters")), *last]], []
+    while lists:
+        pipeline = []
+        for codec in lists.pop(0):
+            if codec is None:
+                continue
+            name = codec
+            if isinstance(codec, dict):
+                name = codec.get("id", codec.get("name"))
+                settings = codec.get("configuration")
+                for key in ("codecs", "index_codecs"):
+                    inner = settings.get(key) if isinstance(settings, dict) else None
+                    lists.append(_listed(where, inner))
+            if not isinstance(name, str):
+                raise ValueError(
+                    f"{where} has a codec without a name, {str(codec)[:80]}"
                 )
-                pending += _listed(where, inner)
-        if not isinstance(name, str):
-            raise ValueError(f"{where} has a codec without a name, {str(codec)[:80]}")
-        yield name
+            pipeline.append(name)
+        names.append(pipeline)
+    return names
 
 
 def _listed(where: str, codecs: Any) -> list[Any]:

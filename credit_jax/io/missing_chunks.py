@@ -1,4 +1,4 @@
-"""Zarr stores in which a chunk that is not there is an error, where it has no value.
+"""Zarr stores whose chunks are complete, and no larger than any data.
 
 The plain reading of the specifications: a chunk without a file has the fill value of
 its array. Zarr v3 arrays always have one, and their writers leave out chunks that hold
@@ -9,13 +9,17 @@ lost, and readers of Zarr return zeros or whatever is in memory.
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from zarr.storage import WrapperStore
 
-from credit_jax.io.metadata import METADATA_FILES, check_zarr_bytes
+from credit_jax.io.expansion import UNBOUNDED, check_expansion, inner_chunks
+from credit_jax.io.metadata import METADATA_FILES, check_zarr_bytes, codecs_of
 
 # Key of a chunk in its array, as "1.0.0" or "1/0/0", both within one folder or below.
 _CHUNK = re.compile(r"(?P<array>.*?)/?(?P<chunk>\d+(?:[./]\d+)*)")
@@ -23,18 +27,33 @@ _METADATA = ".zarray"
 
 
 class CompleteStore(WrapperStore):
-    """A store that raises an error for a chunk of a v2 array that has no fill value."""
+    """A store that raises an error for chunks without a value, or of too many bytes.
+
+    Args:
+        store: store to read from.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        # Arrays whose metadata were read, by path, with a compressor that needs care.
+        self._unbounded: dict[str, Content] = {}
 
     async def get(self, key: str, *args: Any, **options: Any) -> Any:
         """See `zarr.abc.store.Store.get`.
 
         Raises:
-            ValueError: it is a chunk that is not there and has no fill value, or
-                metadata that ask for too much, see `metadata.check_file`.
+            ValueError: it is a chunk of a v2 array that is not there and has no fill
+                value, a chunk that would expand to more than any data has, or metadata
+                that ask for too much, see `metadata.check_file`.
         """
         value = await super().get(key, *args, **options)
         if value is not None and posixpath.basename(key) in METADATA_FILES:
-            check_zarr_bytes(key, value.to_bytes())
+            arrays = check_zarr_bytes(key, value.to_bytes())
+            contents = {name: Content.of(name, node) for name, node in arrays.items()}
+            self._unbounded |= {k: v for k, v in contents.items() if v is not None}
+        elif value is not None and (content := self._content(key)) is not None:
+            byte_range = args[1] if len(args) > 1 else options.get("byte_range")
+            content.check(key, value.to_bytes(), is_part=byte_range is not None)
         if value is None and (match := _CHUNK.fullmatch(key)):
             prototype = args[0] if args else options.get("prototype")
             array = match["array"]
@@ -43,6 +62,18 @@ class CompleteStore(WrapperStore):
             if await self._is_lossy(array, prototype):
                 raise ValueError(missing_chunk(key))
         return value
+
+    def _content(self, key: str) -> Content | None:
+        """The content of the array that a key is a chunk of, if it has to be checked.
+
+        "T/c/0/0", "T/0.0" and "T/0/0" are chunks of "T", "0.0" one of the root.
+        """
+        folder = key
+        while self._unbounded and folder:
+            folder = posixpath.dirname(folder)
+            if (content := self._unbounded.get(folder or ".")) is not None:
+                return content
+        return None
 
     async def _is_array(self, array: str, prototype: Any) -> bool:
         return await self._metadata(array, prototype) is not None
@@ -55,6 +86,61 @@ class CompleteStore(WrapperStore):
         key = f"{array}/{_METADATA}" if array else _METADATA
         metadata = await super().get(key, prototype)
         return None if metadata is None else metadata.to_bytes()
+
+
+@dataclass(frozen=True)
+class Content:
+    """Compressed content of the chunks of an array.
+
+    Attributes:
+        codec: name of the compressor.
+        shard: configuration of the codec of shards, whose chunks have the compressor;
+            None without shards.
+        chunks_per_shard: number of chunks.
+    """
+
+    codec: str
+    shard: Mapping[str, Any] | None = None
+    chunks_per_shard: int = 1
+
+    @classmethod
+    def of(cls, name: str, node: Mapping[str, Any]) -> Content | None:
+        """The content of an array by its checked metadata; None if it is bounded."""
+        lists = codecs_of(name, node)
+        names = [name.removeprefix("numcodecs.") for codecs in lists for name in codecs]
+        unbounded = [name for name in names if name in UNBOUNDED]
+        if not unbounded:
+            return None
+        shards = [
+            codec["configuration"]
+            for codec in node.get("codecs") or ()
+            if isinstance(codec, dict) and codec.get("name") == "sharding_indexed"
+        ]
+        if not shards:
+            return cls(unbounded[0])
+        whole = node["chunk_grid"]["configuration"]["chunk_shape"]
+        inner = shards[0]["chunk_shape"]
+        return cls(unbounded[0], shards[0], math.prod(whole) // math.prod(inner))
+
+    def check(self, key: str, content: bytes, *, is_part: bool) -> None:
+        """Checks the bytes of a chunk; see `expansion.check_expansion`.
+
+        Args:
+            key: key of the chunk in its store.
+            content: bytes of the chunk.
+            is_part: whether the bytes are a part of the file, such as a chunk of a shard.
+        """
+        chunks = [content]
+        if self.shard is not None and not is_part:
+            names = [codec.get("name") for codec in self.shard.get("index_codecs", ())]
+            chunks = inner_chunks(
+                content,
+                self.chunks_per_shard,
+                at_end=self.shard.get("index_location", "end") == "end",
+                checksum="crc32c" in names,
+            )
+        for chunk in chunks:
+            check_expansion(f"the chunk {key}", self.codec, chunk)
 
 
 def has_no_fill_value(metadata: bytes | str) -> bool:

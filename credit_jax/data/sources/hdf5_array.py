@@ -16,7 +16,7 @@ from xarray.backends.locks import HDF5_LOCK
 
 from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
-from credit_jax.io.unwritten import Written
+from credit_jax.io.unwritten import Chunks
 
 
 class Hdf5Array:
@@ -31,7 +31,7 @@ class Hdf5Array:
     def __init__(self, file: CachingFileManager, name: str) -> None:
         self._file = file
         self._name = name
-        self._written: Written | None = None
+        self._chunks: Chunks | None = None
 
     def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
         """Reads values by outer indexing: a slice or a list of indices for each dim.
@@ -43,15 +43,20 @@ class Hdf5Array:
         # Any read through xarray may close a file; xarray takes this lock, too.
         with HDF5_LOCK:
             dataset = self._file.acquire(needs_lock=False)[self._name]
-            if self._written is None:
-                self._written = Written(dataset)
-            self._written.check(index)
+            if self._chunks is None:
+                self._chunks = Chunks(dataset)
+            self._chunks.check(dataset, index)
             return _read(dataset, index)
 
 
 def _read(dataset: h5py.Dataset, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
     sizes = zip(dataset.shape, index, strict=True)
-    positions = [np.arange(size)[indices] for size, indices in sizes]
+    positions = [
+        np.arange(*indices.indices(size))
+        if isinstance(indices, slice)
+        else np.arange(size)[indices]
+        for size, indices in sizes
+    ]
     stored = _readable([np.unique(indices) for indices in positions])
     shape = tuple(map(len, stored))
     out = BUFFERS.empty(shape, dataset.dtype)
