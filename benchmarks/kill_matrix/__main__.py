@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--folder", type=Path, default=Path("build/kill_matrix"))
     add("--kills", type=int, default=200, help="of all starts of this folder")
     add("--command-kills", type=int, default=17, help="of each other command")
+    add("--commands", nargs="*", default=[*COMMANDS], metavar="NAME", help="of them")
     add("--kills-per-run", type=int, default=20)
     add("--seed", type=int, default=0)
     add("--merge", type=Path, nargs="*", default=(), help="folders to report on, too")
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     done = {fault["name"] for fault in matrix.faults}
     for name in [n for n in FAULTS if n not in done] if args.faults else []:
         try_fault(matrix, name)
-    for name in COMMANDS if args.command_kills else ():
+    for name in args.commands if args.command_kills else ():
         kill_command(matrix, name, args.command_kills, args.seed)
     matrix.go_on(args.kills, args.seed)
     for path in args.merge:

@@ -39,7 +39,7 @@ def check_expansion(
     Args:
         where: the chunk, for the error.
         codec: name of the codec, without the prefix "numcodecs.".
-        content: of the chunk; what is damaged is left to the codec.
+        content: bytes of the chunk; what is damaged is left to the codec.
         most: bytes that it may expand to; None is MAX_EXPANDED_BYTES.
 
     Raises:
@@ -155,7 +155,7 @@ def inner_chunks(
     """Yields the chunks of a shard by its index.
 
     Args:
-        content: of the shard.
+        content: bytes of the shard.
         count: number of chunks.
         at_end: whether the index is behind the chunks.
         checksum: whether the index ends with a checksum.

@@ -128,7 +128,7 @@ class Content:
         Args:
             key: key of the chunk in its store.
             content: bytes of the chunk.
-            is_part: whether the bytes are a part of the file, such as a chunk of a shard.
+            is_part: whether the bytes are a part of the file, as a chunk of a shard is.
         """
         chunks = [content]
         if self.shard is not None and not is_part:

@@ -183,9 +183,9 @@ class WrittenStore(H5NetCDFStore):
 
     def open_store_variable(self, name: str, var: Any) -> xr.Variable:
         """See `xarray.backends.H5NetCDFStore`."""
-        found = super().open_store_variable(name, var)
+        variable = super().open_store_variable(name, var)
         # Before xarray decodes it, which may read it.
-        check_variables(str(self._filename), {name: found})
+        check_variables(str(self._filename), {name: variable})
         data = LazilyIndexedArray(_WrittenArray(name, self))
         return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 

@@ -114,7 +114,10 @@ COMMANDS = {
         *("--variable", "T", "--level", "1", "--out", f"{w}/map.png"),
         *("--init-time", "2000-01-01"),
     ],
-    "init": lambda w: ["--data", f"{w}/w_2000.nc", "--out", f"{w}/new.yml"],
+    "init": lambda w: [
+        *("--data", f"{w}/w_2000.nc", "--out", f"{w}/new.yml", "--forcing", "tsi"),
+        *("--prognostic", "T", "U", "SP", "--diagnostic", "TP"),
+    ],
 }
 
 
