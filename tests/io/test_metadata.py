@@ -170,11 +170,14 @@ def test_stores_of_usual_codecs_are_read(version, tmp_path):
     assert found.sel(level=200)["T"].values.tolist() == [1, 4]
 
 
-def test_long_coordinates(tmp_path):
+@pytest.mark.parametrize("units", ["hPa", "days since 2000-01-01"])
+def test_long_coordinates(tmp_path, units):
+    """Also a time axis, which xarray reads to decode it."""
     path = tmp_path / "long.nc"
     with h5py.File(path, "w") as file:
         file.create_dataset("level", (10**9,), "f8", chunks=(1000,))
         file["level"].make_scale("level")
+        file["level"].attrs["units"] = units
         file.create_dataset("T", (10**9,), "f4", chunks=(1000,))
         file["T"].dims[0].attach_scale(file["level"])
     with pytest.raises(ValueError, match="'level' has 1000000000 values"):
