@@ -69,7 +69,7 @@ TOLERANCE = 1e-5
 LEADS = (1, 5, 10, 20, 40)
 # (steps, members) of forecasts whose memory is measured.
 LENGTHS = ((10, 1), (40, 1), (40, 8))
-Fields = dict[str, np.ndarray]
+ArraysByName = dict[str, np.ndarray]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,7 +166,7 @@ def _file_name(run: str) -> str:
     return re.sub(r"\W+", "_", run)
 
 
-def _credit(config: Path, name: str, threads: int, *arithmetic: str) -> Fields:
+def _credit(config: Path, name: str, threads: int, *arithmetic: str) -> ArraysByName:
     raw = yaml.safe_load(config.read_text())
     raw["inference"]["save_forecast"] = f"./{name}"
     path = config.with_name(f"{name}.yml")
@@ -194,13 +194,13 @@ def _forecast(config: Path, out: Path, *options: str) -> tuple[str, int]:
     return printed, usage.ru_maxrss * 1024
 
 
-def _read(folder: Path) -> Fields:
+def _read(folder: Path) -> ArraysByName:
     (path,) = folder.rglob("full.nc")
     with xr.open_dataset(path) as dataset:
         return {name: dataset[name].to_numpy() for name in VARIABLES}
 
 
-def _distances(fields: Fields, base: Fields) -> list[float]:
+def _distances(fields: ArraysByName, base: ArraysByName) -> list[float]:
     """The largest relative distance of a variable, for every step.
 
     It is relative to the variable's deviations from its global mean, as a mean of 280 K

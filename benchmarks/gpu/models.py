@@ -41,7 +41,7 @@ FAMILIES = (
     *SEVERAL,
 )
 KERNELS, PLAIN = "kernels", "plain"
-Values = dict[str, np.ndarray]
+ArraysByName = dict[str, np.ndarray]
 
 
 def items(setting: Setting) -> list[str]:
@@ -59,7 +59,7 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
     return {"family": family, "way": way, "right": right, **errors}
 
 
-def write_values(path: Path, families: Mapping[str, Values]) -> None:
+def write_values(path: Path, families: Mapping[str, ArraysByName]) -> None:
     """Writes the values of families as one vector each, with names and sizes.
 
     Args:
@@ -67,7 +67,7 @@ def write_values(path: Path, families: Mapping[str, Values]) -> None:
         families: values by family; names as `distances` takes them, each array of one
             dim or none.
     """
-    arrays: Values = {}
+    arrays: ArraysByName = {}
     for family, values in families.items():
         arrays[f"{family} names"] = np.array("\n".join(values))
         arrays[f"{family} sizes"] = np.array([np.size(a) for a in values.values()])
@@ -76,7 +76,7 @@ def write_values(path: Path, families: Mapping[str, Values]) -> None:
     np.savez_compressed(path, **arrays)
 
 
-def read_values(path: Path, family: str) -> Values:
+def read_values(path: Path, family: str) -> ArraysByName:
     """Returns the values of a family from the file of `write_values`."""
     with np.load(path) as file:
         names, sizes, values = (
@@ -86,7 +86,7 @@ def read_values(path: Path, family: str) -> Values:
     return dict(zip(str(names).split("\n"), parts, strict=True))
 
 
-def distances(family: str, values: Values, *, plain: bool) -> dict[str, float]:
+def distances(family: str, values: ArraysByName, *, plain: bool) -> dict[str, float]:
     """Returns the distances of prediction and gradient from the values of CREDIT.
 
     Args:
@@ -118,7 +118,9 @@ def distances(family: str, values: Values, *, plain: bool) -> dict[str, float]:
     }
 
 
-def sketches(prediction: np.ndarray, gradients: Mapping[str, np.ndarray]) -> Values:
+def sketches(
+    prediction: np.ndarray, gradients: Mapping[str, np.ndarray]
+) -> ArraysByName:
     """Returns sketches of a prediction by channel and of gradients by parameter."""
     channels = {
         f"forward {c}": prediction[:, c] for c in range(prediction.shape[1])

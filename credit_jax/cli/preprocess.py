@@ -91,8 +91,8 @@ def preprocess(
         num_threads = config.trainer.thread_workers
     plan = plan_fits(config.preblocks, overwrite=overwrite)
     samples = open_samples(config, in_order=plan.in_order)
-    layout = samples.dataset.schema.as_read()
-    plan = plan.with_units(samples.dataset.units()).with_levels(layout)
+    schema = samples.dataset.schema.as_read()
+    plan = plan.with_units(samples.dataset.units()).with_levels(schema)
     with Display(console) as display:
         for path in plan.existing:
             display.message(f"note: {path} is there and kept")
@@ -101,7 +101,7 @@ def preprocess(
                 f"note: {path} is there without the other file of the pair: both are "
                 "fitted anew, and it is moved to a name with the time"
             )
-        for line in (*plan.notes(layout), *_notes_of_channels(plan.fits)):
+        for line in (*plan.notes(schema), *_notes_of_channels(plan.fits)):
             display.message(f"note: {line}")
         collected = fit_samples(plan, samples, display, num_threads=num_threads)
         moved = write_fits(plan, collected)

@@ -22,7 +22,7 @@ from credit_jax.config.base import ConfigWarning
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
-from credit_jax.evaluation.offline import grid_of, layout_of, score_files
+from credit_jax.evaluation.offline import dims_of_scores, grid_of, score_files
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.opening import ScoreOptions, in_order, open_comparison
 from credit_jax.evaluation.references import NamedData
@@ -121,9 +121,9 @@ def run(args: argparse.Namespace) -> int:
             num_members=members,
             progress=lambda done: print_line(f"{done} of {count} start dates"),
         )
-        layout = layout_of(comparison, grid, files.leads, members)
+        dims = dims_of_scores(comparison, grid, files.leads, members)
         attributes = attributes_of(files.where, comparison, record.provenance)
-        report(layout.scores(sums, attributes), out)
+        report(dims.scores(sums, attributes), out)
     return OK
 
 

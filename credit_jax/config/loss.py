@@ -17,7 +17,7 @@ def _as_list(value: Any) -> Any:
 
 
 # One number, or one for each level.
-Weights = Annotated[tuple[float, ...], BeforeValidator(_as_list)]
+TermWeights = Annotated[tuple[float, ...], BeforeValidator(_as_list)]
 
 
 class LossOverride(StrictModel):
@@ -107,7 +107,7 @@ class LossConfig(StrictModel):
     use_latitude_weights: bool = False
     latitude_weights: str | None = None
     use_variable_weights: bool = False
-    variable_weights: dict[str, Weights] = Field(default_factory=dict)
+    variable_weights: dict[str, TermWeights] = Field(default_factory=dict)
     use_power_loss: bool = False
     use_spectral_loss: bool = False
     spectral_lambda_reg: float | None = None

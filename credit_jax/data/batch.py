@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.schema import ChannelSchema
 from credit_jax.io.buffers import BUFFERS
 from credit_jax.transforms import Destination, FieldTree, Pipeline
 

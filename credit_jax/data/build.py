@@ -13,7 +13,7 @@ from credit_jax.transforms import (
     Grid,
     Pipeline,
     build_pipeline,
-    check_layout,
+    check_schema,
     check_units,
 )
 
@@ -73,11 +73,11 @@ def build_loader(
     )
     lines = check_dataset(dataset, grid, same_grid=same_grid)
     _check_new_grid(pipeline.grid, grid)
-    check_layout(pipeline, dataset.schema.as_read())
+    check_schema(pipeline, dataset.schema.as_read())
     pipeline = pipeline.at(dataset.schema.as_read(), dataset.coordinates().grid)
     if dataset.further is not None:
         for schema in dataset.further.schemas.values():
-            check_layout(pipeline, schema.as_read())
+            check_schema(pipeline, schema.as_read())
     check_units(pipeline, dataset.units())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size

@@ -7,14 +7,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from credit_jax.data.dataset import Dataset
-from credit_jax.data.sources.source import BadSampleError, Grid, check_same_grid
+from credit_jax.data.sources.source import BadSampleError, FileGrid, check_same_grid
 
 
 @runtime_checkable
 class HasGrids(Protocol):
     """Data whose grids can be compared."""
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """The grid of each field type of each source."""
         ...
 

@@ -12,20 +12,20 @@ from jaxtyping import Float
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.data.calendars import shift_all
-from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, master_clock
 from credit_jax.data.further_inputs import (
     FurtherInputs,
     clock_of,
     open_further_inputs,
 )
+from credit_jax.data.schema import READ_ORDER, ChannelSchema
 from credit_jax.data.sources.arrange import (
     arrange,
     check_same_calendar,
     coordinates_of,
 )
 from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.data.sources.source import FileGrid, Source, SourceFields
 from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
@@ -43,8 +43,8 @@ class Sample:
         target_time: time of the target, datetime64[ns].
     """
 
-    input: dict[str, Fields]
-    target: dict[str, Fields]
+    input: dict[str, SourceFields]
+    target: dict[str, SourceFields]
     input_time: np.datetime64
     target_time: np.datetime64
 
@@ -101,7 +101,7 @@ class Dataset:
             ValueError, OSError: a time is missing, or a file cannot be read.
         """
         start = self.starts_at(step)[index]
-        inputs: dict[str, Fields] = {}
+        inputs: dict[str, SourceFields] = {}
         for name, source in self.sources.items():
             times = self.clocks[name].input_times(start)
             inputs[name] = {}
@@ -113,9 +113,9 @@ class Dataset:
 
     def target(
         self, index: int, step: int = 0, rows: slice | None = None
-    ) -> tuple[dict[str, Fields], np.datetime64]:
+    ) -> tuple[dict[str, SourceFields], np.datetime64]:
         """Reads the target of a step of a sample, in channel order, and its time."""
-        targets: dict[str, Fields] = {}
+        targets: dict[str, SourceFields] = {}
         for name, source in self.sources.items():
             times = self.clocks[name].target_times(self.starts_at(step)[index])
             targets[name] = {}
@@ -170,7 +170,7 @@ class Dataset:
         start = shift_all(np.array([time]), step * self.timestep, self.calendar)[0]
         return path_at(self.sources, self.clocks, key, start)
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """The grid of each field type of each source."""
         for source in self.sources.values():
             yield from source.grids()
@@ -308,7 +308,9 @@ def collate(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def _stack(parts: Sequence[Mapping[str, Fields]]) -> dict[str, dict[str, np.ndarray]]:
+def _stack(
+    parts: Sequence[Mapping[str, SourceFields]],
+) -> dict[str, dict[str, np.ndarray]]:
     return {
         source: {
             key: _stack_arrays([part[source][key] for part in parts]) for key in fields

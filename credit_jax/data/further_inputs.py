@@ -13,11 +13,11 @@ from jaxtyping import Float
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
 from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, shift_all
-from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.data.sources.source import FileGrid, Source, SourceFields
 from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.open_files import OpenFiles
 
@@ -58,7 +58,7 @@ class FurtherInputs:
         }
         return dataclasses.replace(self, clocks=clocks, calendar=calendar)
 
-    def fields(self, name: str, start: np.datetime64) -> dict[str, Fields]:
+    def fields(self, name: str, start: np.datetime64) -> dict[str, SourceFields]:
         """Reads an input for a step: source -> key -> field (level, time, lat, lon).
 
         Args:
@@ -102,7 +102,7 @@ class FurtherInputs:
             keep &= source.available(self.times(name, starts)).all(axis=-1)
         return keep
 
-    def grids(self, name: str) -> Iterator[Grid]:
+    def grids(self, name: str) -> Iterator[FileGrid]:
         """The grids of an input of the model."""
         for source in self.data.sources_of(name):
             yield from self.sources[source].grids()

@@ -13,10 +13,10 @@ from jaxtyping import Int
 from credit_jax.config.data import DataConfig, in_training
 from credit_jax.data.batch import Batch
 from credit_jax.data.calendars import shift_all
-from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.data.sampler import Sampler
+from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import OutlierError, scale_notes
 from credit_jax.fields.coordinates import Coordinates, as_values
 from credit_jax.transforms import Pipeline, Units, channel_units

@@ -12,8 +12,8 @@ import numpy as np
 from credit_jax.fields.coordinates import (
     UNKNOWN,
     Axes,
+    CoordinateValues,
     Kind,
-    Values,
     as_values,
     places_of,
     take_places,
@@ -26,7 +26,7 @@ def read_fields(
     key: str,
     open_files: OpenFiles,
     data: Axes = UNKNOWN,
-    levels: Mapping[str, Values | None] = MappingProxyType({}),
+    levels: Mapping[str, CoordinateValues | None] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """Reads all variables of a NetCDF or Zarr file, in float32, by name.
 

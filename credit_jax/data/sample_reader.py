@@ -12,9 +12,9 @@ from jaxtyping import Int
 
 from credit_jax.data.batch import Batch, BatchArrays
 from credit_jax.data.calendars import shift_all
-from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.further_arrays import further_arrays
+from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import (
     BadValuesError,
     Outlier,

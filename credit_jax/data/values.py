@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Sample
+from credit_jax.data.schema import ChannelSchema
 
 # Usual fill values, which files do not always declare as _FillValue.
 FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)

@@ -35,7 +35,7 @@ from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.mesh.axes import MeshAxes
 
-Fields = Float[Array, "start channel rows lon"]
+ScoredFields = Float[Array, "start channel rows lon"]
 Points = Bool[Array, "start channel rows lon"]
 Ensemble = Float[Array, "start member channel rows lon"]
 # "system/quantity" -> (start, channel, region, ...); quantities as above, and
@@ -45,7 +45,7 @@ _BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Weights:
+class PointWeights:
     """Weights of local points, 0 in padding rows.
 
     Attributes:
@@ -56,7 +56,7 @@ class Weights:
     regions: Float[Array, "region rows lon"]
     bands: Float[Array, "band rows"] | None
 
-    def sum(self, values: Fields) -> Float[Array, "start channel region"]:
+    def sum(self, values: ScoredFields) -> Float[Array, "start channel region"]:
         """Sums over local points of each region."""
         parts = _blocks(values, -1), _blocks(self.regions, -1)
         of_blocks = jnp.einsum("scynx,rynx->scryn", *parts, precision="highest")
@@ -72,8 +72,8 @@ class Weights:
 
 def area_sums(
     forecast: Ensemble,
-    references: Mapping[str, Fields],
-    weights: Weights,
+    references: Mapping[str, ScoredFields],
+    weights: PointWeights,
     axes: MeshAxes,
 ) -> AreaSums:
     """Returns the area sums of forecasts at one lead time, over the rows of all shards.
@@ -92,7 +92,7 @@ def area_sums(
 
 
 def _local_sums(
-    forecast: Ensemble, references: Mapping[str, Fields], weights: Weights
+    forecast: Ensemble, references: Mapping[str, ScoredFields], weights: PointWeights
 ) -> AreaSums:
     truth = references[TRUTH]
     climatology = references.get(CLIMATOLOGY)
@@ -120,9 +120,9 @@ def _local_sums(
 def _system(
     name: str,
     fields: Ensemble,
-    truth: Fields,
-    climatology: Fields | None,
-    weights: Weights,
+    truth: ScoredFields,
+    climatology: ScoredFields | None,
+    weights: PointWeights,
 ) -> AreaSums:
     """Errors and anomalies of a system, and ensemble measures if it has members."""
     difference = fields - truth[:, None]
@@ -149,7 +149,7 @@ def _system(
     return sums
 
 
-def _errors(name: str, error: Ensemble) -> dict[str, Fields]:
+def _errors(name: str, error: Ensemble) -> dict[str, ScoredFields]:
     return {
         f"{name}/squared": jnp.square(error).mean(axis=1),
         f"{name}/absolute": jnp.abs(error).mean(axis=1),
@@ -157,7 +157,9 @@ def _errors(name: str, error: Ensemble) -> dict[str, Fields]:
     }
 
 
-def _anomalies(name: str, anomaly: Ensemble, of_truth: Fields) -> dict[str, Fields]:
+def _anomalies(
+    name: str, anomaly: Ensemble, of_truth: ScoredFields
+) -> dict[str, ScoredFields]:
     return {
         f"{name}/anomaly": jnp.square(anomaly).mean(axis=1),
         f"{name}/product": anomaly.mean(axis=1) * of_truth,
@@ -166,7 +168,7 @@ def _anomalies(name: str, anomaly: Ensemble, of_truth: Fields) -> dict[str, Fiel
     }
 
 
-def _of_members(name: str, error: Ensemble) -> dict[str, Fields]:
+def _of_members(name: str, error: Ensemble) -> dict[str, ScoredFields]:
     """CRPS and variance, computed from differences from the truth."""
     count = error.shape[1]
     pairs = half_pair_sum(error[:, :, :, None])[:, :, 0] / (count * (count - 1))
@@ -178,7 +180,7 @@ def _of_members(name: str, error: Ensemble) -> dict[str, Fields]:
 
 
 def _ranks(
-    error: Ensemble, known: Points, weights: Weights
+    error: Ensemble, known: Points, weights: PointWeights
 ) -> Float[Array, "start channel region rank"]:
     """Sums of weights by rank; ties with n members share it over n + 1 ranks."""
     below = (error < 0).sum(axis=1)
@@ -192,7 +194,7 @@ def _ranks(
     return jnp.moveaxis(jax.lax.map(at, jnp.arange(error.shape[1] + 1)), 0, -1)
 
 
-def _spectra(name: str, fields: Ensemble, weights: Weights) -> AreaSums:
+def _spectra(name: str, fields: Ensemble, weights: PointWeights) -> AreaSums:
     power, known = _power(fields)
     whole = known.all(axis=1)
     sums = _band_sums(name, _power(fields.mean(axis=1))[0], whole, weights)
@@ -201,7 +203,9 @@ def _spectra(name: str, fields: Ensemble, weights: Weights) -> AreaSums:
     return sums
 
 
-def _band_sums(name: str, power: Array, known: Array, weights: Weights) -> AreaSums:
+def _band_sums(
+    name: str, power: Array, known: Array, weights: PointWeights
+) -> AreaSums:
     rows = known[..., None]
     return {
         f"{name}/power": weights.band_sum(_zero(power, rows)),

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.evaluation.measures import AreaSums, Weights, area_sums
+from credit_jax.evaluation.measures import AreaSums, PointWeights, area_sums
 from credit_jax.evaluation.regions import Region, band_weights, region_weights
 from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.compiler import compile_program
@@ -30,7 +30,7 @@ NON_FINITE = "non_finite"
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class ScoreGrid:
     """The grid of fields, and regions on it.
 
     Attributes:
@@ -66,7 +66,7 @@ class MeshSums:
     """
 
     mesh: Mesh
-    grid: Grid
+    grid: ScoreGrid
     size: int
     num_members: int
     channels: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class MeshSums:
             members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
         members = members.reshape(-1, self.num_members, *members.shape[1:])
         fields = {name: x[:, :, 0] for name, x in references.items()}
-        sums = area_sums(members, fields, Weights(*weights), self.axes)
+        sums = area_sums(members, fields, PointWeights(*weights), self.axes)
         return {**sums, NON_FINITE: self._non_finite(members)}
 
     def _non_finite(self, members: Array) -> Float[Array, "start member channel"]:

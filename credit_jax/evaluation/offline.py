@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 
 from credit_jax.evaluation.comparison import Comparison
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.mesh_sums import NON_FINITE, Grid, MeshSums
+from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums, ScoreGrid
 from credit_jax.evaluation.regions import BANDS, Region
-from credit_jax.evaluation.sums import ScoreLayout, ScoreSums
+from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.io.activity import activity
 from credit_jax.io.workers import ReadAhead
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -29,7 +29,7 @@ NUM_AHEAD = 2
 def score_files(
     files: ForecastFiles,
     comparison: Comparison,
-    grid: Grid,
+    grid: ScoreGrid,
     mesh: Mesh | None = None,
     num_members: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
@@ -62,20 +62,20 @@ def score_files(
     return total
 
 
-def layout_of(
-    comparison: Comparison, grid: Grid, leads: np.ndarray, num_members: int
-) -> ScoreLayout:
-    """Returns the layout of the dims of the scores."""
+def dims_of_scores(
+    comparison: Comparison, grid: ScoreGrid, leads: np.ndarray, num_members: int
+) -> ScoreDims:
+    """Returns the dims of the scores."""
     names = [tuple(item.name for item in part) for part in (grid.regions, grid.bands)]
-    return ScoreLayout(comparison.channels, leads, *names, num_members=num_members)
+    return ScoreDims(comparison.channels, leads, *names, num_members=num_members)
 
 
 def grid_of(
     latitude: np.ndarray, longitude: np.ndarray, regions: tuple[Region, ...]
-) -> Grid:
+) -> ScoreGrid:
     """Returns the grid of forecasts; spectra need whole circles of latitude."""
     circles = latitude.ndim == 1 and _is_circle(longitude)
-    return Grid(latitude, longitude, regions, BANDS if circles else ())
+    return ScoreGrid(latitude, longitude, regions, BANDS if circles else ())
 
 
 def _is_circle(longitude: np.ndarray) -> bool:

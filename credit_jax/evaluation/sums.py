@@ -121,7 +121,7 @@ class ScoreSums:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreLayout:
+class ScoreDims:
     """The dims of the sums.
 
     Attributes:

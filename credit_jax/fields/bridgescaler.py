@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.lib.format import descr_to_dtype
 
-Channels = Float[np.ndarray, " channel"]
+PerChannel = Float[np.ndarray, " channel"]
 # Names or indices of the channels that a scaler was fitted to; () if it has none.
 Columns: TypeAlias = tuple[Any, ...]
 
@@ -35,8 +35,8 @@ class StandardScaler:
         channels_last: whether channels are the last dim of an array, or the second.
     """
 
-    mean: Channels
-    variance: Channels
+    mean: PerChannel
+    variance: PerChannel
     columns: Columns
     channels_last: bool
 
@@ -50,8 +50,8 @@ class DeepStandardScaler:
         deviation: (channel,) sample standard deviation.
     """
 
-    mean: Channels
-    deviation: Channels
+    mean: PerChannel
+    deviation: PerChannel
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ class MinMaxScaler:
         channels_last: whether channels are the last dim of an array, or the second.
     """
 
-    minimum: Channels
-    maximum: Channels
+    minimum: PerChannel
+    maximum: PerChannel
     columns: Columns
     channels_last: bool
 
@@ -90,9 +90,9 @@ class QuantileScaler:
     """
 
     centroids: tuple[Float[np.ndarray, "_ 2"], ...]
-    minimum: Channels
-    maximum: Channels
-    size: Channels
+    minimum: PerChannel
+    maximum: PerChannel
+    size: PerChannel
     distribution: str
     min_val: float
     max_val: float
@@ -191,7 +191,7 @@ def take_channels(scaler: Scaler, places: Int[np.ndarray, " n"]) -> Scaler:
     return replace(scaler, **{name: taken(value) for name, value in named.items()})
 
 
-def channel_variance(scaler: Scaler) -> Channels | None:
+def channel_variance(scaler: Scaler) -> PerChannel | None:
     """(channel,) float32 variance of the data of a scaler; None for a min-max scaler.
 
     For a quantile scaler it is the variance of its centroids, slightly less than that

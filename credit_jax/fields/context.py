@@ -28,7 +28,7 @@ from credit_jax.parallel.placement import gather_rows
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
 
-Values = Float[Array, "batch channel time rows lon"]
+ChannelFields = Float[Array, "batch channel time rows lon"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class FieldContext:
             )
         return self.channels
 
-    def mean(self, values: Values) -> Float[Array, ""]:
+    def mean(self, values: ChannelFields) -> Float[Array, ""]:
         """Mean of values * row, channel and sample weights over the global array."""
         if self.sample_weights is not None:
             values = values * self.sample_weights[:, None, None, None, None]
@@ -83,19 +83,19 @@ class FieldContext:
             values = values * weights
         return self.reducer.mean(values, self.row_weights)
 
-    def channel_mean(self, values: Values) -> Float[Array, " channel"]:
+    def channel_mean(self, values: ChannelFields) -> Float[Array, " channel"]:
         """Mean of values * row weight for each channel."""
         return self.reducer.channel_mean(values, self.row_weights)
 
-    def variable_mean(self, values: Values) -> Float[Array, " variable"]:
+    def variable_mean(self, values: ChannelFields) -> Float[Array, " variable"]:
         """Mean of values * row weight for each variable, over all its channels."""
         return self.layout.per_variable(self.channel_mean(values))
 
-    def sample_mean(self, values: Values) -> Float[Array, "batch channel time"]:
+    def sample_mean(self, values: ChannelFields) -> Float[Array, "batch channel time"]:
         """Mean of values * row weight over the globe, for each local sample."""
         return self.reducer.sample_mean(values, self.row_weights)
 
-    def row_mean(self, values: Values) -> Float[Array, "batch channel time lon"]:
+    def row_mean(self, values: ChannelFields) -> Float[Array, "batch channel time lon"]:
         """Mean of values * row weight over all latitudes; `lon` may be wavenumbers."""
         return self.reducer.row_mean(values, self.row_weights)
 

@@ -25,7 +25,7 @@ _OF_SPACING = 0.25
 # Factors between units of pressure, Pa and hPa, in which levels may be given.
 _UNITS = (1.0, 0.01, 100.0)
 
-Values: TypeAlias = tuple[float, ...]
+CoordinateValues: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Axes:
         where: origin, for errors.
     """
 
-    latitude: Values | None = None
-    longitude: Values | None = None
-    levels: Values | None = None
+    latitude: CoordinateValues | None = None
+    longitude: CoordinateValues | None = None
+    levels: CoordinateValues | None = None
     where: str = field(default="the data", compare=False)
 
     def over(self, other: Axes) -> Axes:
@@ -52,7 +52,11 @@ class Axes:
         return Axes(*(b if a is None else a for a, b in pairs), where=where)
 
     @property
-    def values(self) -> tuple[Values | None, Values | None, Values | None]:
+    def values(
+        self,
+    ) -> tuple[
+        CoordinateValues | None, CoordinateValues | None, CoordinateValues | None
+    ]:
         """Latitudes, longitudes and levels."""
         return self.latitude, self.longitude, self.levels
 
@@ -77,8 +81,8 @@ class Coordinates:
         where: origin, for errors.
     """
 
-    latitude: Values | None = None
-    longitude: Values | None = None
+    latitude: CoordinateValues | None = None
+    longitude: CoordinateValues | None = None
     calendar: str | None = None
     sources: Mapping[str, Axes] = field(default_factory=dict)
     where: str = "the data"
@@ -116,7 +120,7 @@ class Coordinates:
         return cls(latitude, longitude, values.get("calendar"), sources, where)
 
 
-def as_values(array: Any) -> Values | None:
+def as_values(array: Any) -> CoordinateValues | None:
     """Coordinate values of an array; None for None and for arrays of other dims."""
     if array is None or np.ndim(array) != 1:
         return None

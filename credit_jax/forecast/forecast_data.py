@@ -14,10 +14,10 @@ import pandas as pd
 from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, most_restrictive, shift_all
-from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.dataset import path_at
 from credit_jax.data.further_inputs import FurtherInputs, open_further_inputs
+from credit_jax.data.schema import READ_ORDER, ChannelSchema
 from credit_jax.data.sources.arrange import (
     arrange,
     check_same_calendar,
@@ -25,7 +25,7 @@ from credit_jax.data.sources.arrange import (
 )
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.data.sources.source import FileGrid, Source, SourceFields
 from credit_jax.fields.coordinates import Axes, Coordinates
 from credit_jax.io.open_files import OpenFiles
 
@@ -60,7 +60,7 @@ class ForecastData:
     left_out: DataConfig | None = None
     open_files: OpenFiles | None = None
 
-    def initial(self, start: np.datetime64) -> dict[str, Fields]:
+    def initial(self, start: np.datetime64) -> dict[str, SourceFields]:
         """Source -> key -> field (level, history_len, lat, lon), up to a date."""
         return {
             name: {
@@ -73,7 +73,7 @@ class ForecastData:
             for name, source in self.sources.items()
         }
 
-    def forcing(self, start: np.datetime64, step: int) -> dict[str, Fields]:
+    def forcing(self, start: np.datetime64, step: int) -> dict[str, SourceFields]:
         """Dynamic forcing at a step after a date, fields (level, 1, lat, lon)."""
         time = self.time(start, step)
         return {
@@ -158,7 +158,7 @@ class ForecastData:
                 f"{times.size} times are missing, the first is {str(missing[0])[:16]}"
             )
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """The grid of each field type of each source."""
         for source in self.sources.values():
             yield from source.grids()
@@ -214,9 +214,9 @@ class GivenState(ForecastData):
             sources and keys in the order of the config.
     """
 
-    state: Mapping[str, Fields] = field(default_factory=dict)
+    state: Mapping[str, SourceFields] = field(default_factory=dict)
 
-    def initial(self, start: np.datetime64) -> dict[str, Fields]:
+    def initial(self, start: np.datetime64) -> dict[str, SourceFields]:
         """See `ForecastData.initial`; the arrays are those of any date."""
         read = super().initial(start)
         order = [*self.state, *(name for name in read if name not in self.state)]

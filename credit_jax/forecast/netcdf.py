@@ -24,7 +24,7 @@ import xarray as xr
 from credit_jax.config.inference import OutputConfig
 from credit_jax.forecast.outputs import Outputs, as_dates
 from credit_jax.forecast.schedule import Schedule, Task
-from credit_jax.forecast.stores import Fields, WriteJob
+from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import errors_of
 from credit_jax.io.netcdf import NetcdfSeries
@@ -94,7 +94,7 @@ class NetcdfStore:
         return stamp.strftime(_FORMATS[self.config.group_by])
 
     def write(
-        self, task: Task, times: list[np.datetime64], steps: list[Fields]
+        self, task: Task, times: list[np.datetime64], steps: list[HostFields]
     ) -> None:
         """Writes the file of some steps of a forecast."""
         dataset = to_dataset(self.outputs, times, steps, self._member(task))
@@ -122,9 +122,9 @@ class NetcdfWriter:
     store: NetcdfStore
     task: Task
     _times: list[np.datetime64] = field(default_factory=list)
-    _steps: list[Fields] = field(default_factory=list)
+    _steps: list[HostFields] = field(default_factory=list)
 
-    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
+    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """Adds a step, in order; yields jobs that write the files that are complete."""
         time = self.store.schedule.valid_time(self.task.start, step)
         if self._times and self.store.period(time) != self.store.period(self._times[0]):
@@ -145,7 +145,7 @@ class NetcdfWriter:
 def to_dataset(
     outputs: Outputs,
     times: list[np.datetime64],
-    steps: list[Fields],
+    steps: list[HostFields],
     member: int | None = None,
 ) -> xr.Dataset:
     """Returns steps of a forecast in CREDIT's layout, with attributes and encoding.

@@ -21,10 +21,10 @@ from credit_jax.data.calendars import shift_all
 from credit_jax.evaluation.comparison import Comparison
 from credit_jax.evaluation.grid_file import Variable, level_units
 from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums
-from credit_jax.evaluation.offline import grid_of, layout_of
+from credit_jax.evaluation.offline import dims_of_scores, grid_of
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
 from credit_jax.evaluation.regions import Region
-from credit_jax.evaluation.sums import ScoreLayout, ScoreSums
+from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.io.write_errors import write_errors
@@ -40,14 +40,14 @@ class OnlineScores:
     Attributes:
         measure: computes the sums of the forecasts of a batch.
         comparison: reference fields of the scores.
-        layout: layout of the scores.
+        dims: dims of the scores.
         schedule: schedule of the forecasts.
         folder: folder of the sums of each start date.
     """
 
     measure: MeshSums
     comparison: Comparison
-    layout: ScoreLayout
+    dims: ScoreDims
     schedule: Schedule
     folder: Path
 
@@ -103,7 +103,7 @@ class OnlineScores:
             if self._path(start).exists():
                 start_sums = ScoreSums.load(self._path(start))
                 total = start_sums if total is None else total.merge(start_sums)
-        return None if total is None else self.layout.scores(total, attributes)
+        return None if total is None else self.dims.scores(total, attributes)
 
     def non_finite(self, sums: dict[str, np.ndarray]) -> list[dict[str, int]]:
         """Removes the counts of non-finite values from area sums and returns them.
@@ -112,7 +112,7 @@ class OnlineScores:
             Counts by variable, for each forecast of the group in order.
         """
         counts = sums.pop(NON_FINITE)
-        names = [channel.variable for channel in self.layout.channels]
+        names = [channel.variable for channel in self.dims.channels]
         by_forecast = []
         for forecast_counts in counts.reshape(-1, len(names)).round().astype(int):
             by_name: dict[str, int] = {}
@@ -203,8 +203,8 @@ def online_scores(
     }
     measure = MeshSums(model.mesh, grid, size, schedule.num_members, channels)
     leads = [schedule.lead(step).to_timedelta64() for step in schedule.written]
-    layout = layout_of(comparison, grid, np.array(leads), schedule.num_members)
-    return OnlineScores(measure, comparison, layout, schedule, folder)
+    dims = dims_of_scores(comparison, grid, np.array(leads), schedule.num_members)
+    return OnlineScores(measure, comparison, dims, schedule, folder)
 
 
 def _times(schedule: Schedule) -> np.ndarray:

@@ -14,8 +14,8 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import ParallelismConfig
-from credit_jax.data.channels import ChannelSchema, channel_problems
 from credit_jax.data.checks import check_grid
+from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.evaluation.references import NamedData
 from credit_jax.fields.coordinates import Coordinates, as_values, places_of
 from credit_jax.forecast.autoregression import ForecastStep
@@ -28,7 +28,7 @@ from credit_jax.forecast.spin_up import before, earliest
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.plan import ModelPlan, RunPlan, plan_model
-from credit_jax.plan.channels import schema_of
+from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import (
@@ -37,7 +37,7 @@ from credit_jax.transforms import (
     Pipeline,
     Rollout,
     build_pipeline,
-    check_layout,
+    check_schema,
     notes_on_inverses,
 )
 
@@ -398,13 +398,13 @@ def _located(
         like: coordinates of the run; None if unknown.
         findings: receives the problems of files with other coordinates.
     """
-    layout = opened.schema.as_read()
-    findings.attempt(lambda: check_layout(pipeline, layout))
+    tree_schema = opened.schema.as_read()
+    findings.attempt(lambda: check_schema(pipeline, tree_schema))
     data = findings.attempt(opened.located)
     if data is None:
         return pipeline
     findings.attempt(lambda: _check_like(like, pipeline, schema, data))
-    return findings.attempt(lambda: pipeline.at(layout, data.grid)) or pipeline
+    return findings.attempt(lambda: pipeline.at(tree_schema, data.grid)) or pipeline
 
 
 def _check_like(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.further_arrays import further_arrays
-from credit_jax.data.sources.source import Fields
+from credit_jax.data.schema import ChannelSchema
+from credit_jax.data.sources.source import SourceFields
 from credit_jax.data.values import (
     BadValuesError,
     Outlier,
@@ -230,7 +230,7 @@ class ForecastReader:
 
 def _collate(
     starts: Sequence[np.datetime64],
-    read: Callable[[np.datetime64], Mapping[str, Fields]],
+    read: Callable[[np.datetime64], Mapping[str, SourceFields]],
 ) -> dict[str, dict[str, np.ndarray]]:
     """Fields of several dates on a batch dim; each date is read once."""
     by_start = {start: read(start) for start in dict.fromkeys(starts)}

@@ -27,7 +27,7 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.transforms import FieldTree
 
 # Key -> (batch, level, lat, lon).
-Fields = dict[str, np.ndarray]
+HostFields = dict[str, np.ndarray]
 # Added to the numbers of steps before the start dates, for their noise.
 _SPIN_UP = 2**30
 
@@ -62,7 +62,7 @@ class SpinUp:
         num_steps: Sequence[int],
         tasks: Sequence[Task],
         number: int = 0,
-    ) -> list[Fields]:
+    ) -> list[HostFields]:
         """Prognostic fields after each step of forecasts from some states and dates.
 
         Args:
@@ -123,7 +123,7 @@ class BredVectors:
 
     def __call__(self, tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
         """Key -> (batch, level, lat, lon), what is added to the initial states."""
-        spin_up, bred = self.spin_up, Fields()
+        spin_up, bred = self.spin_up, HostFields()
         for cycle in range(-self.num_cycles, 0):
             dates = spin_up.dates(tasks, [cycle] * len(tasks))
             perturb = partial(_add_all, bred) if bred else self.noise
@@ -228,7 +228,9 @@ def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:
     return replace(step, outputs=selection)
 
 
-def _add_all(changes: Fields, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+def _add_all(
+    changes: HostFields, fields: FieldTree, tasks: Sequence[Task]
+) -> FieldTree:
     """Adds the change of each sample to fields."""
     # In a padded group, samples of equal tasks are equal.
     index = {task: number for number, task in enumerate(tasks)}

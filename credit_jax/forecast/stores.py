@@ -10,7 +10,7 @@ import numpy as np
 from credit_jax.forecast.schedule import Task
 
 # Key -> (level, lat, lon), the levels that are written.
-Fields: TypeAlias = dict[str, np.ndarray]
+HostFields: TypeAlias = dict[str, np.ndarray]
 # Writes a part of a forecast.
 WriteJob: TypeAlias = Callable[[], None]
 
@@ -19,7 +19,7 @@ WriteJob: TypeAlias = Callable[[], None]
 class TaskWriter(Protocol):
     """Writes one forecast."""
 
-    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
+    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """Adds a step, in order; yields the jobs that write complete parts."""
         ...
 
@@ -62,7 +62,7 @@ class NoStore:
 class NoWriter:
     """Writes nothing."""
 
-    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
+    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """See `TaskWriter.add`."""
         yield from ()
 

@@ -29,7 +29,7 @@ from credit_jax.evaluation.open_forecasts import STORE
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.forecast.schedule import Schedule, Task
-from credit_jax.forecast.stores import Fields, WriteJob
+from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_folder
 
 MANY_LEVELS = 8 * 2**20
@@ -115,7 +115,7 @@ class ZarrStore:
         levels = () if variable.levels is None else (variable.level_dim,)
         return (TIME, *members, LEAD, *levels, *self.outputs.space)
 
-    def write(self, task: Task, step: int, fields: Fields) -> None:
+    def write(self, task: Task, step: int, fields: HostFields) -> None:
         """Writes all variables of a lead time of a forecast; missing ones stay NaN.
 
         Raises:
@@ -259,7 +259,7 @@ class ZarrWriter:
     store: ZarrStore
     task: Task
 
-    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
+    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """Yields the job that writes a step."""
         yield lambda: self.store.write(self.task, step, fields)
 

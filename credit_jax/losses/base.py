@@ -23,7 +23,7 @@ from credit_jax.ops.vma import varying_axes
 # Local arrays; `samples` is `batch` times the ensemble members.
 Prediction = Float[Array, "samples channel time rows lon"]
 Target = Float[Array, "batch channel time rows lon"]
-Values = Float[Array, "samples channel time rows lon"]
+ChannelFields = Float[Array, "samples channel time rows lon"]
 Scalar = Float[Array, ""]
 
 # (tree, context) -> the same scalar on every shard. The tree is the output of the

@@ -21,12 +21,12 @@ from jaxtyping import Array, Float
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree, widened
 from credit_jax.losses.base import (
+    ChannelFields,
     Loss,
     Pointwise,
     Prediction,
     Scalar,
     Target,
-    Values,
     absolute,
 )
 
@@ -110,7 +110,9 @@ def build_ring_crps(_: StrictModel) -> Pointwise:
     at a time. With one rank it is `|x - y|`.
     """
 
-    def values(prediction: Prediction, target: Target, context: FieldContext) -> Values:
+    def values(
+        prediction: Prediction, target: Target, context: FieldContext
+    ) -> ChannelFields:
         skill = absolute(prediction - target)
         axes, count = context.reducer.axes.data, context.reducer.axes.num_data
         if count == 1:

@@ -20,7 +20,7 @@ from credit_jax.losses.base import (
     pointwise,
 )
 
-Values = Float[Array, "*dims"]
+AnyShape = Float[Array, "*dims"]
 Elementwise = Callable[..., Array]
 
 
@@ -34,29 +34,29 @@ class HuberParameters(StrictModel):
     delta: float = 1.0
 
 
-def mse(pred: Values, target: Values) -> Values:
+def mse(pred: AnyShape, target: AnyShape) -> AnyShape:
     """Squared error, `(p - t)^2`."""
     return jnp.square(pred - target)
 
 
-def mae(pred: Values, target: Values) -> Values:
+def mae(pred: AnyShape, target: AnyShape) -> AnyShape:
     """Absolute error, `|p - t|`."""
     return absolute(pred - target)
 
 
-def huber(pred: Values, target: Values, *, delta: float = 1.0) -> Values:
+def huber(pred: AnyShape, target: AnyShape, *, delta: float = 1.0) -> AnyShape:
     """`e^2 / 2` where `|e| <= delta`, else `delta * (|e| - delta / 2)`."""
     size = absolute(pred - target)
     quadratic = jnp.minimum(size, delta)
     return quadratic * (size - 0.5 * quadratic)
 
 
-def msle(pred: Values, target: Values) -> Values:
+def msle(pred: AnyShape, target: AnyShape) -> AnyShape:
     """Squared error of `log(1 + |x|)`."""
     return jnp.square(jnp.log1p(absolute(pred)) - jnp.log1p(absolute(target)))
 
 
-def logcosh(pred: Values, target: Values) -> Values:
+def logcosh(pred: AnyShape, target: AnyShape) -> AnyShape:
     """`log(cosh(e))`.
 
     Differs from CREDIT: finite for `|e| > 89` too, where float32 `cosh` overflows.
@@ -65,13 +65,13 @@ def logcosh(pred: Values, target: Values) -> Values:
     return jnp.logaddexp(error, -error) - jnp.log(2.0)
 
 
-def xtanh(pred: Values, target: Values) -> Values:
+def xtanh(pred: AnyShape, target: AnyShape) -> AnyShape:
     """`e * tanh(e)`."""
     error = target - pred
     return error * jnp.tanh(error)
 
 
-def xsigmoid(pred: Values, target: Values) -> Values:
+def xsigmoid(pred: AnyShape, target: AnyShape) -> AnyShape:
     """`2 e / (1 + exp(-e)) - e`, evaluated as `e * tanh(e / 2)`."""
     error = target - pred
     return error * jnp.tanh(0.5 * error)

@@ -25,8 +25,8 @@ from jaxtyping import Array, Float
 from credit_jax.fields import FieldContext, FieldTree, widened
 
 ACC_FLOOR, CLIMATOLOGY_FLOOR = 1e-7, 1e-8
-Channels = Float[Array, " channel"]
-Values = Float[Array, "batch channel time rows lon"]
+PerChannel = Float[Array, " channel"]
+ChannelFields = Float[Array, "batch channel time rows lon"]
 
 
 def lat_weighted_metrics(
@@ -99,7 +99,7 @@ def lat_weighted_metrics_climatology(
     return _named(scores, names)
 
 
-def ensemble_fields(tree: FieldTree, context: FieldContext) -> dict[str, Values]:
+def ensemble_fields(tree: FieldTree, context: FieldContext) -> dict[str, ChannelFields]:
     """Computes mean, spread and absolute error of an ensemble at every point.
 
     CREDIT's LatWeightedMetricsEnsemble.
@@ -118,7 +118,7 @@ def ensemble_fields(tree: FieldTree, context: FieldContext) -> dict[str, Values]
     return {"ens_std": _spread(members), "ens_mean": mean, "ens_rmse": error}
 
 
-def _errors(error: Values, context: FieldContext) -> dict[str, Channels]:
+def _errors(error: ChannelFields, context: FieldContext) -> dict[str, PerChannel]:
     return {
         "rmse": _rms(error, context),
         "mse": context.channel_mean(jnp.square(error)),
@@ -126,25 +126,29 @@ def _errors(error: Values, context: FieldContext) -> dict[str, Channels]:
     }
 
 
-def _rms(values: Values, context: FieldContext) -> Channels:
+def _rms(values: ChannelFields, context: FieldContext) -> PerChannel:
     """Mean over samples and times of the root mean square over the globe."""
     squares = context.sample_mean(jnp.square(values))
     return context.data_mean(jnp.sqrt(squares)).mean(axis=-1)
 
 
-def _spread(members: Float[Array, "batch member channel time rows lon"]) -> Values:
+def _spread(
+    members: Float[Array, "batch member channel time rows lon"],
+) -> ChannelFields:
     count = members.shape[1]
     return jnp.std(members, axis=1, ddof=1) * ((count + 1) / (count - 1))
 
 
-def _correlation(prediction: Values, target: Values, context: FieldContext) -> Channels:
+def _correlation(
+    prediction: ChannelFields, target: ChannelFields, context: FieldContext
+) -> PerChannel:
     products = _products(prediction, target, context)
     return products[0] / (jnp.sqrt(products[1] * products[2]) + ACC_FLOOR)
 
 
 def _products(
-    prediction: Values, target: Values, context: FieldContext
-) -> tuple[Channels, Channels, Channels]:
+    prediction: ChannelFields, target: ChannelFields, context: FieldContext
+) -> tuple[PerChannel, PerChannel, PerChannel]:
     """Weighted sums over all points of p' t', p'^2 and t'^2."""
     plain = dataclasses.replace(context, row_weights=None)
     first, second = (
@@ -159,7 +163,7 @@ def _products(
     return sums[0], sums[1], sums[2]
 
 
-def _named(scores: dict[str, Channels], names: Sequence[str]) -> dict[str, Array]:
+def _named(scores: dict[str, PerChannel], names: Sequence[str]) -> dict[str, Array]:
     by_variable = {
         f"{score}_{name}": values[i]
         for i, name in enumerate(names)

@@ -23,7 +23,7 @@ from jaxtyping import Array
 from credit_jax.ops.vma import pvary
 
 # Arrays, or numbers of a program.
-Values = Sequence[Any]
+Leaves = Sequence[Any]
 
 
 class custom_vjp:
@@ -104,7 +104,7 @@ def _apply_derivative(
     types = tuple(jax.typeof(leaf).strip_weak_type() for leaf in results)
     residuals, residual_tree = jax.tree.flatten(saved)
 
-    def pull(residuals: Values, cotangents: Values) -> list[Any]:
+    def pull(residuals: Leaves, cotangents: Leaves) -> list[Any]:
         arguments = (
             residual_tree.unflatten(residuals),
             result_tree.unflatten(cotangents),
@@ -113,12 +113,12 @@ def _apply_derivative(
         assert len(gradients) == number, "one cotangent for each argument"
         return [gradients[k] for k in varied]
 
-    def push_by_transpose(residuals: Values, tangents: Values) -> Values:
+    def push_by_transpose(residuals: Leaves, tangents: Leaves) -> Leaves:
         zeros = [_zeros(aval) for aval in types]
         _, transposed = jax.vjp(partial(pull, residuals), zeros)
         return transposed(tangents)[0]
 
-    def push_by_definition(residuals: Values, tangents: Values) -> Values:
+    def push_by_definition(residuals: Leaves, tangents: Leaves) -> Leaves:
         assert tangent is not None
         every = {k: _zeros(aval) for k, aval in known.items()}
         every |= zip(varied, tangents, strict=True)
@@ -148,7 +148,7 @@ def _differentiable(
 ) -> Callable[..., Any]:
     """Returns `pull` with the derivative of the transpose of `push`."""
 
-    def transposed(residuals: Values, cotangents: Values) -> Any:
+    def transposed(residuals: Leaves, cotangents: Leaves) -> Any:
         _, by_tangents = jax.vjp(
             partial(push, residuals), [_zeros(aval) for aval in types]
         )
@@ -215,7 +215,7 @@ def _transpose(
 
 
 def _batch(
-    args: Values,
+    args: Leaves,
     dims: Sequence[int | None],
     *,
     num_saved: int,

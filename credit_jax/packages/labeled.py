@@ -18,7 +18,7 @@ import xarray as xr
 from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.calendars import calendar_of, shift_all, to_labels
-from credit_jax.data.channels import ChannelGroup
+from credit_jax.data.schema import ChannelGroup
 from credit_jax.fields.coordinates import SAME_DEGREES, Kind, as_values, places_of
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset

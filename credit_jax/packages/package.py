@@ -18,7 +18,7 @@ from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.channels import ChannelGroup
+from credit_jax.data.schema import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.fields.coordinates import Coordinates
 from credit_jax.forecast.outputs import Outputs
@@ -26,8 +26,8 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
 from credit_jax.nn.model_state import ModelState
-from credit_jax.packages import manifest as layout
-from credit_jax.packages.channels import order_of, read_channels
+from credit_jax.packages import manifest as file_names
+from credit_jax.packages.channel_table import order_of, read_channels
 from credit_jax.packages.grids import check_same_grid
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
 from credit_jax.packages.references import (
@@ -38,7 +38,7 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.weights import read_weights
-from credit_jax.state_dict.key_plan import Arrays, HostModelState
+from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
 
 # Placeholder for the path of variables that forecasts do not read.
@@ -74,12 +74,12 @@ class Package:
     @property
     def digest(self) -> str:
         """SHA-256 of the weights."""
-        return self.manifest.files[layout.WEIGHTS].sha256
+        return self.manifest.files[file_names.WEIGHTS].sha256
 
     @cached_property
     def coordinates(self) -> Coordinates | None:
         """Of the data of the run; None if the package does not record them."""
-        recorded = self.manifest.provenance.get(layout.COORDINATES)
+        recorded = self.manifest.provenance.get(file_names.COORDINATES)
         return (
             None
             if recorded is None
@@ -122,7 +122,7 @@ class Package:
             _fill_places(config["data"], FIELD_TYPES)
         config["save_loc"] = str(self.path)
         where = "inference.data" if section is inference else "data"
-        written = str(self.path / layout.CONFIG)
+        written = str(self.path / file_names.CONFIG)
         try:
             return config_of(
                 config,
@@ -157,7 +157,7 @@ class Package:
             ValueError: they are not those of the model in `model.yml`.
         """
         model_def = build(self.resolved()["model"])
-        return read_weights(self.path / layout.WEIGHTS, model_def)
+        return read_weights(self.path / file_names.WEIGHTS, model_def)
 
     def check_data(
         self,
@@ -181,14 +181,14 @@ class Package:
                 raise ValueError(
                     f"{name} channels are {_listed(actual) or 'none'}, expected "
                     f"{_listed(expected) or 'none'}; give data with the variables of "
-                    f"{self.path / layout.CHANNELS}, in this order"
+                    f"{self.path / file_names.CHANNELS}, in this order"
                 )
-        check_same_grid(self.path / layout.GRID, latitude, longitude)
+        check_same_grid(self.path / file_names.GRID, latitude, longitude)
 
 
 def is_package(folder: str | Path) -> bool:
     """Whether a folder has the manifest of a package."""
-    return (Path(folder) / layout.MANIFEST).is_file()
+    return (Path(folder) / file_names.MANIFEST).is_file()
 
 
 def open_package(folder: str | Path) -> Package:
@@ -203,16 +203,16 @@ def open_package(folder: str | Path) -> Package:
     path = Path(folder).absolute()
     manifest = read_manifest(path)
     check_files(path, manifest)
-    written = read_yaml(path / layout.CONFIG)
-    register_objects(written, source=str(path / layout.CONFIG), package=path)
+    written = read_yaml(path / file_names.CONFIG)
+    register_objects(written, source=str(path / file_names.CONFIG), package=path)
     _check_config(path, manifest, written)
-    channels = read_channels(path / layout.CHANNELS)
+    channels = read_channels(path / file_names.CHANNELS)
     return Package(path, manifest, written, channels)
 
 
 def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> None:
     """Checks that every path of the config is that of a file of the package."""
-    where = path / layout.CONFIG
+    where = path / file_names.CONFIG
     for section in ("model", "data"):
         if not isinstance(written.get(section), dict):
             raise ValueError(f"{where}: {section}: missing; get the package again")
@@ -232,8 +232,8 @@ def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> No
     actual, expected = written["model"].get("type"), manifest.model_type
     if actual != expected:
         raise ValueError(
-            f"{where}: model.type is {actual!r}, {layout.MANIFEST} says {expected!r}; "
-            "get the package again"
+            f"{where}: model.type is {actual!r}, {file_names.MANIFEST} says "
+            f"{expected!r}; get the package again"
         )
 
 

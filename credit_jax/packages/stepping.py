@@ -17,8 +17,8 @@ from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.sources.source import Fields
+from credit_jax.data.schema import ChannelSchema
+from credit_jax.data.sources.source import SourceFields
 from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecast_data import (
@@ -37,7 +37,7 @@ from credit_jax.forecast.plan import (
 )
 from credit_jax.forecast.reading import ForecastReader, Perturb
 from credit_jax.forecast.schedule import Schedule, Task
-from credit_jax.packages.channels import channel_groups, order_of
+from credit_jax.packages.channel_table import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
@@ -214,8 +214,8 @@ class _Batch:
         return cls(labels, tasks, perturb, noise)
 
 
-def _by_source(fields: Fields) -> dict[str, Fields]:
-    by_source: dict[str, Fields] = {}
+def _by_source(fields: SourceFields) -> dict[str, SourceFields]:
+    by_source: dict[str, SourceFields] = {}
     for key, field in fields.items():
         by_source.setdefault(key.split("/")[0], {})[key] = field
     return by_source
@@ -321,7 +321,7 @@ def _located(
     checkpoint: Package | RunWeights, pipeline: Pipeline, opened: ForecastData
 ) -> tuple[Pipeline, np.ndarray, np.ndarray]:
     """The transforms at the grid of the data, and its latitudes and longitudes."""
-    layout, like = opened.schema.as_read(), checkpoint.coordinates
+    tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
     if isinstance(checkpoint, Package):
         latitude, longitude = read_grid(checkpoint.path / GRID)
     elif like is not None and like.latitude is not None:
@@ -330,7 +330,7 @@ def _located(
         latitude, longitude = opened.coordinates()
     where = str(checkpoint.path)
     grid = Axes(as_values(latitude), as_values(longitude), where=where)
-    located = pipeline.at(layout, grid)
+    located = pipeline.at(tree_schema, grid)
     if located.grid is not None:
         raise ValueError(
             f"{where}: its preblocks regrid the data, and a state is on the grid of "

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.convert import key_plan_for, native_key_plan
-from credit_jax.state_dict.key_plan import Arrays, HostModelState, KeyPlan
+from credit_jax.state_dict.convert import key_map_for, native_key_map
+from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 from credit_jax.state_dict.problems import raise_problems
 
 CREDIT, NATIVE = "CREDIT", "credit_jax"
@@ -36,7 +36,7 @@ def write_weights(
     Raises:
         ValueError: a value is not finite, or the arrays are not those of the model.
     """
-    state = _plan(model_def).write(params, model_state)
+    state = _key_map(model_def).write(params, model_state)
     _check_finite(state, path)
     # safetensors makes files that only their owner can read.
     path.touch()
@@ -54,7 +54,7 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
             kind.
     """
     _check_header(path)
-    plan = _plan(model_def)
+    key_map = _key_map(model_def)
     try:
         with safe_open(os.fspath(path), framework="np") as file:
             keys = list(file.keys())
@@ -64,30 +64,30 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
             f"{path}: not a whole safetensors file ({error}); get the package again"
         ) from None
     try:
-        plan.check(arrays)
-        raise_problems(_dtypes(arrays, plan, model_def), "arrays of another dtype")
+        key_map.check(arrays)
+        raise_problems(_dtypes(arrays, key_map, model_def), "arrays of another dtype")
         _check_finite(arrays, path)
     except ValueError as error:
         raise ValueError(
             f"{path}: {error}\nThese are not the weights of model.yml beside it; get "
             "the package again"
         ) from None
-    return plan.read(arrays)
+    return key_map.read(arrays)
 
 
-def _plan(model_def: ModelDef) -> KeyPlan:
+def _key_map(model_def: ModelDef) -> KeyMap:
     if names_of(model_def) == CREDIT:
-        return key_plan_for(model_def)
-    return native_key_plan(model_def)
+        return key_map_for(model_def)
+    return native_key_map(model_def)
 
 
 def _dtypes(
-    arrays: Mapping[str, np.ndarray], plan: KeyPlan, model_def: ModelDef
+    arrays: Mapping[str, np.ndarray], key_map: KeyMap, model_def: ModelDef
 ) -> list[str]:
     """Arrays with another dtype than in the model, one line each."""
     state = model_def.model_state_shapes
     lines = []
-    for entry in plan.entries:
+    for entry in key_map.entries:
         like = (
             state[entry.collection][entry.path][entry.leaf]
             if entry.leaf

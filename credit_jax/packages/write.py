@@ -19,7 +19,7 @@ from credit_jax.checkpoint.choice import label_of
 from credit_jax.config import Config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
-from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.fields.coordinates import Coordinates, as_values
 from credit_jax.forecast.archive import software
@@ -35,9 +35,9 @@ from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.packages import manifest as layout
+from credit_jax.packages import manifest as file_names
 from credit_jax.packages.card import CardFacts, data_lines, write_card
-from credit_jax.packages.channels import channel_groups, write_channels
+from credit_jax.packages.channel_table import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
 from credit_jax.packages.kinds import kind_of
 from credit_jax.packages.manifest import COORDINATES, Manifest
@@ -150,17 +150,17 @@ def write_package(
         places = [reference.dotted for reference in place_references(config)]
         for reference in place_references(config):
             reference.set(None)
-        _write_config(config, folder / layout.CONFIG)
-        write_weights(folder / layout.WEIGHTS, contents.model_def, *arrays)
-        write_grid(folder / layout.GRID, contents.latitude, contents.longitude)
+        _write_config(config, folder / file_names.CONFIG)
+        write_weights(folder / file_names.WEIGHTS, contents.model_def, *arrays)
+        write_grid(folder / file_names.GRID, contents.latitude, contents.longitude)
         groups = channel_groups(contents.schema, contents.data.further)
         levels, described = _levels(groups, config), _described(contents, groups)
-        write_channels(folder / layout.CHANNELS, groups, levels, described)
+        write_channels(folder / file_names.CHANNELS, groups, levels, described)
         if scores is not None:
-            shutil.copyfile(scores, folder / layout.SCORES)
+            shutil.copyfile(scores, folder / file_names.SCORES)
         facts = _facts(contents, weights, name or target.name, license, places)
         table = None if scores is None else Path(scores)
-        write_card(folder / layout.CARD, facts, table)
+        write_card(folder / file_names.CARD, facts, table)
         manifest = Manifest(
             str(contents.model_def.config.type),
             weights.step,
@@ -188,12 +188,12 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
             stem = _UNSAFE.sub("_", source.stem)
             suffix, used = kind_of(source), set(copied.values())
             names = (f"{stem}_{n}" if n else stem for n in range(len(used) + 1))
-            paths = (f"{layout.FILES}/{name}{suffix}" for name in names)
+            paths = (f"{file_names.FILES}/{name}{suffix}" for name in names)
             copied[source] = next(path for path in paths if path not in used)
             _copy(source, folder / copied[source])
         reference.set(copied[source])
     for number, reference in enumerate(grid_references(config)):
-        target = f"{layout.FILES}/grid_of_source_{number}.nc"
+        target = f"{file_names.FILES}/grid_of_source_{number}.nc"
         write_axes(folder / target, os.path.expandvars(reference.path))
         reference.set(target)
 
@@ -216,7 +216,7 @@ def _write_static_fields(
             if reference.keys[0] != forecasts:
                 reference.set(None)
                 continue
-            target = f"{layout.STATIC}/{_UNSAFE.sub('_', source)}.nc"
+            target = f"{file_names.STATIC}/{_UNSAFE.sub('_', source)}.nc"
             write_static(folder / target, contents.data.sources[source])
             reference.set(target)
 
@@ -319,5 +319,5 @@ def _facts(
         training=f"loss {_loss(config)}, seed {config.seed}",
         data=data_lines(data_places),
         version=software().get("credit-jax", "unknown"),
-        schema=layout.SCHEMA_VERSION,
+        schema=file_names.SCHEMA_VERSION,
     )

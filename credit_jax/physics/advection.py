@@ -21,7 +21,7 @@ from credit_jax.physics.arrays import by_level, clip, namespace
 from credit_jax.physics.constants import EARTH_RADIUS
 from credit_jax.physics.rows import all_rows, num_rows, row_numbers
 
-Values = Float[Any, "batch level time lat lon"]
+LevelFields = Float[Any, "batch level time lat lon"]
 
 
 class Wind(NamedTuple):
@@ -33,10 +33,10 @@ class Wind(NamedTuple):
         omega: dp/dt in Pa / s; None derives it from continuity.
     """
 
-    u: Values
-    v: Values
+    u: LevelFields
+    v: LevelFields
     surface_pressure: Float[Any, "batch 1 time lat lon"]
-    omega: Values | None = None
+    omega: LevelFields | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,8 @@ class Advection:
     dp_floor: float = 1.0
 
     def __call__(
-        self, tracers: Sequence[Values], wind: Wind, context: FieldContext | None
-    ) -> list[Values]:
+        self, tracers: Sequence[LevelFields], wind: Wind, context: FieldContext | None
+    ) -> list[LevelFields]:
         """Returns each tracer at the departure points of the local rows.
 
         Every shard gathers the winds and the tracers of all rows, since the distance
@@ -100,7 +100,7 @@ class Advection:
         places = [x - d for x, d in zip(start, moved, strict=True)]
         return sample([all_rows(x, context) for x in tracers], places)
 
-    def _velocity(self, wind: Wind) -> list[Values]:
+    def _velocity(self, wind: Wind) -> list[LevelFields]:
         """Velocities in levels, rows and columns of the grid per second."""
         latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
         cosine = _by_row(np.maximum(np.cos(latitude), self.coslat_floor), wind.u)
@@ -113,7 +113,7 @@ class Advection:
         """Spacing of the columns, radians."""
         return float(np.deg2rad(float(self.longitude[1]) - float(self.longitude[0])))
 
-    def _level_velocity(self, wind: Wind, latitude: np.ndarray) -> Values:
+    def _level_velocity(self, wind: Wind, latitude: np.ndarray) -> LevelFields:
         """Levels per second, omega / (dp per level); 0 if there is one level."""
         xp = namespace(wind.u)
         if wind.u.shape[1] == 1:
@@ -126,7 +126,9 @@ class Advection:
         center = 0.5 * (interfaces[:, :-1] + interfaces[:, 1:])
         return omega / clip(_difference(center, axis=1), self.dp_floor)
 
-    def _omega(self, wind: Wind, thickness: Values, latitude: np.ndarray) -> Values:
+    def _omega(
+        self, wind: Wind, thickness: LevelFields, latitude: np.ndarray
+    ) -> LevelFields:
         """Minus the integral of divergence from the top to the centers of levels."""
         xp, dtype = namespace(wind.u), wind.u.dtype
         cosine = np.cos(latitude)
@@ -140,7 +142,7 @@ class Advection:
         return -0.5 * (above + below)
 
 
-def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Any]:
+def sample(volumes: Sequence[LevelFields], places: Sequence[Any]) -> list[Any]:
     """Interpolates fields trilinearly at fractional grid indices.
 
     Args:
@@ -192,7 +194,7 @@ def _floor(x: Any) -> Any:
     return jax.lax.stop_gradient(floor) if isinstance(x, jax.Array) else floor
 
 
-def _arrival(like: Values, context: FieldContext | None) -> list[Any]:
+def _arrival(like: LevelFields, context: FieldContext | None) -> list[Any]:
     """Level, row and column of the local grid points."""
     xp, dtype = namespace(like), like.dtype
     rows = row_numbers(like, context)
@@ -212,7 +214,7 @@ def _by_row(values: np.ndarray, like: Any) -> np.ndarray:
     return values.astype(like.dtype).reshape(1, 1, 1, -1, 1)
 
 
-def _derivative(x: Values, latitude: np.ndarray) -> Values:
+def _derivative(x: LevelFields, latitude: np.ndarray) -> LevelFields:
     """Derivative by latitude: second order on uneven rows, one-sided at the ends."""
     xp, step = namespace(x), np.diff(latitude)
     slope = (x[:, :, :, 1:] - x[:, :, :, :-1]) / _by_row(step, x)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from credit_jax.physics.arrays import by_level
 
-Values = Float[Any, "batch level time lat lon"]
+LevelFields = Float[Any, "batch level time lat lon"]
 Layers = Float[Any, "batch layer time lat lon"]
 Surface = Float[Any, "batch 1 time lat lon"]
 
@@ -49,7 +49,7 @@ class Levels:
 
     def integral(
         self,
-        values: Values,
+        values: LevelFields,
         surface_pressure: Surface,
         start: int = 0,
         stop: int | None = None,
@@ -72,13 +72,13 @@ class Levels:
             axis=1, keepdims=True
         )
 
-    def surface_part(self, values: Values) -> Surface:
+    def surface_part(self, values: LevelFields) -> Surface:
         """Derivative of the integral by surface pressure: thicknesses are db."""
         layers, _ = self._layers(values, 0, None)
         return (layers * by_level(np.diff(self.b), values)).sum(axis=1, keepdims=True)
 
     def _layers(
-        self, values: Values, start: int, stop: int | None
+        self, values: LevelFields, start: int, stop: int | None
     ) -> tuple[Layers, slice]:
         """Layer means of `values`, and the indices of their layers."""
         if values.shape[1] != self.num_levels:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from credit_jax.fields import FieldContext
 from credit_jax.fields.coordinates import UNKNOWN, Axes, places_of, take_places
 from credit_jax.physics.arrays import namespace
-from credit_jax.physics.columns import Levels, Surface, Values
+from credit_jax.physics.columns import LevelFields, Levels, Surface
 from credit_jax.physics.constants import (
     GRAVITY,
     HEAT_CAPACITY_DRY,
@@ -76,7 +76,7 @@ class Moisture(NamedTuple):
         pressure: surface pressure, Pa.
     """
 
-    humidity: Values
+    humidity: LevelFields
     pressure: Surface
 
 
@@ -90,10 +90,10 @@ class Air(NamedTuple):
         pressure: surface pressure, Pa.
     """
 
-    temperature: Values
-    humidity: Values
-    u: Values
-    v: Values
+    temperature: LevelFields
+    humidity: LevelFields
+    u: LevelFields
+    v: LevelFields
     pressure: Surface
 
 
@@ -123,11 +123,11 @@ def fix_dry_mass(
 
 def fix_dry_mass_by_humidity(
     grid: PhysicsGrid,
-    before: Values,
-    after: Values,
+    before: LevelFields,
+    after: LevelFields,
     num_fixed: int,
     context: FieldContext | None,
-) -> Values:
+) -> LevelFields:
     """Returns the humidity that conserves dry air mass, on pressure levels.
 
     It is 1 - (1 - q) (M(before) - M_upper) / M_lower on the lower levels. With midpoint
@@ -196,7 +196,7 @@ def fix_energy(
     net_flux: Surface,
     seconds: float,
     context: FieldContext | None,
-) -> Values:
+) -> LevelFields:
     """Returns the temperature for which energy changes by the top and surface fluxes.
 
     It is T + E r / c_p, where E = c_p T + L q + Phi + (u^2 + v^2) / 2, TE is the global
@@ -222,7 +222,7 @@ def fix_energy(
     return after.temperature + energy * ratio / capacity
 
 
-def _energy(air: Air, ground: Any) -> tuple[Values, Values]:
+def _energy(air: Air, ground: Any) -> tuple[LevelFields, LevelFields]:
     """Energy of each level, J / kg, and heat capacity of moist air, J / kg / K."""
     capacity = (1 - air.humidity) * HEAT_CAPACITY_DRY
     capacity = capacity + air.humidity * HEAT_CAPACITY_VAPOR

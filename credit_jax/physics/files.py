@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields.coordinates import Axes, Values, as_values
+from credit_jax.fields.coordinates import Axes, CoordinateValues, as_values
 from credit_jax.io.open_files import opened
 from credit_jax.physics.columns import Levels
 from credit_jax.physics.conservation import PhysicsGrid
@@ -168,7 +168,7 @@ def centers(
     return _chosen(path, a, (first, second), levels)
 
 
-def level_values(path: str, name: str) -> Values | None:
+def level_values(path: str, name: str) -> CoordinateValues | None:
     """Reads the coordinate of the last dim of a variable; None if it has none.
 
     Args:
@@ -186,7 +186,7 @@ def level_values(path: str, name: str) -> Values | None:
 
 def level_numbers(
     path: str, name: str, levels: Sequence[int] | None = None, *, between: bool = False
-) -> Values | None:
+) -> CoordinateValues | None:
     """Reads the numbers of levels, which are values of a coordinate.
 
     Args:

@@ -12,7 +12,7 @@ from credit_jax.fields import FieldContext
 from credit_jax.physics.arrays import clip, namespace
 from credit_jax.physics.rows import fill_padding, global_mean, num_rows, with_halo
 
-Values = Float[Any, "batch level time rows lon"]
+LevelFields = Float[Any, "batch level time rows lon"]
 Mask = Float[Any, "batch 1 time rows lon"]
 
 _LARGEST_FACTOR = 4.0
@@ -29,7 +29,7 @@ class Kernel:
     lat: Float[np.ndarray, " n"]
     lon: Float[np.ndarray, " m"]
 
-    def __call__(self, x: Values, context: FieldContext | None) -> Values:
+    def __call__(self, x: LevelFields, context: FieldContext | None) -> LevelFields:
         """Convolves a field; the same result on split rows as on whole ones."""
         width = len(self.lat) // 2
         wide = with_halo(x, width, context) if width else x
@@ -77,13 +77,13 @@ def strong_wind_mask(
 
 
 def blend_smoothed(
-    field: Values,
+    field: LevelFields,
     mask: Mask,
     smoothing: Kernel,
     context: FieldContext | None,
     *,
     preserve_amplitude: bool = False,
-) -> Values:
+) -> LevelFields:
     """Blends a field with its smoothed values: `mask smoothed + (1 - mask) field`.
 
     Args:
@@ -101,7 +101,7 @@ def blend_smoothed(
 
 
 def _factor(
-    field: Values, smoothed: Values, mask: Mask, context: FieldContext | None
+    field: LevelFields, smoothed: LevelFields, mask: Mask, context: FieldContext | None
 ) -> Any:
     """Amplitude factor min(sqrt(sum(mask f^2) / (sum(mask smoothed^2) + 1e-12)), 4).
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
 from credit_jax.config.sources.source import MAIN_INPUT
-from credit_jax.data.channels import ChannelSchema, num_levels
 from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.data.schema import ChannelSchema, num_levels
 from credit_jax.models.common.array_specs import FieldSpec, VectorSpec
 
 # A time is encoded by sine and cosine of its hour of day and of its day of year.

@@ -16,7 +16,7 @@ from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
-from credit_jax.plan.channels import check_corrections, fit_problems, schema_of
+from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of
 from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_schemas
@@ -27,7 +27,7 @@ from credit_jax.transforms import (
     Pipeline,
     build_pipeline,
     notes_on_inverses,
-    notes_on_layout,
+    notes_on_schema,
 )
 
 
@@ -171,9 +171,9 @@ def plan_run(
     schemas = {split: loader.schema for split, loader in loaders.items()}
     schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
     if pipeline is not None:
-        layout = schema_of(config.data, model.config).as_read()
-        findings.notes += notes_on_layout(pipeline, layout)
-        findings.notes += notes_on_inverses(pipeline, layout)
+        tree_schema = schema_of(config.data, model.config).as_read()
+        findings.notes += notes_on_schema(pipeline, tree_schema)
+        findings.notes += notes_on_inverses(pipeline, tree_schema)
     if model.config is not None:
         opened: Mapping[Split, FurtherInputs | None]
         opened = {

@@ -14,7 +14,7 @@ import xarray as xr
 from pydantic import Field
 
 from credit_jax.config.base import StrictModel, parse
-from credit_jax.fields.coordinates import Values
+from credit_jax.fields.coordinates import CoordinateValues
 from credit_jax.fields.write_scalers import write_scalers
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.preprocess.statistics import Digests, Extremes, Moments, Statistics
@@ -192,7 +192,7 @@ class NormalizerFit:
     path: str
     args: NormalizerArgs
     units: Mapping[str, str] = field(default_factory=dict)
-    level_values: Mapping[str, Values] = field(default_factory=dict)
+    level_values: Mapping[str, CoordinateValues] = field(default_factory=dict)
 
     in_order = False
     variables: Variables = ()
@@ -245,7 +245,7 @@ class NormalizerFit:
 
     def _dims(self, arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
         """Dims of variables, by the values of their levels, or else by their number."""
-        known: dict[tuple[int, Values | None], str] = {}
+        known: dict[tuple[int, CoordinateValues | None], str] = {}
         dims = {}
         for name, array in arrays.items():
             values = self.level_values.get(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.preprocess.fits import Collected, Fit, NormalizerFit, ScalerFit
-from credit_jax.transforms import FieldTree, Layout
+from credit_jax.transforms import FieldTree, TreeSchema
 from credit_jax.transforms.base import Selects, variable_of
 from credit_jax.transforms.build import parse_preblocks
 from credit_jax.transforms.pipeline import Placed
@@ -81,37 +81,37 @@ class FitPlan:
             chain.append(link)
         return replace(self, chain=tuple(chain))
 
-    def with_levels(self, layout: Layout) -> FitPlan:
+    def with_levels(self, schema: TreeSchema) -> FitPlan:
         """Returns a copy with the values of the levels of the variables to write.
 
         Args:
-            layout: variables of "input" and "target" of the data, with their levels.
+            schema: variables of "input" and "target" of the data, with their levels.
         """
         chain = []
         for link in self.chain:
             if isinstance(link, NormalizerFit):
-                groups = [group for part in layout.values() for group in part]
+                groups = [group for part in schema.values() for group in part]
                 levels = {variable_of(g.var_key): g.levels for g in groups if g.levels}
                 link = replace(link, level_values=levels)
             elif isinstance(link, Placed):
-                layout = link.layout(layout)
+                schema = link.schema_after(schema)
             chain.append(link)
         return replace(self, chain=tuple(chain))
 
-    def notes(self, layout: Layout) -> list[str]:
+    def notes(self, schema: TreeSchema) -> list[str]:
         """Finds variables that the data lack, which are ignored, as in CREDIT.
 
         Args:
-            layout: variables of "input" and "target" of the data.
+            schema: variables of "input" and "target" of the data.
         """
         notes = []
         for link in self.chain:
             if not isinstance(link, Placed):
-                keys = [group.var_key for part in layout.values() for group in part]
+                keys = [group.var_key for part in schema.values() for group in part]
                 lines = Selection(link.variables).unmatched(keys)
                 notes += [f"{link.path}.args.variables: {line}" for line in lines]
             else:
-                layout = link.layout(layout)
+                schema = link.schema_after(schema)
         return notes
 
 

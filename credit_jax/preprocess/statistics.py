@@ -17,8 +17,8 @@ from numpy.lib.recfunctions import structured_to_unstructured
 
 from credit_jax.fields.write_scalers import Attributes
 
-Channels = Float[np.ndarray, " channel"]
-Values = Shaped[np.ndarray, "..."]
+PerChannel = Float[np.ndarray, " channel"]
+AnyArray = Shaped[np.ndarray, "..."]
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Statistics(Protocol):
         ...
 
     @property
-    def count(self) -> Channels:
+    def count(self) -> PerChannel:
         """(channel,) number of values that are not NaN."""
         ...
 
@@ -53,12 +53,12 @@ class Moments:
         squares: (channel,) sum of squared deviations from the mean.
     """
 
-    count: Channels
-    mean: Channels
-    squares: Channels
+    count: PerChannel
+    mean: PerChannel
+    squares: PerChannel
 
     @classmethod
-    def of(cls, x: Values, axis: int) -> Moments:
+    def of(cls, x: AnyArray, axis: int) -> Moments:
         """Computes the moments of an array whose channels are along `axis`."""
         if x.ndim == 5 and axis == 1:
             # Level by level, to use less memory.
@@ -83,7 +83,7 @@ class Moments:
         return Moments(count, mean, squares)
 
     @property
-    def variance(self) -> Channels:
+    def variance(self) -> PerChannel:
         """(channel,) population variance; NaN without values."""
         return _divided(self.squares, self.count)
 
@@ -108,12 +108,12 @@ class Extremes:
         high: (channel,) largest value; -inf without values.
     """
 
-    count: Channels
-    low: Channels
-    high: Channels
+    count: PerChannel
+    low: PerChannel
+    high: PerChannel
 
     @classmethod
-    def of(cls, x: Values, axis: int) -> Extremes:
+    def of(cls, x: AnyArray, axis: int) -> Extremes:
         """Computes the extremes of an array whose channels are along `axis`."""
         axes, valid = _others(x, axis), ~np.isnan(x)
         return cls(
@@ -156,7 +156,7 @@ class Digests:
     digests: Sequence[Any]
 
     @classmethod
-    def of(cls, x: Values, axis: int, compression: float) -> Digests:
+    def of(cls, x: AnyArray, axis: int, compression: float) -> Digests:
         """Computes the digests of an array whose channels are along `axis`.
 
         Raises:
@@ -179,7 +179,7 @@ class Digests:
         return self
 
     @property
-    def count(self) -> Channels:
+    def count(self) -> PerChannel:
         """(channel,) number of finite values."""
         return np.array([digest.size() for digest in self.digests])
 
@@ -206,7 +206,7 @@ class Digests:
         }
 
     @property
-    def _ends(self) -> tuple[Channels, Channels]:
+    def _ends(self) -> tuple[PerChannel, PerChannel]:
         low = np.array([digest.min() for digest in self.digests])
         return low, np.array([digest.max() for digest in self.digests])
 
@@ -248,7 +248,7 @@ def _moments(x: np.ndarray) -> tuple[float, float, float]:
     return float(x.size), float(mean), float(deviation @ deviation)
 
 
-def _others(x: Values, axis: int) -> tuple[int, ...]:
+def _others(x: AnyArray, axis: int) -> tuple[int, ...]:
     """All axes except that of the channels."""
     return tuple(dim for dim in range(x.ndim) if dim != axis % x.ndim)
 

@@ -10,7 +10,7 @@ import numpy as np
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import SAME, Arrangement
-from credit_jax.state_dict.key_plan import KeyEntry, KeyPlan
+from credit_jax.state_dict.key_map import KeyEntry, KeyMap
 from credit_jax.state_dict.problems import Shape
 
 
@@ -37,22 +37,22 @@ _ARRAYS = (
 
 
 def with_statistics(
-    plan: KeyPlan, batch_stats: Mapping[str, Mapping[str, ParamSpec]]
-) -> KeyPlan:
-    """Adds the running statistics of batch norms to a plan.
+    key_map: KeyMap, batch_stats: Mapping[str, Mapping[str, ParamSpec]]
+) -> KeyMap:
+    """Adds the running statistics of batch norms to a key map.
 
     Args:
-        plan: plan of the parameters and of spectral norm.
+        key_map: key map of the parameters and of spectral norm.
         batch_stats: specs of the arrays of every batch norm, by path and name.
     """
     after = {f"{path}/bias": path for path in batch_stats}
     entries: list[KeyEntry] = []
-    for entry in plan.entries:
+    for entry in key_map.entries:
         entries.append(entry)
         if entry.path in after:
             path = after[entry.path]
             entries += _statistics(entry, path, batch_stats[path])
-    return replace(plan, entries=tuple(entries))
+    return replace(key_map, entries=tuple(entries))
 
 
 def _statistics(

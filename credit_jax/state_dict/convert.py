@@ -12,33 +12,33 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.state_dict.arrangement import Arrangement
 from credit_jax.state_dict.batch_stats import with_statistics
-from credit_jax.state_dict.key_plan import (
+from credit_jax.state_dict.key_map import (
     Arrays,
     HostModelState,
     KeyEntry,
-    KeyPlan,
+    KeyMap,
 )
-from credit_jax.state_dict.match_keys import make_key_plan
+from credit_jax.state_dict.match_keys import make_key_map
 from credit_jax.state_dict.registry import torch_model
 
 
-def key_plan_for(model_def: ModelDef) -> KeyPlan:
+def key_map_for(model_def: ModelDef) -> KeyMap:
     """Returns the mapping between CREDIT's state dict and the arrays of a model.
 
     Raises:
         ValueError: the model has no key table, or the table misses a parameter.
     """
     model = torch_model(model_def.config.type)
-    plan = make_key_plan(model.key_table, model_def.param_specs, model_def.matrices)
+    key_map = make_key_map(model.key_table, model_def.param_specs, model_def.matrices)
     frozen = frozenset(model_def.param_specs.keys() - model_def.trainable.keys())
-    plan = replace(
-        plan,
+    key_map = replace(
+        key_map,
         renames=model.renames,
         frozen=frozen,
         lists_frozen=model.lists_frozen,
         constants=model.constants(model_def.config),
     )
-    return with_statistics(plan, model_def.batch_stats)
+    return with_statistics(key_map, model_def.batch_stats)
 
 
 def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
             f"{nearest_key(path, model_def.param_specs)}"
         )
     one = {path: model_def.param_specs[path]}
-    return tuple(make_key_plan(table, one, model_def.matrices).parameters.keys)
+    return tuple(make_key_map(table, one, model_def.matrices).parameters.keys)
 
 
 def idle_keys(model_def: ModelDef) -> list[str]:
@@ -75,7 +75,7 @@ def idle_keys(model_def: ModelDef) -> list[str]:
     idle = torch_model(model_def.config.type).idle_modules(model_def.config)
     if not idle:
         return []
-    keys = key_plan_for(model_def).parameters.keys
+    keys = key_map_for(model_def).parameters.keys
     return [key for key in keys if key.startswith(tuple(f"{name}." for name in idle))]
 
 
@@ -102,7 +102,7 @@ def from_state_dict(
     >>> bool((back["linear/kernel"] == params["linear/kernel"]).all())
     True
     """
-    return key_plan_for(model_def).read(state_dict)
+    return key_map_for(model_def).read(state_dict)
 
 
 def to_state_dict(
@@ -119,11 +119,11 @@ def to_state_dict(
     >>> list(credit_jax.to_state_dict(model.model_def, *weights))
     ['linear.weight']
     """
-    return key_plan_for(model_def).write(params, model_state)
+    return key_map_for(model_def).write(params, model_state)
 
 
-def native_key_plan(model_def: ModelDef) -> KeyPlan:
-    """Returns the plan of a model that CREDIT lacks: keys are paths, arrays stay.
+def native_key_map(model_def: ModelDef) -> KeyMap:
+    """Returns the key map of a model that CREDIT lacks: keys are paths, arrays stay.
 
     Arrays of the model state are named "path.leaf", as in "head/norm.mean".
     """
@@ -144,7 +144,7 @@ def native_key_plan(model_def: ModelDef) -> KeyPlan:
         for path, leaves in arrays.items()
         for leaf, array in leaves.items()
     ]
-    return KeyPlan(tuple(entries))
+    return KeyMap(tuple(entries))
 
 
 def _unmoved(shape: tuple[int, ...]) -> Arrangement:

@@ -12,17 +12,17 @@ from collections.abc import Collection, Iterator, Mapping
 
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.state_dict.key_map import KeyEntry, KeyMap
 from credit_jax.state_dict.key_order import KeyOrder
-from credit_jax.state_dict.key_plan import KeyEntry, KeyPlan
 from credit_jax.state_dict.key_table import Ignore, KeyTable, Rule
 from credit_jax.state_dict.problems import raise_problems
 
 
-def make_key_plan(
+def make_key_map(
     table: KeyTable,
     param_specs: Mapping[str, ParamSpec],
     normalized: Collection[str] = (),
-) -> KeyPlan:
+) -> KeyMap:
     """Applies a key table to a model.
 
     Args:
@@ -60,7 +60,7 @@ def make_key_plan(
     raise_problems(problems, "the key table does not fit the architecture")
     ignored = tuple(row for row in table if isinstance(row, Ignore))
     entries.sort(key=lambda entry: order.place(entry.key))
-    return KeyPlan(tuple(entries), ignored)
+    return KeyMap(tuple(entries), ignored)
 
 
 def _entries(

@@ -14,7 +14,7 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, write_config
 from credit_jax.config.load import CONFIG_NAME, is_written_config
 from credit_jax.config.messages import counted
-from credit_jax.data.channels import SCHEMA_FILE
+from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.atomic import move_aside
 from credit_jax.io.folder_lock import folder_lock

@@ -5,18 +5,18 @@ from credit_jax.transforms.base import (
     Destination,
     FieldTree,
     Grid,
-    Layout,
     Phase,
     Transform,
     TransformEntry,
+    TreeSchema,
     Where,
 )
 from credit_jax.transforms.build import build_pipeline
 from credit_jax.transforms.data_checks import (
-    check_layout,
+    check_schema,
     check_units,
     notes_on_inverses,
-    notes_on_layout,
+    notes_on_schema,
 )
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 from credit_jax.transforms.pre.normalize import Normalizer
@@ -43,7 +43,6 @@ __all__ = [
     "Destination",
     "FieldTree",
     "Grid",
-    "Layout",
     "Normalizer",
     "Phase",
     "Pipeline",
@@ -51,18 +50,19 @@ __all__ = [
     "Rollout",
     "Transform",
     "TransformEntry",
+    "TreeSchema",
     "Units",
     "Where",
     "build_pipeline",
     "channel_units",
-    "check_layout",
+    "check_schema",
     "check_units",
     "constant_fields",
     "fields_of_rollout",
     "initial_entries",
     "newest",
     "notes_on_inverses",
-    "notes_on_layout",
+    "notes_on_schema",
     "transform_types",
     "without_input",
 ]

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes, Values, places_of, take_places
+from credit_jax.fields.coordinates import Axes, CoordinateValues, places_of, take_places
 from credit_jax.io.errors import errors_of
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.files import (
@@ -21,7 +21,7 @@ from credit_jax.physics.files import (
     read_coefficients,
 )
 from credit_jax.physics.rows import num_rows
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
 from credit_jax.transforms.named import get_field, with_fields
 
 
@@ -109,7 +109,7 @@ class AdvectTracers:
     half_levels: Coefficients
     latitude: np.ndarray
     longitude: np.ndarray
-    numbers: Values | None = None
+    numbers: CoordinateValues | None = None
     needs_grid: ClassVar = True
 
     @property
@@ -123,7 +123,7 @@ class AdvectTracers:
         where = f"{args.level_info_file}: {names}"
         return (LevelFile(where, keys.__contains__, numbers),)
 
-    def at(self, layout: Layout, grid: Axes) -> AdvectTracers:
+    def at(self, schema: TreeSchema, grid: Axes) -> AdvectTracers:
         """Returns the block with its rows and columns in the order of the data.
 
         A file with another number of points is replaced, see `AdvectionArgs`.
@@ -215,7 +215,7 @@ def build_advection_post(args: AdvectionPostArgs) -> AdvectTracers:
 
 def _constants(
     args: AdvectionArgs,
-) -> tuple[Coefficients, np.ndarray, np.ndarray, Values | None]:
+) -> tuple[Coefficients, np.ndarray, np.ndarray, CoordinateValues | None]:
     half_levels = read_coefficients(
         args.level_info_file,
         args.model_a_half_var,

@@ -40,7 +40,7 @@ from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext, FieldTree
-from credit_jax.fields.coordinates import Axes, Values
+from credit_jax.fields.coordinates import Axes, CoordinateValues
 from credit_jax.transforms.selection import Selection
 
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
@@ -124,7 +124,7 @@ class Destination:
 
 @runtime_checkable
 class Group(Protocol):
-    """One variable of a channel layout, such as `data.channels.ChannelGroup`."""
+    """One variable of a schema, such as `data.schema.ChannelGroup`."""
 
     @property
     def var_key(self) -> str:
@@ -143,14 +143,14 @@ class Group(Protocol):
 
 
 # Entry ("input" or "target") -> its variables, in the order of the entry.
-Layout: TypeAlias = Mapping[str, Sequence[Group]]
+TreeSchema: TypeAlias = Mapping[str, Sequence[Group]]
 
 
 @runtime_checkable
-class ChecksLayout(Protocol):
+class ChecksSchema(Protocol):
     """A transform that can check the variables of its input."""
 
-    def check(self, layout: Layout) -> None:
+    def check(self, schema: TreeSchema) -> None:
         """Checks the variables before the transform.
 
         Raises:
@@ -163,11 +163,11 @@ class ChecksLayout(Protocol):
 class HasCoordinates(Protocol):
     """A transform whose files have coordinates, such as the levels of statistics."""
 
-    def at(self, layout: Layout, grid: Axes) -> Any:
+    def at(self, schema: TreeSchema, grid: Axes) -> Any:
         """Returns the transform with the values of its files in the order of the data.
 
         Args:
-            layout: the variables before the transform, with their levels.
+            schema: the variables before the transform, with their levels.
             grid: latitudes and longitudes of the fields.
 
         Raises:
@@ -189,7 +189,7 @@ class LevelFile:
 
     where: str
     selects: Callable[[str], bool]
-    numbers: Values | None = None
+    numbers: CoordinateValues | None = None
 
 
 @runtime_checkable
@@ -203,10 +203,10 @@ class HasLevelFiles(Protocol):
 
 
 @runtime_checkable
-class ChangesLayout(Protocol):
+class ChangesSchema(Protocol):
     """A preblock that changes the variables or their order."""
 
-    def layout(self, layout: Layout) -> Layout:
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables after it, copies of the given ones."""
         ...
 

@@ -8,9 +8,9 @@ from typing import Any
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import (
     PREBLOCKS,
-    ChecksLayout,
-    Layout,
+    ChecksSchema,
     Selects,
+    TreeSchema,
     variable_of,
 )
 from credit_jax.transforms.named import OUTPUT
@@ -29,18 +29,18 @@ _INVERSES = {
 _BOTH = ("input", "target")
 
 
-def check_layout(pipeline: Pipeline, layout: Layout) -> None:
+def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
     """Checks that the files of transforms fit the variables of the data.
 
     Args:
         pipeline: the transforms.
-        layout: variables of "input" and "target" of the data.
+        schema: variables of "input" and "target" of the data.
 
     Raises:
         ValueError: a file does not fit the variables.
     """
-    for each, before in pipeline.with_layouts(layout):
-        if isinstance(each.transform, ChecksLayout):
+    for each, before in pipeline.with_schemas(schema):
+        if isinstance(each.transform, ChecksSchema):
             with errors_of(each.path):
                 each.transform.check(before)
 
@@ -73,35 +73,35 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
                 )
 
 
-def notes_on_layout(pipeline: Pipeline, layout: Layout) -> list[str]:
+def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """Finds variables that the data lack, which are ignored, as in CREDIT.
 
     Also finds predicted variables that no normalizer has in its files.
 
     Args:
         pipeline: the transforms.
-        layout: variables of "input" and "target" of the data.
+        schema: variables of "input" and "target" of the data.
 
     Returns:
         One line for each finding.
     """
     notes = []
-    for each, before in pipeline.with_layouts(layout):
+    for each, before in pipeline.with_schemas(schema):
         if isinstance(each.transform, Selects):
             parts = before if each.phase in PREBLOCKS else {"": before["target"]}
             keys = {group.var_key: 0 for groups in parts.values() for group in groups}
             lines = each.transform.selection.unmatched(keys)
             notes += [f"{each.path}.args.variables: {line}" for line in lines]
-    return notes + _not_normalized(pipeline, layout)
+    return notes + _not_normalized(pipeline, schema)
 
 
-def _not_normalized(pipeline: Pipeline, layout: Layout) -> list[str]:
+def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """A note on predicted variables that no normalizer has in its files."""
     preblocks = [each for each in pipeline.transforms if each.phase in PREBLOCKS]
     if any(isinstance(each.transform, ScalerTransform) for each in preblocks):
         return []
     missing, paths = {}, []
-    for each, before in pipeline.with_layouts(layout):
+    for each, before in pipeline.with_schemas(schema):
         if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
             names = (variable_of(group.var_key) for group in before["target"])
             unscaled = [name for name in names if name not in each.transform.mean]
@@ -115,19 +115,19 @@ def _not_normalized(pipeline: Pipeline, layout: Layout) -> list[str]:
     ]
 
 
-def notes_on_inverses(pipeline: Pipeline, layout: Layout) -> list[str]:
+def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """Finds predicted variables that a preblock changes and no postblock restores.
 
     Args:
         pipeline: the transforms.
-        layout: variables of "input" and "target" of the data.
+        schema: variables of "input" and "target" of the data.
 
     Returns:
         One line for each block, if a postblock makes the fields `y_processed`.
     """
     changed: dict[tuple[str, str], list[str]] = {}
     has_output = False
-    for each, before in pipeline.with_layouts(layout):
+    for each, before in pipeline.with_schemas(schema):
         transform: Any = each.transform
         args: Any = getattr(transform, "args", None)
         if each.phase in PREBLOCKS:

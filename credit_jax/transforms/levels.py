@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Values
+from credit_jax.fields.coordinates import CoordinateValues
 from credit_jax.physics.files import Coefficients, centers, level_numbers
 from credit_jax.physics.interpolation import hybrid_to_hybrid
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
 from credit_jax.transforms.named import get_field, source_of, with_fields
 
 
@@ -86,7 +86,7 @@ class LevelInterp:
     required: bool
     source: Coefficients
     dest: Coefficients
-    numbers: Values | None = None
+    numbers: CoordinateValues | None = None
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
@@ -110,28 +110,28 @@ class LevelInterp:
                 new = with_fields(new, part, self._moved(new, part, context))
         return new
 
-    def check(self, layout: Layout) -> None:
+    def check(self, schema: TreeSchema) -> None:
         """Checks that variables of the data are on the source levels.
 
         Raises:
             ValueError: a variable has another number of levels.
         """
-        for part in filter(layout.__contains__, self.parts):
-            for group in layout[part]:
+        for part in filter(schema.__contains__, self.parts):
+            for group in schema[part]:
                 if group.var_key in self.args.variables:
                     self._check_levels(part, group.var_key, group.n_levels)
 
-    def layout(self, layout: Layout) -> Layout:
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """The variables with their new numbers of levels."""
-        new_layout, count = dict(layout), len(self.dest[0])
-        for part in filter(layout.__contains__, self.parts):
-            new_layout[part] = [
+        new_schema, count = dict(schema), len(self.dest[0])
+        for part in filter(schema.__contains__, self.parts):
+            new_schema[part] = [
                 dataclasses.replace(group, n_levels=count, levels=None)  # type: ignore[type-var]
                 if group.var_key in self.args.variables
                 else group
-                for group in layout[part]
+                for group in schema[part]
             ]
-        return new_layout
+        return new_schema
 
     def _moved(
         self, tree: FieldTree, part: str, context: FieldContext | None
@@ -177,7 +177,7 @@ def build_level_interp_post(args: LevelInterpPostArgs) -> LevelInterp:
 
 def _coefficients(
     args: LevelInterpArgs,
-) -> tuple[Coefficients, Coefficients, Values | None]:
+) -> tuple[Coefficients, Coefficients, CoordinateValues | None]:
     """Coefficients of the source and the destination levels; numbers of the source."""
     source = centers(
         args.source_level_info_file,

@@ -27,18 +27,18 @@ from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import (
     PREBLOCKS,
     ChangesGrid,
-    ChangesLayout,
+    ChangesSchema,
     Describes,
     Descriptions,
     FieldTree,
     Grid,
     HasCoordinates,
     HasLevelFiles,
-    Layout,
     Phase,
     ReadsState,
     Selects,
     Transform,
+    TreeSchema,
     Where,
     variable_of,
 )
@@ -78,11 +78,11 @@ class Placed:
         """Top-level config key of the transform: "preblocks" or "postblocks"."""
         return self.path.split(".")[0]
 
-    def layout(self, layout: Layout) -> Layout:
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x and y after the transform, in channel order."""
-        if self.phase in PREBLOCKS and isinstance(self.transform, ChangesLayout):
-            return self.transform.layout(layout)
-        return layout
+        if self.phase in PREBLOCKS and isinstance(self.transform, ChangesSchema):
+            return self.transform.schema_after(schema)
+        return schema
 
 
 @dataclass(frozen=True)
@@ -311,29 +311,29 @@ class Pipeline:
                 f"{listed}"
             )
 
-    def layout(self, layout: Layout) -> Layout:
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x and y, in channel order.
 
         Args:
-            layout: variables of "input" and "target" of the data, in the order of a
+            schema: variables of "input" and "target" of the data, in the order of a
                 sample.
         """
         for each in self.transforms:
-            layout = each.layout(layout)
-        return layout
+            schema = each.schema_after(schema)
+        return schema
 
-    def at(self, layout: Layout, grid: Axes) -> Pipeline:
+    def at(self, schema: TreeSchema, grid: Axes) -> Pipeline:
         """Returns the transforms with their files in the order of the data.
 
         Args:
-            layout: variables of "input" and "target" of the data, with their levels.
+            schema: variables of "input" and "target" of the data, with their levels.
             grid: latitudes and longitudes of the data.
 
         Raises:
             ValueError: a file has other coordinates than the data; names both.
         """
         placed = []
-        for each, before in self.with_layouts(layout):
+        for each, before in self.with_schemas(schema):
             if isinstance(each.transform, HasCoordinates):
                 with errors_of(each.path):
                     transform = each.transform.at(before, grid)
@@ -351,15 +351,15 @@ class Pipeline:
         same = all(x is y for x, y in zip(placed, self.transforms, strict=True))
         return self if same else Pipeline(tuple(placed))
 
-    def notes_on_order(self, layout: Layout) -> list[str]:
+    def notes_on_order(self, schema: TreeSchema) -> list[str]:
         """One note on the files whose values are matched with levels by count.
 
         Args:
-            layout: variables of "input" and "target" of the data, with their levels.
+            schema: variables of "input" and "target" of the data, with their levels.
         """
         notes = [
             f"{each.path}: {text}"
-            for each, before in self.with_layouts(layout)
+            for each, before in self.with_schemas(schema)
             if isinstance(each.transform, HasLevelFiles)
             for file in each.transform.level_files
             if (text := matched_by_count(file, before))
@@ -371,11 +371,11 @@ class Pipeline:
             "levels of the data, whose number alone is compared"
         ]
 
-    def with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
+    def with_schemas(self, schema: TreeSchema) -> Iterator[tuple[Placed, TreeSchema]]:
         """Yields every transform with the variables of its input."""
         for each in self.transforms:
-            yield each, layout
-            layout = each.layout(layout)
+            yield each, schema
+            schema = each.schema_after(schema)
 
     @property
     def grid(self) -> Grid | None:
@@ -393,13 +393,13 @@ class Pipeline:
         kinds = (Normalizer, ScalerTransform)
         return any(isinstance(each.transform, kinds) for each in self.preblocks)
 
-    def normalized(self, layout: Layout) -> frozenset[str]:
+    def normalized(self, schema: TreeSchema) -> frozenset[str]:
         """Keys of x and y that a normalizer or a scaler of the preblocks changes.
 
         Args:
-            layout: the variables of x and y.
+            schema: the variables of x and y.
         """
-        keys = {group.var_key for groups in layout.values() for group in groups}
+        keys = {group.var_key for groups in schema.values() for group in groups}
         scaled: set[str] = set()
         for each in self.preblocks:
             transform = each.transform

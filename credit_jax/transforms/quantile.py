@@ -22,7 +22,7 @@ from credit_jax.fields.bridgescaler import QuantileScaler
 from credit_jax.transforms import pchip
 from credit_jax.transforms.pointwise import is_numpy
 
-Fields = Shaped[Any, "batch level time lat lon"]
+LevelFields = Shaped[Any, "batch level time lat lon"]
 
 
 class Digest(NamedTuple):
@@ -49,13 +49,13 @@ class Digest(NamedTuple):
 
 def scale(
     scaler: QuantileScaler,
-    x: Fields,
+    x: LevelFields,
     method: str,
     *,
     per_point: bool,
     grid: tuple[int, int],
     rows: Callable[[np.ndarray], Any],
-) -> Fields:
+) -> LevelFields:
     """Transforms a field to the scaler's distribution, or back.
 
     Args:

@@ -39,7 +39,7 @@ INVERSE: Mapping[Method, Method] = {
     "transform": "inverse_transform",
     "inverse_transform": "transform",
 }
-Fields = Shaped[Any, "batch level time lat lon"]
+LevelFields = Shaped[Any, "batch level time lat lon"]
 
 
 @runtime_checkable
@@ -86,13 +86,13 @@ def _read(path: str, changed: int) -> dict[str, dict[str, dict[str, Scaler]]]:
 
 def scale(
     scaler: Scaler,
-    x: Fields,
+    x: LevelFields,
     method: Method,
     *,
     per_point: bool = False,
     context: FieldContext | None = None,
     out: np.ndarray | None = None,
-) -> Fields:
+) -> LevelFields:
     """Transforms a field, or inverts the transform.
 
     Args:

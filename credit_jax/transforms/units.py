@@ -85,10 +85,10 @@ def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
         pipeline: the transforms.
         groups: the variables of the target of the data, in channel order.
     """
-    after = pipeline.layout({"target": groups})["target"]
+    after = pipeline.schema_after({"target": groups})["target"]
     origins = {}
     for group in groups:
-        (new,) = pipeline.layout({"target": [group]})["target"]
+        (new,) = pipeline.schema_after({"target": [group]})["target"]
         origins[new.var_key] = group.var_key
     blocks = [
         block for block in pipeline.preblocks if not isinstance(block.transform, Concat)

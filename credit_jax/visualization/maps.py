@@ -25,7 +25,7 @@ CLIPPED = 0.001
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class MapGrid:
     """Coordinates of the points of a field.
 
     Attributes:
@@ -171,7 +171,7 @@ class MapFigure:
     def __init__(
         self,
         maps: Sequence[Map],
-        grid: Grid,
+        grid: MapGrid,
         *,
         title: str,
         units: str = "",

@@ -13,9 +13,9 @@ from credit_jax.visualization.choice import Choice, Truth
 from credit_jax.visualization.labels import number_text
 from credit_jax.visualization.maps import (
     Colors,
-    Grid,
     Map,
     MapFigure,
+    MapGrid,
     colors_of,
     comparison,
     error_colors_of,
@@ -76,10 +76,10 @@ class Scene:
         )
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> MapGrid:
         """The coordinates of the field."""
         grid = self.choice.files.grid
-        return Grid(grid.latitude, grid.longitude)
+        return MapGrid(grid.latitude, grid.longitude)
 
     def _figure(self, lead: int, colors: Colors, error_colors: Colors) -> MapFigure:
         return MapFigure(

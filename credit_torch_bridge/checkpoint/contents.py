@@ -94,7 +94,7 @@ def _keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> Iterator[str]:
     if is_older:
         yield f"  note: {checkpoint.notes[-1]}"
     renamed = renamed_keys(run_config, checkpoint)
-    places = {place.key: place for place in run_config.plan.entries}
+    places = {place.key: place for place in run_config.key_map.entries}
     for entry in renamed:
         place = places.get(entry.name)
         done = f" [{', '.join(entry.steps)}]" if entry.steps else ""

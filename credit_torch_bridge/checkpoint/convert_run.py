@@ -18,7 +18,7 @@ from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.io.write_errors import write_errors
 from credit_jax.packages.package import is_package, open_package
-from credit_jax.state_dict.key_plan import Allocate
+from credit_jax.state_dict.key_map import Allocate
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArrays
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint

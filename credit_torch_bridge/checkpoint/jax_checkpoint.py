@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from credit_jax.checkpoint import Progress
-from credit_jax.state_dict.key_plan import Arrays, HostModelState
+from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.ema import with_averaged_statistics
 
 

@@ -12,7 +12,7 @@ import torch
 
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.state_dict.convert import idle_keys
-from credit_jax.state_dict.key_plan import Allocate, Arrays
+from credit_jax.state_dict.key_map import Allocate, Arrays
 from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import write_moments
@@ -63,17 +63,17 @@ def to_torch_files(
     allocate: Allocate = np.empty,
 ) -> dict[str, dict[str, Any]]:
     """`to_torch` for a checkpoint in memory; `allocate` creates the arrays."""
-    plan, epoch = run_config.plan, checkpoint.progress.epoch - 1
-    state = plan.write(checkpoint.params, checkpoint.model_state, allocate)
+    key_map, epoch = run_config.key_map, checkpoint.progress.epoch - 1
+    state = key_map.write(checkpoint.params, checkpoint.model_state, allocate)
     content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
     if checkpoint.moments is not None:
         content |= _state(run_config, checkpoint, batches_per_epoch, allocate)
     files = {CHECKPOINT: content}
     if checkpoint.ema is not None:
-        averaged = plan.parameters.write(checkpoint.ema, {}, allocate)
+        averaged = key_map.parameters.write(checkpoint.ema, {}, allocate)
         if checkpoint.ema_stats:
             stats = {BATCH_STATS: dict(checkpoint.ema_stats)}
-            averaged |= plan.averaged_statistics.write({}, stats, allocate)
+            averaged |= key_map.averaged_statistics.write({}, stats, allocate)
         average = {
             "shadow": _tensors(_shadow(averaged, state)),
             "decay": run_config.trainer.ema_decay,
@@ -116,7 +116,7 @@ def _state(
     )
     moments = write_moments(
         checkpoint.moments,
-        run_config.plan.parameters,
+        run_config.key_map.parameters,
         run_config.trainer,
         rate,
         idle=idle_keys(run_config.model_def),

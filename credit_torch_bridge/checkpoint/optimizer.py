@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.state_dict.key_plan import Allocate, Arrays, KeyPlan
+from credit_jax.state_dict.key_map import Allocate, Arrays, KeyMap
 from credit_jax.state_dict.problems import raise_problems
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_jax.training.schedules import keeps_rate
@@ -31,13 +31,13 @@ CORRECTED = 400
 
 
 def read_moments(
-    optimizer: Mapping[str, Any], plan: KeyPlan, allocate: Allocate = np.empty
+    optimizer: Mapping[str, Any], key_map: KeyMap, allocate: Allocate = np.empty
 ) -> tuple[Moments, dict[str, Any]]:
     """Converts an optimizer's state dict to moments.
 
     Args:
         optimizer: {"state", "param_groups"}, keyed by number or by name.
-        plan: plan of the model's parameters (`KeyPlan.parameters`).
+        key_map: key map of the model's parameters (`KeyMap.parameters`).
         allocate: makes the arrays that are filled.
 
     Returns:
@@ -46,10 +46,10 @@ def read_moments(
     Raises:
         ValueError: it is not the state of CREDIT's AdamW for this model.
     """
-    group, entries = _entries(optimizer, plan)
+    group, entries = _entries(optimizer, key_map)
     _check_settings(group)
-    trainable = plan.trainable
-    _check_frozen(entries, set(plan.keys) - set(trainable.keys))
+    trainable = key_map.trainable
+    _check_frozen(entries, set(key_map.keys) - set(trainable.keys))
     entries = {key: entries[key] for key in trainable.keys if key in entries}
     moments: dict[str, Arrays] = {}
     for kind in (FIRST, SECOND):
@@ -70,7 +70,7 @@ def read_moments(
 
 
 def _entries(
-    optimizer: Mapping[str, Any], plan: KeyPlan
+    optimizer: Mapping[str, Any], key_map: KeyMap
 ) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
     """The parameter group, and the state of each parameter by its key in the table."""
     state, groups = optimizer.get("state"), optimizer.get("param_groups")
@@ -84,7 +84,7 @@ def _entries(
     group = groups[0]
     if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
         raise ValueError("optimizer: param_groups[0] does not list its parameters")
-    names = _names(group["params"], plan)
+    names = _names(group["params"], key_map)
     entries = {}
     for key, entry in state.items():
         number = int(key) if isinstance(key, str) and key.isdigit() else key
@@ -103,11 +103,11 @@ def _entries(
     return dict(group), entries
 
 
-def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
+def _names(params: list[Any], key_map: KeyMap) -> dict[Any, str]:
     """Maps the keys of a parameter group to those of the table."""
     if all(isinstance(key, str) for key in params):
-        return {r.file_key: r.name for r in plan.current_names(params)}
-    keys = plan.optimized.keys
+        return {r.file_key: r.name for r in key_map.current_names(params)}
+    keys = key_map.optimized.keys
     if len(params) != len(keys):
         raise ValueError(
             f"optimizer: has {len(params)} parameters, the model {len(keys)}; it "
@@ -168,7 +168,7 @@ def _count(steps: Mapping[str, Any]) -> int:
 
 def write_moments(
     moments: Moments,
-    plan: KeyPlan,
+    key_map: KeyMap,
     trainer: TrainerConfig,
     learning_rate: float,
     *,
@@ -179,7 +179,7 @@ def write_moments(
 
     Args:
         moments: moments by path.
-        plan: plan of the model's parameters.
+        key_map: key map of the model's parameters.
         trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
             state is keyed by name, as CREDIT then requires, otherwise by number.
         learning_rate: learning rate of the next update.
@@ -188,7 +188,7 @@ def write_moments(
         allocate: makes the arrays that are filled.
     """
     by_name = trainer.parallelism.data == "fsdp2"
-    trainable, listed = plan.trainable, plan.optimized.keys
+    trainable, listed = key_map.trainable, key_map.optimized.keys
     mu = trainable.write(moments.mu, {}, allocate)
     nu = trainable.write(moments.nu, {}, allocate)
     state = {

@@ -24,7 +24,7 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import COLLECTIONS
-from credit_jax.state_dict.key_plan import Allocate
+from credit_jax.state_dict.key_map import Allocate
 from credit_jax.training.ema import wide_statistics
 from credit_jax.training.optimizer import ADAM
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments

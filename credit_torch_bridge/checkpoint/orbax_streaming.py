@@ -22,7 +22,7 @@ from etils import epath
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint.manager import register_handler
-from credit_jax.state_dict.key_plan import Allocate
+from credit_jax.state_dict.key_map import Allocate
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArray
 
 # Number of bytes that are read at a time.

@@ -19,8 +19,8 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import key_plan_for
-from credit_jax.state_dict.key_plan import KeyPlan
+from credit_jax.state_dict.convert import key_map_for
+from credit_jax.state_dict.key_map import KeyMap
 
 CONFIG_FILE = "model.yml"
 
@@ -48,9 +48,9 @@ class RunConfig:
         return build(section)
 
     @cached_property
-    def plan(self) -> KeyPlan:
+    def key_map(self) -> KeyMap:
         """The mapping between CREDIT's arrays and those of credit_jax."""
-        return key_plan_for(self.model_def)
+        return key_map_for(self.model_def)
 
     @cached_property
     def trainer(self) -> TrainerConfig:

@@ -14,11 +14,11 @@ import torch
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.state_dict.key_plan import (
+from credit_jax.state_dict.key_map import (
     Allocate,
     Arrays,
     HostModelState,
-    KeyPlan,
+    KeyMap,
 )
 from credit_jax.state_dict.registry import torch_model
 from credit_jax.state_dict.renames import RenamedKey
@@ -83,7 +83,9 @@ def to_jax_checkpoint(
     """`from_torch` for an open checkpoint; `allocate` creates the arrays."""
     checkpoint, is_older = upgraded(run_config, checkpoint)
     params, model_state = read_model(run_config, checkpoint, allocate)
-    average, averaged_statistics = _read_average(run_config.plan, checkpoint, allocate)
+    average, averaged_statistics = _read_average(
+        run_config.key_map, checkpoint, allocate
+    )
     jax_checkpoint = JaxCheckpoint(
         params,
         model_state,
@@ -144,8 +146,8 @@ def renamed_keys(
     Raises:
         ValueError: the file belongs to a model that cannot be converted.
     """
-    renamed = run_config.plan.current_names(checkpoint.model)
-    known, model_type = set(run_config.plan.keys), run_config.model_def.config.type
+    renamed = run_config.key_map.current_names(checkpoint.model)
+    known, model_type = set(run_config.key_map.keys), run_config.model_def.config.type
     names = [key.name for key in renamed]
     refuse_unsupported(names, known, model_type)
     return renamed
@@ -161,17 +163,17 @@ def read_model(
     }
     state = as_arrays(tensors)
     try:
-        run_config.plan.check(state)
+        run_config.key_map.check(state)
         raise_non_finite(state, "the weights")
-        return run_config.plan.read(state, allocate)
+        return run_config.key_map.read(state, allocate)
     except ValueError as error:
-        hint = _spectral_hint(run_config.plan, tensors)
+        hint = _spectral_hint(run_config.key_map, tensors)
         raise ValueError(f"{checkpoint.path}: {error}{hint}") from None
 
 
-def _spectral_hint(plan: KeyPlan, state: Mapping[str, torch.Tensor]) -> str:
+def _spectral_hint(key_map: KeyMap, state: Mapping[str, torch.Tensor]) -> str:
     """A hint at the most common cause of keys that do not fit."""
-    asked = any(key.endswith("_orig") for key in plan.keys)
+    asked = any(key.endswith("_orig") for key in key_map.keys)
     has_norm = any(key.endswith("_orig") for key in state)
     if asked == has_norm:
         return ""
@@ -182,20 +184,22 @@ def _spectral_hint(plan: KeyPlan, state: Mapping[str, torch.Tensor]) -> str:
 
 
 def _read_average(
-    plan: KeyPlan, checkpoint: TorchCheckpoint, allocate: Allocate
+    key_map: KeyMap, checkpoint: TorchCheckpoint, allocate: Allocate
 ) -> tuple[Arrays | None, Mapping[str, Arrays] | None]:
     """The average of the parameters, and that of the statistics of batch norms."""
     if checkpoint.average is None:
         return None, None
     shadow = checkpoint.average.shadow
     # CREDIT averages constants of a process, too.
-    names = [r for r in plan.current_names(shadow) if r.name not in plan.constants]
+    names = [
+        r for r in key_map.current_names(shadow) if r.name not in key_map.constants
+    ]
     state = as_arrays({r.name: shadow[r.file_key] for r in names})
     raise_non_finite(state, "the average")
-    statistics = plan.averaged_statistics
+    statistics = key_map.averaged_statistics
     stats = {key: state.pop(key) for key in statistics.keys if key in state}
     try:
-        params = plan.parameters.read(state, allocate)[0]
+        params = key_map.parameters.read(state, allocate)[0]
         if not stats:
             return params, None
         return params, statistics.read(stats, allocate)[1][BATCH_STATS]
@@ -214,7 +218,7 @@ def _with_state(
     assert checkpoint.optimizer is not None, "asked for by the caller"
     trainer = run_config.trainer
     moments, group = read_moments(
-        checkpoint.optimizer, run_config.plan.parameters, allocate
+        checkpoint.optimizer, run_config.key_map.parameters, allocate
     )
     settings = {"trainer.weight_decay": group.get("weight_decay")}
     if kind_of(trainer) is None:

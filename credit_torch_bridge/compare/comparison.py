@@ -20,7 +20,7 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
-from credit_jax.state_dict.key_plan import Arrays
+from credit_jax.state_dict.key_map import Arrays
 from credit_jax.state_dict.registry import torch_model
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.orbax_run import read_run

@@ -28,7 +28,7 @@ from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.state_dict.convert import to_state_dict
-from credit_jax.state_dict.key_plan import Arrays, HostModelState
+from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
 from credit_torch_bridge.compare.outputs import ModelOutputs
 

@@ -19,7 +19,7 @@ from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.models.registry import parse_model
-from credit_jax.plan.channels import fit_problems
+from credit_jax.plan.channel_problems import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.post_conf import active_physics

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from credit_jax.evaluation.measures import Weights, area_sums
-from credit_jax.evaluation.mesh_sums import Grid
+from credit_jax.evaluation.measures import PointWeights, area_sums
+from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.regions import band_weights, region_weights
-from credit_jax.evaluation.sums import Channel, ScoreLayout, ScoreSums
+from credit_jax.evaluation.sums import Channel, ScoreDims, ScoreSums
 from credit_jax.parallel.mesh.axes import MeshAxes
 
 STARTS = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
@@ -43,33 +43,35 @@ def random_fields(
     return np.float32(forecast), {k: np.float32(x) for k, x in references.items()}
 
 
-def sums_of(forecast: np.ndarray, references: Any, grid: Grid) -> dict[str, np.ndarray]:
+def sums_of(
+    forecast: np.ndarray, references: Any, grid: ScoreGrid
+) -> dict[str, np.ndarray]:
     """Returns area sums on one device."""
     own = band_weights(grid.bands, grid.latitude) if grid.bands else None
     bands = None if own is None else jnp.asarray(own)
     regions = region_weights(grid.regions, grid.latitude, grid.longitude)
-    weights = Weights(jnp.asarray(regions), bands)
+    weights = PointWeights(jnp.asarray(regions), bands)
     measure = jax.jit(lambda x, fields: area_sums(x, fields, weights, MeshAxes()))
     return jax.device_get(measure(forecast, references))
 
 
-def layout_of(grid: Grid, num_members: int) -> ScoreLayout:
+def dims_of_scores(grid: ScoreGrid, num_members: int) -> ScoreDims:
     """Returns the dims of the scores of `random_fields`."""
     names = [tuple(r.name for r in own) for own in (grid.regions, grid.bands)]
-    return ScoreLayout(CHANNELS, LEADS, *names, num_members=num_members)
+    return ScoreDims(CHANNELS, LEADS, *names, num_members=num_members)
 
 
-def scores_of(forecast: np.ndarray, references: Any, grid: Grid) -> xr.Dataset:
+def scores_of(forecast: np.ndarray, references: Any, grid: ScoreGrid) -> xr.Dataset:
     """Returns scores over both start dates, merged from the sums of each."""
     found = sums_of(forecast, references, grid)
     parts = [
         ScoreSums.of_start(start, [{name: x[i] for name, x in found.items()}])
         for i, start in enumerate(STARTS)
     ]
-    return layout_of(grid, forecast.shape[1]).scores(parts[0].merge(parts[1]))
+    return dims_of_scores(grid, forecast.shape[1]).scores(parts[0].merge(parts[1]))
 
 
-def labeled(fields: np.ndarray, grid: Grid) -> xr.DataArray:
+def labeled(fields: np.ndarray, grid: ScoreGrid) -> xr.DataArray:
     """Returns fields in float64 with named dims, members first if there are any."""
     dims = ["time", "channel", "latitude", "longitude"]
     if fields.ndim == 5:

@@ -8,7 +8,7 @@ from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.grid_file import GridFile, align, level_units
-from credit_jax.evaluation.mesh_sums import Grid
+from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.offline import grid_of
 from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import REGIONS
@@ -54,7 +54,7 @@ def test_another_grid(latitude, longitude):
 def test_a_curvilinear_grid():
     """2-D coordinates give the same results as coordinates of rows and columns."""
     forecast, references = random_fields(LATITUDE, 10, 2)
-    rows = sums_of(forecast, references, Grid(LATITUDE, LONGITUDE, REGIONS))
+    rows = sums_of(forecast, references, ScoreGrid(LATITUDE, LONGITUDE, REGIONS))
     points = grid_of(*np.meshgrid(LATITUDE, LONGITUDE, indexing="ij"), REGIONS)
     assert points.bands == (), "no circles of latitude"
     assert grid_of(LATITUDE, LONGITUDE, REGIONS).bands
@@ -65,7 +65,7 @@ def test_a_curvilinear_grid():
 
 def test_rounding_does_not_grow_with_the_grid():
     latitude, longitude = np.linspace(89.5, -89.5, 180), np.arange(360) * 1.0
-    grid = Grid(latitude, longitude, REGIONS[:1])
+    grid = ScoreGrid(latitude, longitude, REGIONS[:1])
     forecast, references = random_fields(latitude, 360, 1)
     found = sums_of(forecast, references, grid)
     error = forecast[:, 0].astype(float) - references["truth"].astype(float)

@@ -11,7 +11,7 @@ import scoringrules
 import xarray as xr
 
 from credit_jax.evaluation.measures import _power
-from credit_jax.evaluation.mesh_sums import Grid
+from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.regions import REGIONS, Region, choose_regions
 from tests.evaluation.fields import (
     MEMBER_DIM,
@@ -26,7 +26,7 @@ from tests.support.credit_modules import credit_attribute
 BOUND = 1e-6
 LATITUDE = np.linspace(84.0, -84.0, 8)
 LONGITUDE = np.arange(16) * 22.5
-GRID = Grid(LATITUDE, LONGITUDE, REGIONS, REGIONS[:2])
+GRID = ScoreGrid(LATITUDE, LONGITUDE, REGIONS, REGIONS[:2])
 NUM_MEMBERS = 4
 SYSTEMS = ("forecast", "persistence", "climatology")
 
@@ -122,7 +122,7 @@ def test_ranks(case):
     # The histogram of `scores` has no weights, hence rows of equal area.
     rows = {"latitude": [-12.0, 12.0]}
     region = Region("two rows", ((-20, 20),))
-    grid = Grid(LATITUDE, LONGITUDE, (region,))
+    grid = ScoreGrid(LATITUDE, LONGITUDE, (region,))
     own = scores_of(forecast, references, grid)["rank_histogram"]
     theirs = scores.probability.rank_histogram(
         members.sel(rows, method="nearest"),
@@ -141,7 +141,9 @@ def test_a_tie_has_all_its_ranks_alike():
     shape = (1, 1, len(LATITUDE), len(LONGITUDE))
     truth = np.ones(shape, np.float32)
     members = np.stack([truth - 1, truth, truth, truth + 1], axis=1)
-    sums = sums_of(members, {"truth": truth}, Grid(LATITUDE, LONGITUDE, REGIONS[:1]))
+    sums = sums_of(
+        members, {"truth": truth}, ScoreGrid(LATITUDE, LONGITUDE, REGIONS[:1])
+    )
     assert np.allclose(sums["forecast/rank"][0, 0, 0], [0, 1 / 3, 1 / 3, 1 / 3, 0])
 
 
@@ -149,7 +151,7 @@ def test_a_tie_has_all_its_ranks_alike():
 def test_anomalies(case, system):
     """Correlation about 0 is Pearson's of the anomalies joined with their negatives."""
     forecast, references, _ = case
-    grid = Grid(LATITUDE, LONGITUDE, (Region("two rows", ((-20, 20),)),))
+    grid = ScoreGrid(LATITUDE, LONGITUDE, (Region("two rows", ((-20, 20),)),))
     own = scores_of(forecast, references, grid).sel(system=system).squeeze()
     rows = slice(3, 5)
     climatology = labeled(references["climatology"], GRID)[:, :, rows]
@@ -193,7 +195,7 @@ def test_missing_values_are_left_out_and_counted(case):
 def test_a_region_without_points(case):
     forecast, references, _ = case
     nothing = Region("between the rows", ((0, 5),))
-    grid = Grid(LATITUDE, LONGITUDE, (REGIONS[0], nothing))
+    grid = ScoreGrid(LATITUDE, LONGITUDE, (REGIONS[0], nothing))
     found = scores_of(forecast, references, grid).sel(region=nothing.name)
     assert all(np.isnan(found[name]).all() for name in found.data_vars)
 
@@ -202,7 +204,7 @@ def test_power_adds_up_to_the_mean_square(case):
     """Parseval's theorem, for even and odd numbers of points."""
     forecast, references, _ = case
     for num_lon in (16, 15):
-        grid = Grid(LATITUDE, LONGITUDE[:num_lon], REGIONS[:1], REGIONS[:1])
+        grid = ScoreGrid(LATITUDE, LONGITUDE[:num_lon], REGIONS[:1], REGIONS[:1])
         fields = {name: x[..., :num_lon] for name, x in references.items()}
         own = scores_of(forecast[..., :num_lon], fields, grid)["energy_spectrum"]
         weights = np.cos(np.deg2rad(LATITUDE))
@@ -234,7 +236,7 @@ def test_errors_and_spread_of_credit():
         for name, band in latitude_slices.items()
     )
     # xarray slices need ascending coordinates.
-    grid = Grid(LATITUDE[::-1], LONGITUDE, regions)
+    grid = ScoreGrid(LATITUDE[::-1], LONGITUDE, regions)
     forecast, references = random_fields(grid.latitude, len(LONGITUDE), NUM_MEMBERS)
     # The spread is equal at all points, so that its mean equals its root mean square.
     offsets = np.array([-2.0, 1.0, 4.0, 0.5], np.float32).reshape(1, -1, 1, 1, 1)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from credit_jax.evaluation.mesh_sums import NON_FINITE, Grid, MeshSums
+from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums, ScoreGrid
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.parallel.mesh.dims import ParallelDims
 from tests.evaluation.fields import random_fields, sums_of
@@ -15,7 +15,7 @@ NUM_LON = 16
 
 def grid_of(rows):
     latitude = np.linspace(80.0, -80.0, rows)
-    return Grid(latitude, np.arange(NUM_LON) * 22.5, REGIONS[:6], REGIONS[:2])
+    return ScoreGrid(latitude, np.arange(NUM_LON) * 22.5, REGIONS[:6], REGIONS[:2])
 
 
 def mesh_of(data, tensor, domain):

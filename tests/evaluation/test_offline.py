@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.evaluation.forecast_files import valid_times
-from credit_jax.evaluation.offline import grid_of, layout_of, score_files
+from credit_jax.evaluation.offline import dims_of_scores, grid_of, score_files
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
 from credit_jax.evaluation.regions import REGIONS
@@ -63,7 +63,7 @@ def score(folder, count, **options):
     grid = grid_of(*coordinates, REGIONS[:2])
     sums = score_files(files, comparison, grid, **options)
     members = options.get("num_members") or files.num_members
-    return sums, layout_of(comparison, grid, files.leads, members).scores(sums)
+    return sums, dims_of_scores(comparison, grid, files.leads, members).scores(sums)
 
 
 def test_memory_does_not_grow_with_the_lead_time(folder):

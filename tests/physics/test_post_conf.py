@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit_jax.config.base import ConfigError, parse
 from credit_jax.models.common.post_conf import PostConf, build_channel_fixers
-from credit_jax.physics.channels import ChannelUnits
+from credit_jax.physics.channel_fixers import ChannelUnits
 from tests.physics import world
 from tests.support import assert_close, make_mesh
 from tests.support.credit_modules import credit_attribute

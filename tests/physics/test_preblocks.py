@@ -64,7 +64,7 @@ def test_layout_and_levels(tmp_path):
     block = build(kind, args, "preblocks")
     layout = {"input": [Variable(world.T, world.LEVELS), Variable(world.SP, 1)]}
     block.check(layout)
-    assert block.layout(layout) == {
+    assert block.schema_after(layout) == {
         "input": [Variable(world.T, 3), Variable(world.SP, 1)]
     }
     text = rf"{world.T} of input has 4 levels, .*levels\.nc: a_half, b_half\) are of 6"

@@ -15,8 +15,8 @@ from credit_jax.cli.commands import INTERRUPTED, OK, USER_ERROR
 from credit_jax.cli.preprocess import main, preprocess
 from credit_jax.config.base import ConfigError
 from credit_jax.data import open_dataset
-from credit_jax.data.channels import ChannelGroup
 from credit_jax.data.dataset import collate
+from credit_jax.data.schema import ChannelGroup
 from credit_jax.fields.bridgescaler import read_scalers
 from credit_jax.preprocess import fitting
 from credit_jax.preprocess.fits import ScalerFit

@@ -10,7 +10,7 @@ from credit_jax import from_state_dict, to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
-from credit_jax.state_dict.convert import idle_keys, key_plan_for
+from credit_jax.state_dict.convert import idle_keys, key_map_for
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.checkpoint.optimizer import read_moments
@@ -49,7 +49,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     assert list(back) == list(state), "the keys, or their order, differ"
     chex.assert_trees_all_equal(back, state, strict=True)
     names = [name for name, _ in model.named_parameters()]
-    assert key_plan_for(model_def).parameters.keys == names
+    assert key_map_for(model_def).parameters.keys == names
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_parameters_without_gradient_are_the_frozen_ones(credit, files):
     case = credit.credit_case(BASE)
     model_def = build(BASE)
     without = [key for key in case.parameters if key not in case.gradients]
-    plan = key_plan_for(model_def).parameters
+    plan = key_map_for(model_def).parameters
     frozen = [k for k in plan.keys if k not in plan.trainable.keys]
     assert without == frozen
     assert all(key.endswith("attn.qkv.weight_orig") for key in without)

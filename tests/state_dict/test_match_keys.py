@@ -6,7 +6,7 @@ import pytest
 
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule
-from credit_jax.state_dict.match_keys import make_key_plan
+from credit_jax.state_dict.match_keys import make_key_map
 from tests.state_dict.tables import PARAM_SPECS, TABLE
 
 
@@ -31,4 +31,4 @@ from tests.state_dict.tables import PARAM_SPECS, TABLE
 )
 def test_a_table_with_a_gap_or_an_overlap_is_refused(table, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
-        make_key_plan(table, PARAM_SPECS)
+        make_key_map(table, PARAM_SPECS)

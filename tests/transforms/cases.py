@@ -2,7 +2,7 @@
 
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.data.channels import ChannelGroup
+from credit_jax.data.schema import ChannelGroup
 from credit_jax.transforms import build_pipeline
 
 LEVELS = 4

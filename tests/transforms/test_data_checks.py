@@ -3,7 +3,7 @@
 import re
 
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.transforms import build_pipeline, notes_on_inverses, notes_on_layout
+from credit_jax.transforms import build_pipeline, notes_on_inverses, notes_on_schema
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
 
 
@@ -13,7 +13,7 @@ def test_what_selects_nothing_is_a_note():
     text = {"type": "sqrt_transform", "args": {"variables": SP}}
     chain = preblocks(a=logs, b=text, concat=CONCAT)
     groups = [group(T, 4), group(SP, 1)]
-    notes = notes_on_layout(chain, {"input": groups, "target": [*groups, group(TP, 1)]})
+    notes = notes_on_schema(chain, {"input": groups, "target": [*groups, group(TP, 1)]})
     assert len(notes) == 2
     assert re.search(
         r"a\.args\.variables: 'S/prognostic/2d/Sp' is no variable", notes[0]
@@ -28,10 +28,10 @@ def test_predicted_variables_that_the_files_lack_are_a_note(files):
     target = [group(T, LEVELS), group("S/diagnostic/2d/rain", 1)]
     layout = {"input": [group("S/dynamic_forcing/2d/tsi", 1)], "target": target}
     chain = preblocks(norm=norm, concat=CONCAT)
-    (note,) = notes_on_layout(chain, layout)
+    (note,) = notes_on_schema(chain, layout)
     assert "preblocks.per_step.norm: " in note
     assert "do not both have rain, which" in note
-    assert notes_on_layout(chain, layout | {"target": target[:1]}) == []
+    assert notes_on_schema(chain, layout | {"target": target[:1]}) == []
 
 
 def test_predicted_variables_that_no_postblock_restores_are_a_note():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.data.channels import ChannelGroup
+from credit_jax.data.schema import ChannelGroup
 from credit_jax.fields.coordinates import UNKNOWN
 from credit_jax.fields.write_scalers import write_scalers
 from credit_jax.transforms.base import LevelFile

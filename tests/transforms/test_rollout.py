@@ -7,7 +7,7 @@ import xarray as xr
 
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.transforms import Phase, build_pipeline
 from credit_jax.transforms.rollout import Advance
 from tests.support import assert_close

@@ -12,9 +12,9 @@ from credit_jax.visualization.maps import (
     SEQUENTIAL,
     SIGNED,
     Colors,
-    Grid,
     Map,
     MapFigure,
+    MapGrid,
     colors_of,
     comparison,
     error_colors_of,
@@ -29,7 +29,7 @@ from credit_jax.visualization.windows import (
 
 LATITUDE = np.linspace(78.75, -78.75, 8)
 LONGITUDE = np.arange(0.0, 360.0, 22.5)
-GRID = Grid(LATITUDE, LONGITUDE)
+GRID = MapGrid(LATITUDE, LONGITUDE)
 FIELD = LATITUDE[:, None] + LONGITUDE / 10
 
 
@@ -182,12 +182,12 @@ def test_missing_values_are_blank():
 
 def test_curvilinear_grids():
     y, x = np.mgrid[30:50:5.0, 220:280:10.0]
-    grid = Grid(y + x / 50, x)
+    grid = MapGrid(y + x / 50, x)
     figure = MapFigure([Map("m", y, Colors(30, 50))], grid, title="t")
     assert figure.figure.axes[0].get_xlim() == (-140, -90)
     assert png_of(figure.figure)[1:4] == b"PNG"
     with pytest.raises(ValueError, match="one or both two dims, got 2 and 1"):
-        Grid(y, LONGITUDE)
+        MapGrid(y, LONGITUDE)
 
 
 @pytest.mark.parametrize("name", PROJECTIONS[1:])

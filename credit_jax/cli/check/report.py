@@ -24,7 +24,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
 from credit_jax.demo.dataset import expected_files
 from credit_jax.plan import RunPlan, plan_run
-from credit_jax.plan.channels import schema_of
+from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.roofline import StepBound, step_bound
 from credit_jax.training.rehearsal import rehearse
 

@@ -45,7 +45,7 @@ from credit_jax.forecast.plan import ForecastPlan, plan_forecast
 from credit_jax.forecast.summary import Summary
 from credit_jax.io.write_errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.packages.channels import channel_groups
+from credit_jax.packages.channel_table import channel_groups
 from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices

@@ -5,7 +5,7 @@ Variables have the names of the stores. A store may also be a folder with a copy
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.era5 import WB2_STORES, ArcoConfig, WeatherBenchConfig
-from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import FileSet
 from credit_jax.io.open_files import OpenFiles
@@ -37,8 +37,8 @@ def open_arco(
     for kind, field in config.variables.by_type.items():
         files |= {(kind, variable): deep for variable in field.vars_3D}
         files |= {(kind, variable): flat for variable in field.vars_2D}
-    layout = Layout(levels="exact", static_time="same")
-    return open_files_source(name, config, files, layout, open_files)
+    conventions = FileConventions(levels="exact", static_time="same")
+    return open_files_source(name, config, files, conventions, open_files)
 
 
 def open_weatherbench(
@@ -63,5 +63,5 @@ def open_weatherbench(
         for kind, field in config.variables.by_type.items()
         for variable in field.vars_3D + field.vars_2D
     }
-    layout = Layout(levels="exact", static_time="same", transposed=True)
-    return open_files_source(name, config, files, layout, open_files)
+    conventions = FileConventions(levels="exact", static_time="same", transposed=True)
+    return open_files_source(name, config, files, conventions, open_files)

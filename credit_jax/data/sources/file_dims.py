@@ -13,7 +13,7 @@ from credit_jax.data.sources.reader import OpenFile, crop
 from credit_jax.fields.coordinates import (
     UNKNOWN,
     Axes,
-    Values,
+    CoordinateValues,
     as_values,
     is_numbered,
     places_of,
@@ -25,8 +25,8 @@ _SPACE = ("latitude", "longitude")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """The layout of the files of a data set.
+class FileConventions:
+    """The conventions of the files of a data set.
 
     Attributes:
         levels: meaning of `levels` in the config: the "nearest" values of the level
@@ -52,14 +52,14 @@ class FileDims:
     Attributes:
         name: name of the source.
         config: section of the source.
-        layout: layout of the files.
+        conventions: conventions of the files.
         requested: coordinates at which fields are read; unknown ones are those of a
             file.
     """
 
     name: str
     config: SourceConfig
-    layout: Layout
+    conventions: FileConventions
     requested: Axes = UNKNOWN
 
     def space_of(
@@ -70,12 +70,12 @@ class FileDims:
         count = 1 if self.is_unstructured(opened) else 2
         space = tuple(str(dim) for dim in array.dims[-count:])
         latitude = opened.latitude
-        if self.layout.transposed and count == 2 and latitude is not None:
+        if self.conventions.transposed and count == 2 and latitude is not None:
             space = space if space[0] in latitude.dims else space[::-1]
         sizes = {str(d): n for d, n in zip(array.dims, array.shape, strict=True)}
         shape = [sizes[dim] for dim in space]
-        if self.layout.extent is not None:
-            parts = self.layout.extent(opened)
+        if self.conventions.extent is not None:
+            parts = self.conventions.extent(opened)
             shape = [len(range(n)[p]) for n, p in zip(shape, parts, strict=True)]
         return tuple(shape), space
 
@@ -84,8 +84,8 @@ class FileDims:
     ) -> dict[Any, Any]:
         """Rows and columns to read, for dims that are not read whole."""
         whole = [slice(None)] * len(space)
-        if self.layout.extent is not None:
-            whole = [*self.layout.extent(opened)]
+        if self.conventions.extent is not None:
+            whole = [*self.conventions.extent(opened)]
         if rows is not None:
             if len(space) != 2:
                 raise ValueError(f"{opened.path}: an unstructured grid has no rows")
@@ -120,16 +120,16 @@ class FileDims:
                 known, stored, "level", where, self.requested.where, **options
             )
             return None if places is None else places.tolist()
-        values, how = self.config.level_values, self.layout.levels
+        values, how = self.config.level_values, self.conventions.levels
         if values is None:
             return None
         dim, where = self.level_dim(opened, name), f"data.source.{self.name}"
         return indices_of(opened, name, dim, values, how, where)
 
-    def level_values(self, opened: OpenFile, name: str) -> Values | None:
+    def level_values(self, opened: OpenFile, name: str) -> CoordinateValues | None:
         """Values of all levels of a 3-D variable of a file; None if it has none."""
         dim = self.level_dim(opened, name)
-        if self.layout.levels == "position" or dim not in opened.dataset.coords:
+        if self.conventions.levels == "position" or dim not in opened.dataset.coords:
             return None
         coordinate = opened.dataset[dim]
         return as_values(coordinate.values) if coordinate.dtype.kind in "iuf" else None
@@ -143,7 +143,7 @@ class FileDims:
             ValueError: the file has another grid.
         """
         _, space = self.space_of(opened, name)
-        if len(space) != 2 or self.layout.extent is not None:
+        if len(space) != 2 or self.conventions.extent is not None:
             return None, None
         where = f"{opened.path}: {name}"
         requested, other = self.requested, self.requested.where
@@ -157,9 +157,9 @@ class FileDims:
         self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
     ) -> bool:
         """Whether a file has no time dim in which to find a time."""
-        if self.layout.one_time:
+        if self.conventions.one_time:
             return True
-        if field_type == "static" and self.layout.static_time == "first":
+        if field_type == "static" and self.conventions.static_time == "first":
             return True
         timed = [opened.time_coord in opened.variable(n).dims for _, n in named]
         return not any(timed)
@@ -215,7 +215,7 @@ class FileDims:
         )
         names = [time, *names] if timed else names
         wrong = _differ(dim_names, names)
-        if wrong and self.layout.transposed and len(space) == 2:
+        if wrong and self.conventions.transposed and len(space) == 2:
             wrong = _differ(dim_names, [*names[:-2], names[-1], names[-2]])
         if wrong:
             shown = [*names[: len(names) - len(space)]]

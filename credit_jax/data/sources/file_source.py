@@ -2,8 +2,8 @@
 
 On disk 3-D variables are (time, level, latitude, longitude), 2-D ones (time, latitude,
 longitude), and static ones have no time. In memory every field is (level, time,
-latitude, longitude) float32, and a 2-D variable has one level. A `Layout` describes the
-differences between data sets.
+latitude, longitude) float32, and a 2-D variable has one level. `FileConventions`
+describe the differences between data sets.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from credit_jax.config.messages import counted
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
-from credit_jax.data.sources.file_dims import FileDims, Layout
+from credit_jax.data.sources.file_dims import FileConventions, FileDims
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.levels import (
     NOTED_DISTANCE,
@@ -27,8 +27,8 @@ from credit_jax.data.sources.levels import (
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.data.sources.source import (
     BadSampleError,
-    Fields,
-    Grid,
+    FileGrid,
+    SourceFields,
     check_same_grid,
     check_same_shape,
     field_key,
@@ -55,7 +55,7 @@ class FileSource:
         config: section of the source.
         files: (field type, variable) -> files of the variable.
         reader: opens and reads the files.
-        layout: layout of the files.
+        conventions: conventions of the files.
         calendar: calendar of its times.
         num_levels: number of levels of its 3-D variables; 0 without any.
         requested: coordinates of the fields, see `at`.
@@ -67,7 +67,7 @@ class FileSource:
     config: SourceConfig
     files: Mapping[tuple[str, str], Files]
     reader: Reader
-    layout: Layout
+    conventions: FileConventions
     calendar: str = "standard"
     num_levels: int = 0
     requested: Axes = UNKNOWN
@@ -77,7 +77,7 @@ class FileSource:
     @cached_property
     def dims(self) -> FileDims:
         """The dims of the variables of its files."""
-        return FileDims(self.name, self.config, self.layout, self.requested)
+        return FileDims(self.name, self.config, self.conventions, self.requested)
 
     def axes(self) -> Axes:
         """See `Source.axes`: of the first files, where `at` was given none."""
@@ -118,7 +118,7 @@ class FileSource:
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
-    ) -> Fields:
+    ) -> SourceFields:
         """See `Source.read`."""
         arrays = {}
         for dims, name in variables_of(self.config, field_type):
@@ -131,30 +131,30 @@ class FileSource:
             arrays[key] = join_times(steps)
         return arrays
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """See `Source.grids`."""
         for kind in self.config.variables.by_type:
             _, name = next(variables_of(self.config, kind))
             yield self._grid(self._first_file(kind, name), name)
 
-    def _grid(self, opened: OpenFile, name: str) -> Grid:
+    def _grid(self, opened: OpenFile, name: str) -> FileGrid:
         """The grid of a variable of a file."""
         shape, space = self.dims.space_of(opened, name)
         where = f"{opened.path}: {name}"
-        if len(space) != 2 or self.layout.extent:
-            return Grid(where, shape, None, None)
+        if len(space) != 2 or self.conventions.extent:
+            return FileGrid(where, shape, None, None)
         requested = self.requested.latitude, self.requested.longitude
         stored = opened.latitude, opened.longitude
         if all(known is not None for known in requested):
             size = tuple(len(known or ()) for known in requested)
-            first = Grid(self.requested.where, size, None, None)
-            check_same_shape(Grid(where, shape, None, None), first)
+            first = FileGrid(self.requested.where, size, None, None)
+            check_same_shape(FileGrid(where, shape, None, None), first)
         self._order(opened, name)
         values = [
             np.array(known) if known is not None else None if c is None else c.values
             for known, c in zip(requested, stored, strict=True)
         ]
-        return Grid(where, shape, *values)
+        return FileGrid(where, shape, *values)
 
     def _order(self, opened: OpenFile, name: str) -> Order:
         """Positions of rows and columns, see `FileDims.order_of`."""
@@ -201,7 +201,7 @@ class FileSource:
         """See `Source.notes`."""
         notes = [*self._notes_on_order(), *self._notes_on_times()]
         values = self.config.level_values
-        if values is None or self.layout.levels != "nearest":
+        if values is None or self.conventions.levels != "nearest":
             return notes
         where = f"data.source.{self.name}.levels"
         for kind in self.config.variables.by_type:
@@ -239,7 +239,7 @@ class FileSource:
         """Rounded times, and static variables of which one of several times is read."""
         yield from list(self.rounded.values())[:1]
         for kind, name in self.files:
-            if kind == "static" and self.layout.static_time == "first":
+            if kind == "static" and self.conventions.static_time == "first":
                 opened = self._first_file(kind, name)
                 size = opened.dataset.sizes.get(opened.time_coord, 1)
                 timed = opened.time_coord in opened.variable(name).dims
@@ -261,7 +261,7 @@ class FileSource:
         """See `Source.coverage`."""
         for kind, name in self.files:
             times = None
-            if kind != "static" and not self.layout.one_time:
+            if kind != "static" and not self.conventions.one_time:
                 times = self._first_file(kind, name).times
             if times is not None and len(times):
                 ends: Any = times[[times.argmin(), times.argmax()]]
@@ -295,7 +295,7 @@ class FileSource:
         missing = list(times[places == ""])
         paths = sorted(set(places[places != ""]))
         units: dict[str, tuple[str, str]] = {}
-        first: Grid | None = None
+        first: FileGrid | None = None
         for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
             try:
                 opened = self.reader.open(path)
@@ -344,9 +344,9 @@ class FileSource:
             )
         opened = self.reader.open(path)
         index = 0
-        first = field_type == "static" and self.layout.static_time == "first"
+        first = field_type == "static" and self.conventions.static_time == "first"
         timed = opened.time_coord in opened.variable(name).dims
-        if timed and not first and not self.layout.one_time:
+        if timed and not first and not self.conventions.one_time:
             index = opened.time_index(time)
         key = (path, name, dims, None if rows is None else (rows.start, rows.stop))
         return self.reader.field(
@@ -424,7 +424,7 @@ def open_files_source(
     name: str,
     config: SourceConfig,
     files: Mapping[tuple[str, str], Files],
-    layout: Layout,
+    conventions: FileConventions,
     open_files: OpenFiles | None = None,
 ) -> FileSource:
     """Opens a source; reads the metadata of the first file of each variable.
@@ -433,7 +433,7 @@ def open_files_source(
         name: name of the source.
         config: section of the source.
         files: (field type, variable) -> files of the variable.
-        layout: layout of the files.
+        conventions: conventions of the files.
         open_files: cache of open files, shared with other sources.
 
     Raises:
@@ -442,7 +442,7 @@ def open_files_source(
     """
     engine = None if config.engine == NETCDF4 else config.engine
     reader = Reader(config.time_coord, engine, open_files=open_files)
-    source = FileSource(name, config, files, reader, layout)
+    source = FileSource(name, config, files, reader, conventions)
     levels: dict[str, int] = {}
     calendars = []
     for (kind, variable), file_set in files.items():

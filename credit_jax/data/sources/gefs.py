@@ -18,8 +18,8 @@ from credit_jax.data.sources.levels import common_count, level_positions
 from credit_jax.data.sources.source import (
     AnyTime,
     BadSampleError,
-    Fields,
-    Grid,
+    FileGrid,
+    SourceFields,
     field_key,
     read_times,
     variables_of,
@@ -58,16 +58,16 @@ class GefsSource(AnyTime):
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
-    ) -> Fields:
+    ) -> SourceFields:
         """See `Source.read`."""
         if rows is not None:
             raise ValueError(f"data.source.{self.name}: the cube sphere has no rows")
         read = functools.partial(self._read_one, field_type)
         return read_times(read, field_type, times)
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """See `Source.grids`."""
-        yield Grid(f"data.source.{self.name}: gefs", self.shape, None, None)
+        yield FileGrid(f"data.source.{self.name}: gefs", self.shape, None, None)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""

@@ -5,7 +5,7 @@ import os
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.buckets import GfsConfig
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files, TimedFiles
 from credit_jax.io.open_files import OpenFiles
@@ -56,5 +56,5 @@ def open_gfs(
             file_set = atmosphere if variable in _ATMOSPHERE else surface
             files[kind, variable] = file_set
     levels = "position" if config.level_type == "model" else "nearest"
-    layout = Layout(levels=levels, static_time="same", one_time=True)
-    return open_files_source(name, config, files, layout, open_files)
+    conventions = FileConventions(levels=levels, static_time="same", one_time=True)
+    return open_files_source(name, config, files, conventions, open_files)

@@ -15,7 +15,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.downloads import GoesConfig
 from credit_jax.config.sources.extent import Corners, Extent
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile
@@ -100,8 +100,8 @@ def open_goes(
     if config.extent is not None:
         area = _area(config, open_files or OpenFiles())
         part = functools.partial(_constant, area)
-    layout = Layout(static_time="same", one_time=True, extent=part)
-    return open_files_source(name, config, files, layout, open_files)
+    conventions = FileConventions(static_time="same", one_time=True, extent=part)
+    return open_files_source(name, config, files, conventions, open_files)
 
 
 def _constant(area: tuple[slice, slice], opened: OpenFile) -> tuple[slice, slice]:

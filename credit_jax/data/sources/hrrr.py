@@ -17,8 +17,8 @@ from credit_jax.data.sources.grib import Message, decode, read_inventory
 from credit_jax.data.sources.levels import common_count
 from credit_jax.data.sources.source import (
     AnyTime,
-    Fields,
-    Grid,
+    FileGrid,
+    SourceFields,
     field_key,
     read_times,
     variables_of,
@@ -112,15 +112,15 @@ class HrrrSource(AnyTime):
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
-    ) -> Fields:
+    ) -> SourceFields:
         """See `Source.read`."""
         read = functools.partial(self._read_one, field_type, rows=rows)
         return read_times(read, field_type, times)
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """See `Source.grids`."""
         where = f"data.source.{self.name}: {self.config.product}"
-        yield Grid(where, self.shape, None, None)
+        yield FileGrid(where, self.shape, None, None)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""

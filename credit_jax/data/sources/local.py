@@ -4,7 +4,7 @@ Static variables that have a time dim are read at the first time.
 """
 
 from credit_jax.config.data import DataConfig
-from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.io.open_files import OpenFiles
@@ -35,4 +35,4 @@ def open_local(
         field = config.variables.by_type[kind]
         for variable in field.vars_3D + field.vars_2D:
             files[kind, variable] = file_set
-    return open_files_source(name, config, files, Layout(), open_files)
+    return open_files_source(name, config, files, FileConventions(), open_files)

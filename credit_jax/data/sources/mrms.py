@@ -8,7 +8,7 @@ import pandas as pd
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.downloads import MrmsConfig
 from credit_jax.config.sources.extent import Extent
-from credit_jax.data.sources.file_dims import Layout
+from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.data.sources.reader import OpenFile
@@ -37,8 +37,8 @@ def open_mrms(
         files |= {(kind, v): file_set for v in config.variables.by_type[kind].vars_2D}
     extent = config.extent
     part = functools.partial(_part, extent) if extent is not None else None
-    layout = Layout(static_time="same", extent=part)
-    return open_files_source(name, config, files, layout, open_files)
+    conventions = FileConventions(static_time="same", extent=part)
+    return open_files_source(name, config, files, conventions, open_files)
 
 
 def _part(extent: Extent, opened: OpenFile) -> tuple[slice, slice]:

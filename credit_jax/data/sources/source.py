@@ -12,11 +12,11 @@ from credit_jax.config.sources.source import SourceConfig
 from credit_jax.fields.coordinates import Axes, as_values, places_of
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
-Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
+SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class FileGrid:
     """The grid of a field.
 
     Attributes:
@@ -38,7 +38,7 @@ class Grid:
         return f"{text} points" if len(self.shape) == 1 else text
 
 
-def check_same_grid(grid: Grid, first: Grid) -> None:
+def check_same_grid(grid: FileGrid, first: FileGrid) -> None:
     """Checks that two files have the same grid in the same order.
 
     Args:
@@ -60,7 +60,7 @@ def check_same_grid(grid: Grid, first: Grid) -> None:
             )
 
 
-def check_same_shape(grid: Grid, first: Grid) -> None:
+def check_same_shape(grid: FileGrid, first: FileGrid) -> None:
     """Checks that two files have as many rows and columns.
 
     Raises:
@@ -106,7 +106,7 @@ class Source(Protocol):
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
-    ) -> Fields:
+    ) -> SourceFields:
         """Reads all variables of a field type at some times, 3-D before 2-D.
 
         Args:
@@ -121,7 +121,7 @@ class Source(Protocol):
         """
         ...
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """The grid of each field type."""
         ...
 
@@ -199,7 +199,7 @@ class AnyTime:
         """See `Source.at`; the order of coordinates must be the same."""
         grid = next(iter(self.grids()))
         expected = (None if x is None else np.array(x) for x in axes.values[:2])
-        check_same_grid(grid, Grid(axes.where, grid.shape, *expected))
+        check_same_grid(grid, FileGrid(axes.where, grid.shape, *expected))
         levels = self.axes().levels
         if places_of(axes.levels, levels, "level", grid.where, axes.where) is not None:
             raise ValueError(
@@ -243,8 +243,8 @@ def join_times(
 
 
 def read_times(
-    read: Callable[[np.datetime64], Fields], field_type: str, times: np.ndarray
-) -> Fields:
+    read: Callable[[np.datetime64], SourceFields], field_type: str, times: np.ndarray
+) -> SourceFields:
     """Reads the fields of several times; static ones once, at the last time.
 
     Args:

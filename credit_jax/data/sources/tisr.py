@@ -16,8 +16,8 @@ from credit_jax.config.sources.tisr import TisrConfig
 from credit_jax.data.sources.solar import integrated_radiation
 from credit_jax.data.sources.source import (
     AnyTime,
-    Fields,
-    Grid,
+    FileGrid,
+    SourceFields,
     field_key,
     variables_of,
 )
@@ -72,7 +72,7 @@ class TisrSource(AnyTime):
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
-    ) -> Fields:
+    ) -> SourceFields:
         """See `Source.read`."""
         return {
             field_key(self.name, field_type, dims, name): np.stack(
@@ -81,13 +81,13 @@ class TisrSource(AnyTime):
             for dims, name in variables_of(self.config, field_type)
         }
 
-    def grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[FileGrid]:
         """See `Source.grids`."""
         lat, lon = self.latitude, self.longitude
         straight = (lat == lat[:, :1]).all() and (lon == lon[:1]).all()
         where = f"data.source.{self.name}: tisr"
         coordinates = (lat[:, 0], lon[0]) if straight else (None, None)
-        yield Grid(where, lat.shape, *coordinates)
+        yield FileGrid(where, lat.shape, *coordinates)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """Checks that the irradiance of the sun is known at the first and last time."""

@@ -15,13 +15,13 @@ from pydantic import Field, PositiveInt
 from credit_jax.config.base import StrictModel
 from credit_jax.fields.coordinates import (
     Axes,
+    CoordinateValues,
     Kind,
-    Values,
     are_numbered_alike,
     places_of,
 )
 from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
-from credit_jax.physics.channels import ChannelFixers, ChannelUnits
+from credit_jax.physics.channel_fixers import ChannelFixers, ChannelUnits
 from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.files import level_values, read_arrays
 
@@ -172,7 +172,9 @@ class Gen1PostConf(PostConf):
             ValueError: rows, columns or levels differ, or are in another order.
         """
         conf, where = self.data, "model.gen1_post_conf.data"
-        pairs: list[tuple[str, Kind, Values | None, Values | None]] = []
+        pairs: list[
+            tuple[str, Kind, CoordinateValues | None, CoordinateValues | None]
+        ] = []
         for fixer, _ in self.fixers.fixers:
             fixer_grid = getattr(fixer, "grid", None)
             if isinstance(fixer_grid, PhysicsGrid):

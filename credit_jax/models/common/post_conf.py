@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from credit_jax.config.base import StrictModel, Unavailable
-from credit_jax.physics.channels import (
+from credit_jax.physics.channel_fixers import (
     ChannelFixer,
     ChannelFixers,
     ChannelUnits,

@@ -52,7 +52,7 @@ class DebuggerConfig(VariableKeys):
         return self.channel_problems()
 
 
-class Channels(nnx.Module):
+class ChannelLinear(nnx.Module):
     """A linear layer over the last dim, without bias."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
@@ -69,7 +69,7 @@ class Debugger(nnx.Module):
     """The debugger model; see `DebuggerConfig` for its keys."""
 
     def __init__(self, config: DebuggerConfig) -> None:
-        self.linear = Channels(config.input_channels, config.output_channels)
+        self.linear = ChannelLinear(config.input_channels, config.output_channels)
 
     def __call__(
         self, inputs: Mapping[str, Array], context: Context

@@ -25,7 +25,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class ExchangePlan:
+class ExchangePattern:
     """The local rows that each shard sends, and the positions of received rows.
 
     Attributes:
@@ -44,8 +44,8 @@ class ExchangePlan:
     valid: np.ndarray
 
 
-def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
-    """Returns the plan to move rows from the shards that have them to those that need.
+def exchange_pattern(have: Rows, need: Rows) -> ExchangePattern:
+    """Returns how rows move from the shards that have them to those that need them.
 
     Args:
         have, need: global rows of every shard; -1 in `need` is a row of zeros.
@@ -75,20 +75,20 @@ def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
         for i, row in enumerate(rows):
             if row >= 0:
                 position[d, i], valid[d, i] = slots[d][row], True
-    return ExchangePlan(pieces, position, valid)
+    return ExchangePattern(pieces, position, valid)
 
 
-def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
+def exchange_rows(x: Array, have: Layout, pattern: ExchangePattern) -> Array:
     """Returns the needed rows.
 
     Args:
         x: local array on the layout `have`.
         have: layout of `x`.
-        plan: as returned by `plan_exchange`.
+        pattern: as returned by `exchange_pattern`.
     """
     axis, dim = have.axis, have.dim
     received = []
-    for pairs, index in plan.pieces:
+    for pairs, index in pattern.pieces:
         piece = take_rows(x, index, axis, dim)
         if pairs is None:
             piece = keep_moved(lax.all_to_all(piece, axis, dim, dim, tiled=True))
@@ -97,8 +97,8 @@ def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
         received.append(piece)
     # Nothing is received if no shard needs a row.
     buffer = jnp.concatenate(received, dim) if received else x
-    rows = take_rows(buffer, plan.position, axis, dim)
-    return keep_rows(rows, plan.valid, axis, dim)
+    rows = take_rows(buffer, pattern.position, axis, dim)
+    return keep_rows(rows, pattern.valid, axis, dim)
 
 
 def check_rows_exist(existing: Iterable[int], needed: Rows) -> None:

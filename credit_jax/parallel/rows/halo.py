@@ -36,7 +36,7 @@ class RowRange:
 
 
 @dataclass(frozen=True)
-class HaloPlan:
+class HaloPattern:
     """Plan to assemble one range of rows from the own block and those of neighbors.
 
     Attributes:
@@ -52,8 +52,8 @@ class HaloPlan:
     valid: np.ndarray | None
 
 
-def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
-    """Returns the plan from `have` to `need`, or None for other transports.
+def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
+    """Returns the pattern from `have` to `need`, or None for other transports.
 
     It is None if `have` is not a block layout, if a shard needs rows that are not one
     ascending range, or if ranges extend over too many neighbors.
@@ -71,7 +71,7 @@ def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
         return None
     starts = {d: r.first - d * block + low for d, r in active.items()}
     idle_start = next(iter(starts.values()), 0)
-    return HaloPlan(
+    return HaloPattern(
         low,
         high,
         tuple(starts.get(d, idle_start) for d in range(num)),
@@ -79,24 +79,24 @@ def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
     )
 
 
-def exchange_halo(x: Array, have: Layout, need: Layout, plan: HaloPlan) -> Array:
+def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) -> Array:
     """Returns the rows of `need`.
 
     Args:
         x: local block.
         have: block layout of `x`.
-        need: layout of the result, for which `plan` was made.
-        plan: as returned by `plan_halo`.
+        need: layout of the result, for which `pattern` was made.
+        pattern: as returned by `halo_pattern`.
     """
     block, dim = have.length, have.dim
-    below, above = _hops(plan.low, block), _hops(plan.high, block)
+    below, above = _hops(pattern.low, block), _hops(pattern.high, block)
     sent = [(hop, slice(block - width, block)) for hop, width in reversed(below)]
     sent += [(-hop, slice(0, width)) for hop, width in above]
     received = _from_neighbors(x, have, sent)
     pieces = [*received[: len(below)], x, *received[len(below) :]]
     extended = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
-    rows = _cut(extended, plan.starts, need.length, have.axis, dim)
-    return keep_rows(rows, plan.valid, have.axis, dim)
+    rows = _cut(extended, pattern.starts, need.length, have.axis, dim)
+    return keep_rows(rows, pattern.valid, have.axis, dim)
 
 
 def _row_range(rows: tuple[int, ...]) -> RowRange | str | None:

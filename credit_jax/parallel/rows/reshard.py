@@ -20,20 +20,20 @@ from jaxtyping import Array
 
 from credit_jax.parallel.rows.exchange import (
     check_rows_exist,
+    exchange_pattern,
     exchange_rows,
-    plan_exchange,
 )
-from credit_jax.parallel.rows.halo import exchange_halo, plan_halo
+from credit_jax.parallel.rows.halo import exchange_halo, halo_pattern
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.take import keep_rows, take_static
 
-_MAX_PLANS = 4096
+_MAX_PATTERNS = 4096
 
 # Names of scopes in profiles and compiled programs, by the purpose of the exchange.
 HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
-_plan_halo = lru_cache(_MAX_PLANS)(plan_halo)
-_plan_exchange = lru_cache(_MAX_PLANS)(plan_exchange)
+_halo_pattern = lru_cache(_MAX_PATTERNS)(halo_pattern)
+_exchange_pattern = lru_cache(_MAX_PATTERNS)(exchange_pattern)
 
 
 def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
@@ -71,10 +71,10 @@ def _reshard(x: Array, have: Layout, need: Layout) -> Array:
         return keep_rows(x, np.asarray(have.rows) >= 0, have.axis, have.dim)
     if have.num_shards == 1:
         return _reshard_one_shard(x, have, need)
-    halo = _plan_halo(have, need)
+    halo = _halo_pattern(have, need)
     if halo is not None:
         return exchange_halo(x, have, need, halo)
-    return exchange_rows(x, have, _plan_exchange(have.rows, need.rows))
+    return exchange_rows(x, have, _exchange_pattern(have.rows, need.rows))
 
 
 def _reshard_strips(x: Array, have: Layout, need: Layout, strips: int) -> Array:
@@ -87,7 +87,7 @@ def _reshard_strips(x: Array, have: Layout, need: Layout, strips: int) -> Array:
         x = x.reshape(batch, rows * strips, points // strips, *rest)
     have, after = have.in_strips(strips), need.in_strips(strips)
     if have.rows != after.rows:
-        x = exchange_rows(x, have, _plan_exchange(have.rows, after.rows))
+        x = exchange_rows(x, have, _exchange_pattern(have.rows, after.rows))
     if need.strips == 1:
         x = x.reshape(batch, need.length, -1, *rest)
     return x

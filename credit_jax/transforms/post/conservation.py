@@ -21,7 +21,7 @@ from credit_jax.physics.arrays import clip
 from credit_jax.physics.constants import SECONDS_PER_HOUR
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
 from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
@@ -225,9 +225,9 @@ class MassFixer(_OnLevels):
     args: MassFixerArgs
     grid: physics.PhysicsGrid
 
-    def at(self, layout: Layout, grid: Axes) -> MassFixer:
+    def at(self, schema: TreeSchema, grid: Axes) -> MassFixer:
         """Returns the block with its grid in the order of the data."""
-        return dataclasses.replace(self, grid=_located(self.grid, layout, grid))
+        return dataclasses.replace(self, grid=_located(self.grid, schema, grid))
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -260,9 +260,9 @@ class WaterFixer(_OnLevels):
     args: WaterFixerArgs
     grid: physics.PhysicsGrid
 
-    def at(self, layout: Layout, grid: Axes) -> WaterFixer:
+    def at(self, schema: TreeSchema, grid: Axes) -> WaterFixer:
         """Returns the block with its grid in the order of the data."""
-        return dataclasses.replace(self, grid=_located(self.grid, layout, grid))
+        return dataclasses.replace(self, grid=_located(self.grid, schema, grid))
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -301,7 +301,7 @@ class EnergyFixer(_OnLevels):
     grid: physics.PhysicsGrid
     surface_geopotential: np.ndarray
 
-    def at(self, layout: Layout, grid: Axes) -> EnergyFixer:
+    def at(self, schema: TreeSchema, grid: Axes) -> EnergyFixer:
         """Returns the block with its grid and surface in the order of the data."""
         axes = self.grid.axes
         where = axes.where, grid.where
@@ -309,7 +309,7 @@ class EnergyFixer(_OnLevels):
         columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
         surface = take_places(self.surface_geopotential, rows, 0)
         surface = take_places(surface, columns, 1)
-        located = _located(self.grid, layout, grid)
+        located = _located(self.grid, schema, grid)
         return dataclasses.replace(self, grid=located, surface_geopotential=surface)
 
     @property
@@ -408,10 +408,10 @@ def _grid(args: PhysicsArgs) -> physics.PhysicsGrid:
 
 
 def _located(
-    physics_grid: physics.PhysicsGrid, layout: Layout, grid: Axes
+    physics_grid: physics.PhysicsGrid, schema: TreeSchema, grid: Axes
 ) -> physics.PhysicsGrid:
     """A grid in the order of the data, on the levels of its predicted variables."""
-    levels = {g.levels for g in layout.get("target", ()) if g.levels is not None}
+    levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
     known = levels.pop() if len(levels) == 1 else None
     return physics_grid.at(Axes(grid.latitude, grid.longitude, known, grid.where))
 

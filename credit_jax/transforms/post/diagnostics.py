@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Values
+from credit_jax.fields.coordinates import CoordinateValues
 from credit_jax.io.errors import errors_of
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.files import (
@@ -216,7 +216,7 @@ class Geopotential:
     args: GeopotentialArgs
     half_levels: Coefficients
     ground: Ground | None = None
-    numbers: Values | None = None
+    numbers: CoordinateValues | None = None
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
@@ -265,7 +265,7 @@ class PressureInterp:
     args: PressureInterpArgs
     levels: Coefficients
     ground: Ground | None = None
-    numbers: Values | None = None
+    numbers: CoordinateValues | None = None
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:

@@ -14,7 +14,7 @@ from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler
 from credit_jax.fields.coordinates import Axes
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile, change_entry
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema, change_entry
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.post.scaler import target_scalers
 from credit_jax.transforms.scaling import (
@@ -93,11 +93,11 @@ class FlattenToTensor:
         path = str(self.args.scaler_path)
         return (level_file(self.scalers or {}, path, self._selects),)
 
-    def at(self, layout: Layout, grid: Axes) -> FlattenToTensor:
+    def at(self, schema: TreeSchema, grid: Axes) -> FlattenToTensor:
         """Returns the block with its channels in the order of the data's levels."""
         if self.scalers is None:
             return self
-        groups, path = layout.get("target", ()), str(self.args.scaler_path)
+        groups, path = schema.get("target", ()), str(self.args.scaler_path)
         scalers = scalers_at(self.scalers, groups, path, self._selects)
         return self if scalers is self.scalers else replace(self, scalers=scalers)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from credit_jax.fields import FieldContext
 from credit_jax.fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile, change_entry
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema, change_entry
 from credit_jax.transforms.pre.normalize import (
     Normalizer,
     NormalizerArgs,
@@ -57,14 +57,14 @@ class Denormalizer:
         """See `HasLevelFiles`."""
         return self.normalizer.level_files
 
-    def at(self, layout: Layout, grid: Axes) -> Denormalizer:
+    def at(self, schema: TreeSchema, grid: Axes) -> Denormalizer:
         """Returns the block with the statistics of the levels of the data."""
         before = {
             part: [
                 replace(group, var_key=self.origins.get(group.var_key, group.var_key))  # type: ignore[type-var]
                 for group in groups
             ]
-            for part, groups in layout.items()
+            for part, groups in schema.items()
         }
         normalizer = self.normalizer.at(before, grid)
         if normalizer is self.normalizer:

@@ -10,7 +10,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler
 from credit_jax.fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
 from credit_jax.transforms.scaling import (
     Method,
     by_level,
@@ -65,9 +65,9 @@ class ScalerTransform:
         path = self.args.scaler_path
         return (level_file(self.scalers, path, by_level(self.args)),)
 
-    def at(self, layout: Layout, grid: Axes) -> ScalerTransform:
+    def at(self, schema: TreeSchema, grid: Axes) -> ScalerTransform:
         """Returns the block with its channels in the order of the data's levels."""
-        groups, path = layout.get("target", ()), self.args.scaler_path
+        groups, path = schema.get("target", ()), self.args.scaler_path
         scalers = scalers_at(self.scalers, groups, path, by_level(self.args))
         return self if scalers is self.scalers else replace(self, scalers=scalers)
 
@@ -83,9 +83,9 @@ class ScalerTransform:
         args = self.args
         return scale_fields(tree, args.key, self.scalers, args, args.method, context)
 
-    def check(self, layout: Layout) -> None:
+    def check(self, schema: TreeSchema) -> None:
         """Checks that variables of the target have scalers that fit their levels."""
-        check_groups(self.scalers, layout["target"], self.args, "the target scalers")
+        check_groups(self.scalers, schema["target"], self.args, "the target scalers")
 
 
 def build_scaler(args: ScalerArgs) -> ScalerTransform:

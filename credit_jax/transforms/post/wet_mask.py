@@ -21,7 +21,7 @@ from credit_jax.fields.coordinates import (
     take_places,
 )
 from credit_jax.io.open_files import opened
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.base import FieldTree, TreeSchema
 from credit_jax.transforms.pointwise import is_numpy
 
 NUM_DEPTHS = 19
@@ -89,7 +89,7 @@ class WetMask:
     key: str
     axes: Axes = UNKNOWN
 
-    def at(self, layout: Layout, grid: Axes) -> WetMask:
+    def at(self, schema: TreeSchema, grid: Axes) -> WetMask:
         """Returns the block with its mask in the order of the data."""
         axes, where = self.axes, (self.axes.where, grid.where)
         rows = places_of(grid.latitude, axes.latitude, "latitude", *where)

@@ -9,7 +9,7 @@ import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.transforms.base import Destination, FieldTree, Layout
+from credit_jax.transforms.base import Destination, FieldTree, TreeSchema
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
 FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
@@ -91,9 +91,9 @@ class Concat:
         """See `concatenate`."""
         return concatenate(tree, context)
 
-    def layout(self, layout: Layout) -> Layout:
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x in channel order; those of y keep their order."""
-        inputs = layout.get("input", ())
+        inputs = schema.get("input", ())
         sources = dict.fromkeys(group.var_key.split("/")[0] for group in inputs)
         ranked = sorted(inputs, key=lambda group: channel_rank(group.var_key))
         ordered = [
@@ -102,7 +102,7 @@ class Concat:
             for group in ranked
             if group.var_key.split("/")[0] == source
         ]
-        return {**layout, "input": ordered}
+        return {**schema, "input": ordered}
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from credit_jax.fields.coordinates import (
 from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import (
     FieldTree,
-    Layout,
     LevelFile,
+    TreeSchema,
     map_fields,
     place_of,
     variable_of,
@@ -164,29 +164,29 @@ class Normalizer:
                 )
         return tuple(np.broadcast_to(v.reshape(-1), (num_levels,)) for v in (mean, std))  # type: ignore[return-value]
 
-    def check(self, layout: Layout) -> None:
+    def check(self, schema: TreeSchema) -> None:
         """Checks that the statistics fit the levels of the variables.
 
         Raises:
             ValueError: the files have other levels.
         """
-        located = self.at(layout)
-        for groups in layout.values():
+        located = self.at(schema)
+        for groups in schema.values():
             for group in groups:
                 located.statistics(group.var_key, group.n_levels)
 
-    def at(self, layout: Layout, grid: Axes | None = None) -> Normalizer:
+    def at(self, schema: TreeSchema, grid: Axes | None = None) -> Normalizer:
         """Returns the block with the statistics of the levels of the data.
 
         Args:
-            layout: the variables, with their levels.
+            schema: the variables, with their levels.
             grid: not used; statistics have none.
 
         Raises:
             ValueError: a file has other levels; names both.
         """
         places: dict[str, Sequence[np.ndarray | None]] = {}
-        for group in (group for groups in layout.values() for group in groups):
+        for group in (group for groups in schema.values() for group in groups):
             known = self.levels.get(variable_of(group.var_key), ())
             if known and group.levels is not None:
                 where = f"the data ({group.var_key})"

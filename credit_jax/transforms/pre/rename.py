@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.transforms.base import Descriptions, FieldTree, Layout
+from credit_jax.transforms.base import Descriptions, FieldTree, TreeSchema
 from credit_jax.transforms.selection import DataType
 
 
@@ -96,17 +96,17 @@ class Rename:
             return dict(names)
         return _followed(names, self.mapping)
 
-    def layout(self, layout: Layout) -> Layout:
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables with their new keys, grouped by source."""
-        new_layout = dict(layout)
-        for part in filter(layout.__contains__, self.data_types):
-            groups = {group.var_key: group for group in layout[part]}
+        new_schema = dict(schema)
+        for part in filter(schema.__contains__, self.data_types):
+            groups = {group.var_key: group for group in schema[part]}
             ordered = _by_source(groups, self.mapping, part)
-            new_layout[part] = [
+            new_schema[part] = [
                 dataclasses.replace(groups[old], var_key=new)  # type: ignore[type-var]
                 for new, old in ordered
             ]
-        return new_layout
+        return new_schema
 
     def describe(self, known: Descriptions) -> Descriptions:
         """Returns the attributes of the old keys, by their new keys."""

@@ -10,7 +10,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.fields.bridgescaler import Scaler, ScalerDict
 from credit_jax.fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, Layout, LevelFile
+from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
 from credit_jax.transforms.scaling import (
     INVERSE,
     Method,
@@ -79,11 +79,11 @@ class ScalerTransform:
             level_file(self._scalers_of(part), path, selects) for part in self._parts
         )
 
-    def at(self, layout: Layout, grid: Axes) -> ScalerTransform:
+    def at(self, schema: TreeSchema, grid: Axes) -> ScalerTransform:
         """Returns the block with its channels in the order of the data's levels."""
         path, selects = self.args.scaler_path, by_level(self.args)
         located = {
-            part: scalers_at(scalers, layout.get(part, ()), path, selects)
+            part: scalers_at(scalers, schema.get(part, ()), path, selects)
             for part, scalers in self.scalers.items()
         }
         same = all(located[part] is scalers for part, scalers in self.scalers.items())
@@ -105,7 +105,7 @@ class ScalerTransform:
         """Inverts the scaling."""
         return self._scaled(tree, INVERSE[self.args.method], context)
 
-    def check(self, layout: Layout) -> None:
+    def check(self, schema: TreeSchema) -> None:
         """Checks that the selected variables have scalers that fit their levels.
 
         Raises:
@@ -113,7 +113,7 @@ class ScalerTransform:
         """
         for part in self._parts:
             check_groups(
-                self._scalers_of(part), layout[part], self.args, f"the {part} scalers"
+                self._scalers_of(part), schema[part], self.args, f"the {part} scalers"
             )
 
     @property

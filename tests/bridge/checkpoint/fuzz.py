@@ -33,7 +33,7 @@ from credit_jax import ParallelDims, restore
 from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import key_plan_for
+from credit_jax.state_dict.convert import key_map_for
 from credit_torch_bridge.__main__ import main
 from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates
@@ -68,7 +68,7 @@ def whole_state(kind: str) -> dict[str, torch.Tensor]:
         entry.key: torch.randn(
             entry.arrangement.torch_shape(entry.shape), generator=generator
         )
-        for entry in key_plan_for(build(model_of(kind))).entries
+        for entry in key_map_for(build(model_of(kind))).entries
     }
     return with_convolutions(state) if kind == "nextgen" else state
 

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import idle_keys, key_plan_for
+from credit_jax.state_dict.convert import idle_keys, key_map_for
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.optimizer import (
     CORRECTED,
@@ -28,14 +28,14 @@ BLOCKS = {
     "crossformer, interpolating": MODEL
     | {"type": "crossformer", "upsample_v_conv": True, "attention_type": "mixed"},
 }
-PLAN = key_plan_for(build(MODEL)).parameters
+PLAN = key_map_for(build(MODEL)).parameters
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("name", BLOCKS)
 def test_keys_are_in_pytorch_s_order(credit, name):
     model = credit.build_credit(BLOCKS[name])
-    plan = key_plan_for(build(BLOCKS[name]))
+    plan = key_map_for(build(BLOCKS[name]))
     assert plan.keys == list(model.state_dict())
     assert plan.parameters.keys == [key for key, _ in model.named_parameters()]
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import key_plan_for
+from credit_jax.state_dict.convert import key_map_for
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_distributed import load_folder
 from credit_torch_bridge.checkpoint.torch_files import load_file
@@ -20,7 +20,7 @@ from tests.bridge.checkpoint.untrusted import Creates
 from tests.reference.training import GEN2_CONFIG
 
 CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
-PLAN = key_plan_for(build(CONFIG["model"]))
+PLAN = key_map_for(build(CONFIG["model"]))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from credit_jax.parallel.domain.edges import shard_edges
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
-from credit_jax.state_dict.convert import key_plan_for
+from credit_jax.state_dict.convert import key_map_for
 from credit_torch_bridge import compare_with_credit
 from tests.models.graph.edges import write_edges
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults
@@ -179,7 +179,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     for key, value in state.items():
         np.testing.assert_array_equal(back[key], value, err_msg=key)
     names = [name for name, _ in model.named_parameters()]
-    assert key_plan_for(model_def).parameters.keys == names
+    assert key_map_for(model_def).parameters.keys == names
 
 
 def _train_credit(credit: Any, block: dict[str, Any], settle: int) -> Any:

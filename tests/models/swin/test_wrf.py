@@ -24,7 +24,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
-from credit_jax.state_dict.convert import key_plan_for
+from credit_jax.state_dict.convert import key_map_for
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
 from tests.models.swin.cases import DSCALE, WRF
 from tests.reference.training import GEN2_CONFIG
@@ -123,7 +123,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     for key, value in state.items():
         np.testing.assert_array_equal(back[key], value, err_msg=key)
     names = [name for name, _ in model.named_parameters()]
-    assert key_plan_for(model_def).parameters.keys == names
+    assert key_map_for(model_def).parameters.keys == names
     assert "film.weight" in names, "made after spectral norm"
 
 

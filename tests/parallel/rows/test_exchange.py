@@ -4,23 +4,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.parallel.rows.exchange import _rounds, exchange_rows, plan_exchange
+from credit_jax.parallel.rows.exchange import _rounds, exchange_pattern, exchange_rows
 from credit_jax.parallel.rows.layout import block_layout
 from tests.parallel.rows.plans import plan
 
 
 def test_transports_are_the_cheapest():
     have, need = plan("groups")
-    (pairs, index), *others = plan_exchange(have.rows, need.rows).pieces
+    (pairs, index), *others = exchange_pattern(have.rows, need.rows).pieces
     assert pairs is None, "groups should travel by one all_to_all"
     assert not others
     assert index.shape == (4, 4 * 3), "each shard sends a quarter of its rows to each"
     have, need = plan("4 rows from busy to idle")
-    (pairs, _), *others = plan_exchange(have.rows, need.rows).pieces
+    (pairs, _), *others = exchange_pattern(have.rows, need.rows).pieces
     assert {d - s for s, d in pairs} == {4}
     assert not others, "one offset, one permute"
     have, need = plan("pairs of far rows")
-    (stays, _), *moves = plan_exchange(have.rows, need.rows).pieces
+    (stays, _), *moves = exchange_pattern(have.rows, need.rows).pieces
     assert stays == (), "row 0 is there already"
     assert len(moves) == 2, "every shard has two partners, at nine offsets in all"
     assert sum(len(pairs) for pairs, _ in moves) == 14, "none sends without need"
@@ -50,7 +50,7 @@ def test_where_nothing_is_needed_nothing_moves():
     """Only zeros are needed; a random test found this case."""
     have = block_layout(3)
     need = have.with_rows([[-1, -1]], 3)
-    nothing = plan_exchange(have.rows, need.rows)
+    nothing = exchange_pattern(have.rows, need.rows)
     assert nothing.pieces == ()
     rows = exchange_rows(jnp.ones((1, 3, 2)), have, nothing)
     assert jnp.array_equal(rows, jnp.zeros((1, 2, 2)))

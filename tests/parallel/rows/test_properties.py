@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit_jax.parallel.mesh.axes import DOMAIN
-from credit_jax.parallel.rows.exchange import ExchangePlan, plan_exchange
-from credit_jax.parallel.rows.halo import HaloPlan, plan_halo
+from credit_jax.parallel.rows.exchange import ExchangePattern, exchange_pattern
+from credit_jax.parallel.rows.halo import HaloPattern, halo_pattern
 from credit_jax.parallel.rows.layout import Layout, block_layout
 from tests.support.properties import fixed
 
@@ -40,7 +40,7 @@ def local_rows(layout: Layout) -> list[np.ndarray]:
     return [np.where(np.array(r) < 0, -77, r) for r in layout.rows]
 
 
-def exchanged(x: list[np.ndarray], plan: ExchangePlan) -> np.ndarray:
+def exchanged(x: list[np.ndarray], plan: ExchangePattern) -> np.ndarray:
     """Returns each shard's rows after the plan; zero rows are -1."""
     num = len(x)
     received: list[list[np.ndarray]] = [[] for _ in range(num)]
@@ -74,7 +74,7 @@ def test_an_exchange_brings_what_is_needed(
     axis = DOMAIN if len(own) > 1 else None
     have = block_layout(rows, len(own), axis).with_rows(own, rows)
     need = have.with_rows(data.draw(needs(have.size, have.num_shards)), have.size)
-    plan = plan_exchange(have.rows, need.rows)
+    plan = exchange_pattern(have.rows, need.rows)
     np.testing.assert_array_equal(exchanged(local_rows(have), plan), need.rows)
     for pairs, _ in plan.pieces:
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
@@ -97,13 +97,13 @@ def test_strips_are_exchanged_as_rows_are(
     seed.shuffle(numbers)  # type: ignore[attr-defined]
     wanted = [numbers[d::shards] for d in range(shards)]
     need = have.with_strips(wanted, rows, strips)
-    plan = plan_exchange(have.rows, need.rows)
+    plan = exchange_pattern(have.rows, need.rows)
     np.testing.assert_array_equal(exchanged(local_rows(have), plan), need.rows)
-    back = plan_exchange(need.rows, have.rows)
+    back = exchange_pattern(need.rows, have.rows)
     np.testing.assert_array_equal(exchanged(local_rows(need), back), have.rows)
 
 
-def exchanged_halo(have: Layout, plan: HaloPlan, length: int) -> np.ndarray:
+def exchanged_halo(have: Layout, plan: HaloPattern, length: int) -> np.ndarray:
     """Returns shards' slices of [low rows | own block | high rows]; zeros are -1."""
     x = np.concatenate(local_rows(have))
     beyond = np.full(plan.low + plan.high + length, -99)
@@ -141,7 +141,7 @@ def test_a_halo_brings_what_is_needed(
         for own in have.rows
     ]
     need = have.with_rows(wanted, rows)
-    plan = plan_halo(have, need)
+    plan = halo_pattern(have, need)
     if plan is None:
         reach = -(-max(low, 1) // have.length) - (-max(high, 1) // have.length)
         assert reach > max(2, shards // 2), "only a far reach is left to exchanges"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.transforms import check_layout
+from credit_jax.transforms import check_schema
 from credit_jax.transforms.pre.concat import join
 from credit_jax.transforms.units import channel_units
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
@@ -86,7 +86,7 @@ def test_statistics_errors(files, changes, kind, text):
     norm = {"type": "era5_normalizer", "args": {**files, **changes}}
     layout = {"input": [], "target": [group(T, LEVELS)]}
     with pytest.raises(kind, match=re.escape(text)):
-        check_layout(preblocks(norm=norm, concat=CONCAT), layout)
+        check_schema(preblocks(norm=norm, concat=CONCAT), layout)
 
 
 @pytest.mark.parametrize(

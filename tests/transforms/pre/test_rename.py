@@ -8,7 +8,7 @@ import yaml
 
 from credit_jax.config.base import ConfigError
 from credit_jax.config.transforms import PreblocksConfig
-from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.transforms.build import predicted_names
 from credit_jax.transforms.pre.rename import RenameArgs, build_rename
 from credit_jax.transforms.units import channel_units

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from credit_jax.state_dict.key_table import Ignore
-from credit_jax.state_dict.match_keys import make_key_plan
+from credit_jax.state_dict.match_keys import make_key_map
 from tests.state_dict.tables import DEPTH, PARAM_SPECS, TABLE
 
 
@@ -33,7 +33,7 @@ def normalized_state(state, rng):
 
 
 def test_blocks_are_stacked_in_order(state):
-    params, model_state = make_key_plan(TABLE, PARAM_SPECS).read(state)
+    params, model_state = make_key_map(TABLE, PARAM_SPECS).read(state)
     assert set(params) == set(PARAM_SPECS)
     assert model_state == {"spectral_norm": {}, "batch_stats": {}}
     for d in range(DEPTH):
@@ -44,7 +44,7 @@ def test_blocks_are_stacked_in_order(state):
 
 def test_the_round_trip_is_bitwise(normalized_state):
     matrices = [path for path in PARAM_SPECS if path.endswith("kernel")]
-    plan = make_key_plan(TABLE, PARAM_SPECS, matrices)
+    plan = make_key_map(TABLE, PARAM_SPECS, matrices)
     params, model_state = plan.read(normalized_state)
     vectors = model_state["spectral_norm"]["stages/10/kernel"]
     assert vectors["u"].shape == (DEPTH, 2)
@@ -55,7 +55,7 @@ def test_the_round_trip_is_bitwise(normalized_state):
 
 def test_an_ignored_key_is_skipped_and_needs_a_reason(state):
     state["stem.7.index"] = np.zeros(3)
-    make_key_plan(TABLE, PARAM_SPECS).read(state)
+    make_key_map(TABLE, PARAM_SPECS).read(state)
     with pytest.raises(ValueError, match=re.escape("'x' needs a reason")):
         Ignore("x", " ")
 
@@ -65,7 +65,7 @@ def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
     state["layers.10.1.weight"] = np.zeros((4, 2))
     state["layers.10.3.weight"] = np.zeros((2, 4))
     with pytest.raises(ValueError, match="does not fit") as caught:
-        make_key_plan(TABLE, PARAM_SPECS).read(state)
+        make_key_map(TABLE, PARAM_SPECS).read(state)
     print(caught.value)
     assert str(caught.value).splitlines() == [
         "the PyTorch state dict does not fit the architecture, 4 problems:",
@@ -77,7 +77,7 @@ def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
 
 
 def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
-    plan = make_key_plan(TABLE, PARAM_SPECS)
+    plan = make_key_map(TABLE, PARAM_SPECS)
     params, _ = plan.read(state)
     params["stem/1/bias"] = params.pop("stem/0/bias")
     with pytest.raises(ValueError, match="do not fit") as caught:

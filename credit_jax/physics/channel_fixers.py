@@ -20,7 +20,7 @@ from credit_jax.physics.arrays import by_level, namespace
 from credit_jax.physics.rows import fill_padding
 
 # (batch, channel, time, lat, lon).
-Channels = Float[Any, "batch _ _ lat lon"]
+ChannelArray = Float[Any, "batch _ _ lat lon"]
 # (channels) -> their fields before or after the step, in physical units.
 Read = Callable[[slice], Any]
 
@@ -36,12 +36,12 @@ class ChannelUnits:
     mean: Float[np.ndarray, " channel"]
     std: Float[np.ndarray, " channel"]
 
-    def physical(self, array: Channels, place: slice) -> Channels:
+    def physical(self, array: ChannelArray, place: slice) -> ChannelArray:
         """The channels `place` in physical units."""
         some = array[:, place]
         return some * by_level(self.std[place], some) + by_level(self.mean[place], some)
 
-    def normalized(self, values: Channels, place: slice) -> Channels:
+    def normalized(self, values: ChannelArray, place: slice) -> ChannelArray:
         """The inverse of `physical`."""
         mean, std = (
             by_level(self.mean[place], values),
@@ -218,8 +218,8 @@ class ChannelFixers:
     fixers: Sequence[tuple[ChannelFixer, ChannelUnits | None]]
 
     def __call__(
-        self, x: Channels, y: Channels, context: FieldContext | None = None
-    ) -> Channels:
+        self, x: ChannelArray, y: ChannelArray, context: FieldContext | None = None
+    ) -> ChannelArray:
         """Returns the corrected output.
 
         Args:
@@ -245,7 +245,7 @@ class ChannelFixers:
 
 
 def _reader(
-    array: Channels, units: ChannelUnits | None, context: FieldContext | None
+    array: ChannelArray, units: ChannelUnits | None, context: FieldContext | None
 ) -> Read:
     def read(place: slice) -> Any:
         some = array[:, place] if units is None else units.physical(array, place)

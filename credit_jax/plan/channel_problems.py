@@ -9,8 +9,8 @@ from typing import Any
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
 from credit_jax.data import ChannelSchema, Loader, Split
-from credit_jax.data.channels import channel_problems, num_levels
 from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.data.schema import channel_problems, num_levels
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import Pipeline
 

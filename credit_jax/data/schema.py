@@ -17,9 +17,9 @@ import yaml
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
 from credit_jax.config.sources.source import MAIN_INPUT
-from credit_jax.fields.coordinates import Axes, Values
+from credit_jax.fields.coordinates import Axes, CoordinateValues
 from credit_jax.io.atomic import new_file
-from credit_jax.transforms import Layout, Pipeline
+from credit_jax.transforms import Pipeline, TreeSchema
 
 # Field types of the input in the order of CREDIT's samples.
 READ_ORDER = ("dynamic_forcing", "static", "prognostic")
@@ -63,7 +63,7 @@ class ChannelGroup:
     var_key: str
     n_levels: int
     n_time: int
-    levels: Values | None = dataclasses.field(default=None, compare=False)
+    levels: CoordinateValues | None = dataclasses.field(default=None, compare=False)
 
     def as_credit(self) -> dict[str, Any]:
         """The entries of CREDIT's channel_schema.yaml."""
@@ -141,10 +141,10 @@ class ChannelSchema:
 
     def after(self, pipeline: Pipeline) -> "ChannelSchema":
         """The schema of x and y that preblocks make from data with this schema."""
-        layout = pipeline.layout(self.as_read())
-        return ChannelSchema(tuple(layout["input"]), tuple(layout["target"]))  # type: ignore[arg-type]
+        schema = pipeline.schema_after(self.as_read())
+        return ChannelSchema(tuple(schema["input"]), tuple(schema["target"]))  # type: ignore[arg-type]
 
-    def as_read(self) -> Layout:
+    def as_read(self) -> TreeSchema:
         """The variables in the order of a sample before preblocks."""
         sources = dict.fromkeys(group.source for group in self.input)
         inputs = [

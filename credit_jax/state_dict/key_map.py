@@ -1,7 +1,7 @@
 """The mapping between a PyTorch state dict and the arrays of a model.
 
-A `KeyPlan` reads and writes a PyTorch state dict; one error lists all keys and shapes
-that do not fit. `match_keys.make_key_plan` makes it from a key table.
+A `KeyMap` reads and writes a PyTorch state dict; one error lists all keys and shapes
+that do not fit. `match_keys.make_key_map` makes it from a key table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class KeyEntry:
 
 
 @dataclass(frozen=True)
-class KeyPlan:
+class KeyMap:
     """The correspondence of all arrays of one model.
 
     Attributes:
@@ -87,14 +87,14 @@ class KeyPlan:
         return [*self.constants, *(entry.key for entry in self.entries)]
 
     @property
-    def parameters(self) -> KeyPlan:
-        """The plan of the parameters only, for moving averages."""
+    def parameters(self) -> KeyMap:
+        """The key map of the parameters only, for moving averages."""
         entries = tuple(entry for entry in self.entries if entry.collection == PARAMS)
         return replace(self, entries=entries, constants={})
 
     @property
-    def averaged_statistics(self) -> KeyPlan:
-        """The plan of averaged batch-norm statistics, in which counts are floats."""
+    def averaged_statistics(self) -> KeyMap:
+        """The key map of averaged batch-norm statistics, in which counts are floats."""
         entries = tuple(
             replace(entry, arrangement=Arrangement(entry.arrangement.pattern))
             for entry in self.entries
@@ -103,15 +103,15 @@ class KeyPlan:
         return replace(self, entries=entries, constants={})
 
     @property
-    def trainable(self) -> KeyPlan:
-        """The plan of the parameters that are not frozen, for moments."""
+    def trainable(self) -> KeyMap:
+        """The key map of the parameters that are not frozen, for moments."""
         entries = self.parameters.entries
         trained = tuple(entry for entry in entries if entry.path not in self.frozen)
         return replace(self, entries=trained)
 
     @property
-    def optimized(self) -> KeyPlan:
-        """The plan of the parameters in CREDIT's optimizer."""
+    def optimized(self) -> KeyMap:
+        """The key map of the parameters in CREDIT's optimizer."""
         return self.parameters if self.lists_frozen else self.trainable
 
     def current_names(self, keys: Iterable[str]) -> list[RenamedKey]:
