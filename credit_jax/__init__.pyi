@@ -3,12 +3,12 @@ from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
-from .fields import FieldContext as FieldContext
 from .forecast import Forecaster as Forecaster
 from .losses import build_loss as build_loss
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
 from .models.parallel_model import build_parallel_model as build_parallel_model
+from .named_fields import FieldContext as FieldContext
 from .packages.labeled import DatasetForecaster as DatasetForecaster
 from .packages.labeled import open_forecaster as open_forecaster
 from .parallel.mesh.credit import build_device_mesh as build_device_mesh

@@ -7,8 +7,8 @@ from credit_jax.data.checks import check_dataset
 from credit_jax.data.dataset import open_dataset
 from credit_jax.data.loader import Loader
 from credit_jax.data.sampler import Sampler
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.transforms import (
     Grid,
     Pipeline,

@@ -26,9 +26,9 @@ from credit_jax.data.sources.arrange import (
 )
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source, SourceFields
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import Coordinates
 
 
 @dataclasses.dataclass(frozen=True)

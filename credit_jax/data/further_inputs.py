@@ -18,8 +18,8 @@ from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source, SourceFields
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import Coordinates
 
 # The only field type of such sources.
 FORCING = "dynamic_forcing"

@@ -18,7 +18,7 @@ from credit_jax.data.sample_reader import SampleReader
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import OutlierError, scale_notes
-from credit_jax.fields.coordinates import Coordinates, as_values
+from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.transforms import Pipeline, Units, channel_units
 
 # Errors of samples that cannot be used.

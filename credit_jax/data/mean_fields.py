@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from credit_jax.fields.coordinates import (
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     Axes,
     CoordinateValues,
@@ -18,7 +19,6 @@ from credit_jax.fields.coordinates import (
     places_of,
     take_places,
 )
-from credit_jax.io.open_files import OpenFiles
 
 
 def read_fields(

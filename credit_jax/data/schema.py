@@ -17,8 +17,8 @@ import yaml
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
 from credit_jax.config.sources.source import MAIN_INPUT
-from credit_jax.fields.coordinates import Axes, CoordinateValues
 from credit_jax.io.atomic import new_file
+from credit_jax.named_fields.coordinates import Axes, CoordinateValues
 from credit_jax.transforms import Pipeline, TreeSchema
 
 # Field types of the input in the order of CREDIT's samples.

@@ -13,7 +13,7 @@ from credit_jax.evaluation.grid_file import Alignment, LevelSelection, Variable,
 from credit_jax.evaluation.references import Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import Channel
-from credit_jax.fields.coordinates import common_places
+from credit_jax.named_fields.coordinates import common_places
 from credit_jax.transforms.unit_names import differ
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from credit_jax.fields.coordinates import SAME_DEGREES, places_of
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields.coordinates import SAME_DEGREES, places_of
 
 LATITUDES, LONGITUDES = ("latitude", "lat"), ("longitude", "lon")
 _ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")

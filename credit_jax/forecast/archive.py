@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from credit_jax.evaluation.open_forecasts import holds_forecasts
-from credit_jax.fields.coordinates import places_of
 from credit_jax.forecast.identity import differences
 from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.io.atomic import new_file
+from credit_jax.named_fields.coordinates import places_of
 
 RECORD, DONE = "forecast.json", "done"
 _PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")

@@ -16,17 +16,16 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields import FieldContext
 from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.transforms import FORCING, FieldTree, Rollout
+from credit_jax.transforms.rollout import CARRIED
 
-# Entries of the carried state; all others are constant during a forecast.
-_CARRIED = ("x", "x_physical")
 Outputs = dict[str, Float[Array, "batch level time rows lon"]]
 
 
@@ -52,7 +51,8 @@ class ForecastStep:
             first: "x", "static", "x_physical" and "ic_raw" if transforms need them, and
                 the further inputs of the model; global arrays.
         """
-        carried = (*_CARRIED, *self.model.model_def.inputs)
+        # All other entries are constant during a forecast.
+        carried = (*CARRIED, *self.model.model_def.inputs)
         state = {name: first[name] for name in carried if name in first}
         return state, {name: v for name, v in first.items() if name not in state}
 

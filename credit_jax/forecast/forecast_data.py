@@ -26,8 +26,8 @@ from credit_jax.data.sources.arrange import (
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source, SourceFields
-from credit_jax.fields.coordinates import Axes, Coordinates
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import Axes, Coordinates
 
 # Names of latitude and longitude, as CREDIT looks for them.
 _TWO_DIMENSIONAL = (("latitude", "longitude"), ("lat", "lon"))

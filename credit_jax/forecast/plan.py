@@ -17,7 +17,6 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data.checks import check_grid
 from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.evaluation.references import NamedData
-from credit_jax.fields.coordinates import Coordinates, as_values, places_of
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecast_data import ForecastData, open_forecast_data
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
@@ -27,6 +26,7 @@ from credit_jax.forecast.schedule import Schedule, make_schedule
 from credit_jax.forecast.spin_up import before, earliest
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.coordinates import Coordinates, as_values, places_of
 from credit_jax.plan import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.findings import Findings, unique

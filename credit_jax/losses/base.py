@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext, FieldTree
+from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.ops.vma import varying_axes
 
 # Local arrays; `samples` is `batch` times the ensemble members.

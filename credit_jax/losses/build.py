@@ -11,16 +11,16 @@ from jaxtyping import Float
 
 from credit_jax.config.base import parse
 from credit_jax.config.loss import BaseLossArgs, LossConfig
-from credit_jax.fields import (
+from credit_jax.losses.base import Loss, Scalar
+from credit_jax.losses.by_variable import build_base_loss
+from credit_jax.losses.registry import LOSSES, choose_loss
+from credit_jax.named_fields import (
     ChannelLayout,
     FieldContext,
     FieldTree,
     latitude_weights,
     widened,
 )
-from credit_jax.losses.base import Loss, Scalar
-from credit_jax.losses.by_variable import build_base_loss
-from credit_jax.losses.registry import LOSSES, choose_loss
 
 DEFAULT_VALIDATION_LOSS = "mae"
 

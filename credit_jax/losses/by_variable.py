@@ -11,7 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config.loss import BaseLossArgs
-from credit_jax.fields import (
+from credit_jax.losses.base import CompositeLoss, Pointwise, Scalar
+from credit_jax.losses.registry import choose_pointwise
+from credit_jax.named_fields import (
     SMALLEST_VARIANCE,
     ChannelLayout,
     FieldContext,
@@ -21,8 +23,6 @@ from credit_jax.fields import (
     named_pair,
     warn_unscored,
 )
-from credit_jax.losses.base import CompositeLoss, Pointwise, Scalar
-from credit_jax.losses.registry import choose_pointwise
 
 # Name of the trained parameter of `var_weighting: learnable`.
 LOG_VARIANCE = "log_variance"

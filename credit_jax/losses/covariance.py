@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.losses.base import Loss, Scalar
+from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.parallel.collectives import sum_parts
 
 Points = Float[Array, "batch variable rows lon"]

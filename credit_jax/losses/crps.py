@@ -19,7 +19,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext, FieldTree, widened
 from credit_jax.losses.base import (
     ChannelFields,
     Loss,
@@ -29,6 +28,7 @@ from credit_jax.losses.base import (
     Target,
     absolute,
 )
+from credit_jax.named_fields import FieldContext, FieldTree, widened
 
 Members = Float[Array, "batch member channel time rows lon"]
 PerSample = Float[Array, "batch channel time rows lon"]

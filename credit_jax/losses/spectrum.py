@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.losses.base import Loss, Scalar
+from credit_jax.named_fields import FieldContext, FieldTree
 
 POWER_FLOOR = 1e-8
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 
 PerVariable = Float[Array, " variable"]
 

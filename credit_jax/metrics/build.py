@@ -11,7 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.fields import (
+from credit_jax.metrics.base import Pair
+from credit_jax.metrics.climatology import Climatologies, local_climatology
+from credit_jax.metrics.settings import MetricSettings, metric_settings
+from credit_jax.named_fields import (
     ChannelLayout,
     FieldContext,
     FieldTree,
@@ -24,9 +27,6 @@ from credit_jax.fields import (
     warn_unscored,
     widened,
 )
-from credit_jax.metrics.base import Pair
-from credit_jax.metrics.climatology import Climatologies, local_climatology
-from credit_jax.metrics.settings import MetricSettings, metric_settings
 
 # (path of a scaler file) -> variance of each target variable, by key.
 Variances: TypeAlias = Callable[[str], Mapping[str, float]]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 
 # (path of a file, or None for the training period) -> mean fields, (lat, lon) or
 # (level, lat, lon), by key or name of a variable.

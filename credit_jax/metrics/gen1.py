@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext, FieldTree, widened
+from credit_jax.named_fields import FieldContext, FieldTree, widened
 
 ACC_FLOOR, CLIMATOLOGY_FLOOR = 1e-7, 1e-8
 PerChannel = Float[Array, " channel"]

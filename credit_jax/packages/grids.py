@@ -12,9 +12,9 @@ import xarray as xr
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
-from credit_jax.fields.coordinates import SAME_DEGREES
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import OpenFiles, opened
+from credit_jax.named_fields.coordinates import SAME_DEGREES
 
 _UNITS = {"latitude": "degrees_north", "longitude": "degrees_east"}
 _CURVED = ("y", "x")

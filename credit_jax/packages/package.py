@@ -20,11 +20,11 @@ from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.schema import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import ModelState
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.channel_table import order_of, read_channels

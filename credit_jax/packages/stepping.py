@@ -19,7 +19,6 @@ from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
-from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecast_data import (
     DIAGNOSTIC,
@@ -37,6 +36,7 @@ from credit_jax.forecast.plan import (
 )
 from credit_jax.forecast.reading import ForecastReader, Perturb
 from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.named_fields.coordinates import Axes, as_values
 from credit_jax.packages.channel_table import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID

@@ -21,7 +21,6 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.data.sources.file_source import descriptive
-from credit_jax.fields.coordinates import Coordinates, as_values
 from credit_jax.forecast.archive import software
 from credit_jax.forecast.forecast_data import (
     DIAGNOSTIC,
@@ -35,6 +34,7 @@ from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
+from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.card import CardFacts, data_lines, write_card
 from credit_jax.packages.channel_table import channel_groups, write_channels

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.physics.arrays import by_level, clip, namespace
 from credit_jax.physics.constants import EARTH_RADIUS
 from credit_jax.physics.rows import all_rows, num_rows, row_numbers

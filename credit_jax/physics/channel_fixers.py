@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.arrays import by_level, namespace
 from credit_jax.physics.rows import fill_padding

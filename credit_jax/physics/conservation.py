@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import UNKNOWN, Axes, places_of, take_places
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import UNKNOWN, Axes, places_of, take_places
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.columns import LevelFields, Levels, Surface
 from credit_jax.physics.constants import (

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields.coordinates import Axes, CoordinateValues, as_values
 from credit_jax.io.open_files import opened
+from credit_jax.named_fields.coordinates import Axes, CoordinateValues, as_values
 from credit_jax.physics.columns import Levels
 from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.grid import area_weights

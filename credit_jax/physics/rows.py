@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.parallel.domain.halo_exchange import halo_exchange
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.physics.arrays import namespace

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.physics.arrays import clip, namespace
 from credit_jax.physics.rows import fill_padding, global_mean, num_rows, with_halo
 

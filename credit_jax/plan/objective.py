@@ -15,7 +15,6 @@ from credit_jax.config import Config
 from credit_jax.data import ChannelSchema, Loader, build_climatology
 from credit_jax.data.latitude import read_latitude
 from credit_jax.data.mean_fields import read_fields
-from credit_jax.fields.coordinates import UNKNOWN, places_of, take_places
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import build_loss, error_spread, value_and_parts
 from credit_jax.losses.by_variable import PART
@@ -26,6 +25,7 @@ from credit_jax.metrics import (
     metric_settings,
     needs_climatology,
 )
+from credit_jax.named_fields.coordinates import UNKNOWN, places_of, take_places
 from credit_jax.plan.files import latitude_files
 from credit_jax.plan.findings import Findings
 from credit_jax.plan.named_fields import (

@@ -9,11 +9,11 @@ from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.further_inputs import FurtherInputs
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of

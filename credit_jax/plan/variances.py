@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from credit_jax.fields import target_variances
+from credit_jax.named_fields import target_variances
 from credit_jax.plan.findings import Findings
 
 

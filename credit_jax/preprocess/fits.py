@@ -14,9 +14,9 @@ import xarray as xr
 from pydantic import Field
 
 from credit_jax.config.base import StrictModel, parse
-from credit_jax.fields.coordinates import CoordinateValues
-from credit_jax.fields.write_scalers import write_scalers
 from credit_jax.io.netcdf import write_netcdf
+from credit_jax.named_fields.coordinates import CoordinateValues
+from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.preprocess.statistics import Digests, Extremes, Moments, Statistics
 from credit_jax.transforms import FieldTree
 from credit_jax.transforms.base import variable_of

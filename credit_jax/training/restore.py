@@ -26,9 +26,9 @@ from credit_jax.checkpoint import (
 from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config.load import read_model_section
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.packing import Packing

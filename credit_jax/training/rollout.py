@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext
 from credit_jax.losses import Loss, value_and_parts
 from credit_jax.losses.base import check_global
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields import FieldContext
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.ops.vma import pvary, varying_axes
@@ -151,7 +151,7 @@ class ForecastLoss:
     ) -> tuple[Scalar, tuple[ModelState, Batch, dict[str, Scalar], dict[str, Scalar]]]:
         """Returns the scaled loss of one step, and auxiliary values.
 
-        The latter are the model state, the fed-back fields, numbers to sum, and
+        The latter are the model state, the carried fields, numbers to sum, and
         metrics.
         """
         index, target, forcing = inputs
@@ -194,8 +194,8 @@ class ForecastLoss:
             values = values | self.measure(tree, context)
         scores = {} if self.metrics is None else self.metrics(tree, context)
         _check_numbers({**values, **scores})
-        fed_back = rollout.next(batch, fields, tree, forcing, context)
-        return self.scale(value), (after, fed_back, {"loss": value, **values}, scores)
+        carried = rollout.next(batch, fields, tree, forcing, context)
+        return self.scale(value), (after, carried, {"loss": value, **values}, scores)
 
     def _context(self, loss_parameters: Mapping[str, Array]) -> FieldContext:
         return FieldContext(

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint import EMA, EMA_STATS, WEIGHTS, CheckpointStore
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.io.digests import digest_of
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.restore import (

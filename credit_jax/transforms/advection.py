@@ -10,9 +10,14 @@ import numpy as np
 from pydantic import PositiveInt
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes, CoordinateValues, places_of, take_places
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import (
+    Axes,
+    CoordinateValues,
+    places_of,
+    take_places,
+)
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.files import (
     Coefficients,

@@ -39,8 +39,8 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext, FieldTree
-from credit_jax.fields.coordinates import Axes, CoordinateValues
+from credit_jax.named_fields import FieldContext, FieldTree
+from credit_jax.named_fields.coordinates import Axes, CoordinateValues
 from credit_jax.transforms.selection import Selection
 
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from credit_jax.fields.coordinates import are_numbered_alike
+from credit_jax.named_fields.coordinates import are_numbered_alike
 from credit_jax.transforms.base import Group, LevelFile, TreeSchema
 
 

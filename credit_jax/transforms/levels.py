@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, Literal
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import CoordinateValues
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.physics.files import Coefficients, centers, level_numbers
 from credit_jax.physics.interpolation import hybrid_to_hybrid
 from credit_jax.physics.rows import fill_padding

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float
 
-from credit_jax.fields.bridgescaler import QuantileScaler
+from credit_jax.named_fields.bridgescaler import QuantileScaler
 from credit_jax.transforms.pointwise import is_numpy
 
 Knots2d = Float[np.ndarray, "channel knot"]

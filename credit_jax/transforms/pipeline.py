@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes, as_values
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import Axes, as_values
 from credit_jax.transforms.base import (
     PREBLOCKS,
     ChangesGrid,

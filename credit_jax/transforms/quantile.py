@@ -18,7 +18,7 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float, Shaped
 
-from credit_jax.fields.bridgescaler import QuantileScaler
+from credit_jax.named_fields.bridgescaler import QuantileScaler
 from credit_jax.transforms import pchip
 from credit_jax.transforms.pointwise import is_numpy
 

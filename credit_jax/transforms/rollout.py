@@ -18,15 +18,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, Phase, Where
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
 PROGNOSTIC, DYNAMIC_FORCING = "prognostic", "dynamic_forcing"
 # Entries of a batch with the input of later steps.
 FORCING, STATIC = "forcing", "static"
-# Entries of a step that are computed by the previous step.
-_FED_BACK = ("x", "x_physical")
+# Entries of a step that the previous step computes: the carry of a loop over steps.
+CARRIED = ("x", "x_physical")
 
 
 def field_type_of(var_key: str) -> str:
@@ -248,8 +248,8 @@ class Rollout:
         return tuple(self.backprop_on is None or t in self.backprop_on for t in steps)
 
     def start(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
-        """Returns the fed-back entries for the first step, repeated for members."""
-        carried = {name: batch[name] for name in _FED_BACK if name in batch}
+        """Returns the carried entries of the first step, repeated for members."""
+        carried = {name: batch[name] for name in CARRIED if name in batch}
         return jax.tree.map(context.repeat_members, carried)
 
     def inputs(
@@ -293,7 +293,7 @@ class Rollout:
         Args:
             batch: the batch, whose entries except forcing and static fields are
                 included.
-            fields: the fed-back entries of the step, with x.
+            fields: the carried entries of the step, with x.
             target: becomes "y"; None in a forecast, which has no "y".
             prediction: becomes "y_pred".
             context: context of the step.
@@ -316,11 +316,11 @@ class Rollout:
         forcing: Any,
         context: Any,
     ) -> dict[str, Any]:
-        """Returns the fed-back entries for the next step.
+        """Returns the carried entries for the next step.
 
         Args:
             batch: the batch, with static fields.
-            fields: the fed-back entries of this step, returned for a single step.
+            fields: the carried entries of this step, returned for a single step.
             tree: the result of `after`.
             forcing: dynamic forcing of the next step.
             context: context of the step.

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
-from credit_jax.fields import FieldContext
-from credit_jax.fields.bridgescaler import (
+from credit_jax.io.errors import errors_of
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.bridgescaler import (
     DeepStandardScaler,
     MinMaxScaler,
     QuantileScaler,
@@ -21,8 +22,7 @@ from credit_jax.fields.bridgescaler import (
     read_scalers,
     take_channels,
 )
-from credit_jax.fields.coordinates import places_of
-from credit_jax.io.errors import errors_of
+from credit_jax.named_fields.coordinates import places_of
 from credit_jax.transforms import quantile
 from credit_jax.transforms.base import (
     FieldTree,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
-from credit_jax.fields import ChannelLayout, FieldContext
+from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.transforms.base import FieldTree, Group, Invertible
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pointwise import is_numpy

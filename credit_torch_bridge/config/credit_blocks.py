@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from credit_jax.fields.tree import PREDICTION, TARGET
+from credit_jax.named_fields.tree import PREDICTION, TARGET
 from credit_torch_bridge.config.editor import ConfigEditor
 
 _RECONSTRUCT, _TWIN = "reconstruct", {"in_key": "y", "out_key": TARGET}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.fields.write_scalers import write_scalers
+from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.transforms.pre.normalize import (
     Normalizer,
     NormalizerArgs,

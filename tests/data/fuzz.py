@@ -25,8 +25,8 @@ from credit_jax.data import build_loader
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.grid_file import Variable
 from credit_jax.evaluation.references import open_truth
-from credit_jax.fields.coordinates import Coordinates
 from credit_jax.forecast.forecast_data import open_forecast_data
+from credit_jax.named_fields.coordinates import Coordinates
 from tests.data.world import (
     FLAT,
     GRID,

@@ -15,8 +15,8 @@ import pytest
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.loss import LossConfig
-from credit_jax.fields import ChannelLayout, latitude_weights
 from credit_jax.losses import LOSSES, LossEntry, build_loss
+from credit_jax.named_fields import ChannelLayout, latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, loss_and_gradient, of_pair

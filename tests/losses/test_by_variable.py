@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from credit_jax.config.loss import LossConfig
-from credit_jax.fields import ChannelLayout, target_variances
 from credit_jax.losses import build_loss
+from credit_jax.named_fields import ChannelLayout, target_variances
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import loss_and_gradient

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.fields import ChannelLayout
 from credit_jax.metrics import METRICS
+from credit_jax.named_fields import ChannelLayout
 
 LON = 12
 CHANNELS = {"S/prognostic/3d/T": 3, "S/prognostic/2d/SP": 1, "S/diagnostic/2d/TP": 1}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.fields import ChannelLayout
 from credit_jax.metrics import build_metrics
+from credit_jax.named_fields import ChannelLayout
 from tests.metrics.cases import CHANNELS, draw, named
 from tests.support import assert_close
 from tests.support.whole_fields import field_context

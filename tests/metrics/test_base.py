@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.fields import latitude_weights
 from credit_jax.metrics import METRICS, MetricEntry, build_metrics
+from credit_jax.named_fields import latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, of_pair, run_on_mesh

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.fields import latitude_weights
 from credit_jax.metrics.gen1 import (
     ensemble_fields,
     lat_weighted_metrics,
     lat_weighted_metrics_climatology,
 )
+from credit_jax.named_fields import latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, run_on_mesh

@@ -14,8 +14,8 @@ import optax
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.fields import FieldContext
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise

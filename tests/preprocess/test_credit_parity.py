@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from credit_jax.cli.preprocess import preprocess
-from credit_jax.fields.bridgescaler import read_scalers
+from credit_jax.named_fields.bridgescaler import read_scalers
 from credit_torch_bridge.compare.credit_import import import_torchvision
 from tests.data.credit_batches import credit_loader
 from tests.preprocess.configs import all_kinds, config, raw

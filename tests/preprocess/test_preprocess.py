@@ -17,7 +17,7 @@ from credit_jax.config.base import ConfigError
 from credit_jax.data import open_dataset
 from credit_jax.data.dataset import collate
 from credit_jax.data.schema import ChannelGroup
-from credit_jax.fields.bridgescaler import read_scalers
+from credit_jax.named_fields.bridgescaler import read_scalers
 from credit_jax.preprocess import fitting
 from credit_jax.preprocess.fits import ScalerFit
 from credit_jax.transforms import build_pipeline

@@ -16,10 +16,10 @@ from jax.interpreters import partial_eval
 
 from benchmarks.compiled_step import model_block, trace_step
 from benchmarks.scale.hlo import collectives
-from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.models.flops import flops_of
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
+from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.sharding import ShardingRules

@@ -10,8 +10,8 @@ import xarray as xr
 
 from credit_jax.config import build_config
 from credit_jax.config.demo import DemoConfig
-from credit_jax.fields import latitude_weights
 from credit_jax.forecast import Forecaster
+from credit_jax.named_fields import latitude_weights
 from credit_jax.plan import plan_run
 from credit_jax.training import held_out
 from credit_jax.training.held_out import held_out_starts, plan_held_out

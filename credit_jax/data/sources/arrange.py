@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from credit_jax.data.sources.source import Source
-from credit_jax.fields.coordinates import Axes, Coordinates
+from credit_jax.named_fields.coordinates import Axes, Coordinates
 
 
 def arrange(

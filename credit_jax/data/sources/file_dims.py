@@ -10,7 +10,7 @@ from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.levels import Levels
 from credit_jax.data.sources.levels import level_indices as indices_of
 from credit_jax.data.sources.reader import OpenFile, crop
-from credit_jax.fields.coordinates import (
+from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     Axes,
     CoordinateValues,

@@ -35,8 +35,8 @@ from credit_jax.data.sources.source import (
     join_times,
     variables_of,
 )
-from credit_jax.fields.coordinates import UNKNOWN, Axes, as_values, take_places
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import UNKNOWN, Axes, as_values, take_places
 
 # Positions of the rows and of the columns of a file; None keeps them as they are.
 Order: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]

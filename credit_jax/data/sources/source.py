@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.fields.coordinates import Axes, as_values, places_of
+from credit_jax.named_fields.coordinates import Axes, as_values, places_of
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
 SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext
 from credit_jax.models.common.frames import FrameFold, fold_frames
 from credit_jax.models.common.padded_config import CorrectedConfig, PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig
+from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear

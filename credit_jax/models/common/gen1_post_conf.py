@@ -13,14 +13,14 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields.coordinates import (
+from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
+from credit_jax.named_fields.coordinates import (
     Axes,
     CoordinateValues,
     Kind,
     are_numbered_alike,
     places_of,
 )
-from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
 from credit_jax.physics.channel_fixers import ChannelFixers, ChannelUnits
 from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.files import level_values, read_arrays

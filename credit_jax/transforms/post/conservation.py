@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes, places_of, take_places
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import Axes, places_of, take_places
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.arrays import clip
 from credit_jax.physics.constants import SECONDS_PER_HOUR

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import CoordinateValues
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.files import (
     Coefficients,

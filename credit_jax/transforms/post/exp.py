@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import PositiveFloat
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, change_entry
 from credit_jax.transforms.pointwise import Base, shifted_exp
 from credit_jax.transforms.selection import Selection, Variables

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.bridgescaler import Scaler
-from credit_jax.fields.coordinates import Axes
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.bridgescaler import Scaler
+from credit_jax.named_fields.coordinates import Axes
 from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema, change_entry
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.post.scaler import target_scalers

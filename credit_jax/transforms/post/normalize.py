@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import Axes
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import Axes
 from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema, change_entry
 from credit_jax.transforms.pre.normalize import (
     Normalizer,

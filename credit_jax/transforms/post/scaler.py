@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.bridgescaler import Scaler
-from credit_jax.fields.coordinates import Axes
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.bridgescaler import Scaler
+from credit_jax.named_fields.coordinates import Axes
 from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
 from credit_jax.transforms.scaling import (
     Method,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, change_entry
 from credit_jax.transforms.selection import Selection, Variables
 

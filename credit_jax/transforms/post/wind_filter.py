@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import PositiveFloat, field_validator
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.wind_filter import (
     Kernel,

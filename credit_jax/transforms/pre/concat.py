@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import Destination, FieldTree, TreeSchema
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import PositiveFloat
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, map_fields
 from credit_jax.transforms.pointwise import Base, shifted_exp, shifted_log
 from credit_jax.transforms.selection import DataType, Selection, Variables

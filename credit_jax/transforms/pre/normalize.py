@@ -12,15 +12,15 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.fields.coordinates import (
+from credit_jax.io.open_files import opened
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import (
     Axes,
     as_values,
     counts,
     places_of,
     take_places,
 )
-from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,

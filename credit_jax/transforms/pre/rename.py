@@ -13,7 +13,7 @@ import yaml
 from pydantic import model_validator
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import Descriptions, FieldTree, TreeSchema
 from credit_jax.transforms.selection import DataType
 

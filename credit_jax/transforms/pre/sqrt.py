@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, map_fields
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.selection import DataType, Selection, Variables

@@ -13,7 +13,7 @@ from benchmarks.configs.survey import ENVIRONMENT, find_configs
 from benchmarks.configs.table import FOLDER
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.fields.tree import TARGET
+from credit_jax.named_fields.tree import TARGET
 from credit_jax.plan import plan_run
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.editor import dotted, leaves, same

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.fields import FieldContext
 from credit_jax.models.common.array_specs import FieldSpec
 from credit_jax.models.diffusion.config import DiffusionConfig
 from credit_jax.models.diffusion.schedule import SCHEDULES, ddim_times
+from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.mesh.axes import MeshAxes

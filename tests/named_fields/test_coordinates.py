@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from credit_jax.fields.coordinates import (
+from credit_jax.named_fields.coordinates import (
     Axes,
     Coordinates,
     are_numbered_alike,

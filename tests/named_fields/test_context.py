@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.fields import ChannelLayout, latitude_weights
+from credit_jax.named_fields import ChannelLayout, latitude_weights
 from credit_jax.parallel.mesh.axes import MeshAxes
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from credit_jax.fields.channels import ChannelLayout
+from credit_jax.named_fields.channels import ChannelLayout
 from credit_jax.parallel.placement import gather_rows
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from credit_jax.fields import ChannelLayout
+from credit_jax.named_fields import ChannelLayout
 
 LAYOUT = ChannelLayout.of({"T": 3, "SP": 1, "U": 2})
 

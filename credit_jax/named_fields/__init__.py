@@ -1,11 +1,11 @@
 """Channel layouts, area weights and global means for losses, metrics and transforms."""
 
-from credit_jax.fields.area_weights import latitude_weights
-from credit_jax.fields.bridgescaler import read_scalers, target_variances
-from credit_jax.fields.channels import ChannelLayout
-from credit_jax.fields.context import FieldContext
-from credit_jax.fields.tree import FieldTree, has_named_pair, named_pair, widened
-from credit_jax.fields.weighting import (
+from credit_jax.named_fields.area_weights import latitude_weights
+from credit_jax.named_fields.bridgescaler import read_scalers, target_variances
+from credit_jax.named_fields.channels import ChannelLayout
+from credit_jax.named_fields.context import FieldContext
+from credit_jax.named_fields.tree import FieldTree, has_named_pair, named_pair, widened
+from credit_jax.named_fields.weighting import (
     SMALLEST_VARIANCE,
     check_multipliers,
     combination_weights,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from credit_jax.fields import latitude_weights
+from credit_jax.named_fields import latitude_weights
 
 
 def test_latitude_weights_have_mean_one():

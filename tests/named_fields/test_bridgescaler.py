@@ -18,7 +18,7 @@ from bridgescaler.distributed_tensor import (
 )
 from credit.losses.base import _load_target_variances
 
-from credit_jax.fields.bridgescaler import (
+from credit_jax.named_fields.bridgescaler import (
     DeepStandardScaler,
     MinMaxScaler,
     QuantileScaler,
