@@ -154,6 +154,7 @@ class Campaign:
         """Runs group after group; returns those that ran, and why it stopped early."""
         finished: list[Tasks] = []
         for number, group in enumerate(todo):
+            # Not before the first group: each start makes some forecasts.
             if number and (stopped := self.stop()):
                 return finished, stopped
             threads.prepare(number)
@@ -217,6 +218,7 @@ class _Threads:
     ) -> _Threads:
         """Starts the threads, which begin to read the input of the groups."""
         reader, scores = campaign.reader, campaign.scores
+        # Every group has the same size, so that there is one compiled step.
         full = [[*g, *[g[-1]] * (campaign.size - len(g))] for g in todo]
         mine = [[g[place] for place in share.positions] for g in full]
         stream = reader.stream(mine, campaign.num_steps, share.mesh, share.ranks)
@@ -255,6 +257,7 @@ class _Threads:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         workers = self.devices, self.host, self.files
+        # In the order in which work passes from one to the next.
         try:
             for worker in workers if kind is None else ():
                 worker.close()
@@ -308,10 +311,13 @@ class _Group:
             threads.host.submit(
                 partial(threads.delivery.deliver, self.tasks, 0, fields)
             )
+        # The last step feeds no other one, and reads no forcing.
         forcing: Any = {}
         for step in range(1, campaign.num_steps + 1):
             if step < campaign.num_steps:
                 forcing = next(threads.reader)
+            # The step returns before the devices have computed it; another thread
+            # waits for the result, so that the next step can be started.
             start = time.perf_counter()
             noise = None if self.noise is None else self.noise.fold_in(step)
             with activity(f"forecast step {step}/{campaign.num_steps}"):
@@ -319,6 +325,8 @@ class _Group:
                     campaign.weights, state, constants, forcing, noise
                 )
                 self._hand_over(step, outputs, start)
+        # `host` is one thread in order: sums are saved, and forecasts marked as done,
+        # after all of their steps.
         if self.scored is not None:
             threads.host.submit(self.scored.save)
         threads.host.submit(partial(threads.delivery.finish, self.tasks))

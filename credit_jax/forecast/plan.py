@@ -193,6 +193,8 @@ def plan_forecast(
     findings = Findings([*model.problems], [*model.notes])
     data: DataConfig = inference.data or config.data
     calendar = data.calendar or "standard"
+    # Files are opened for start dates, and say in which calendar those are: a schedule
+    # in the calendar of the config comes first, and below one in theirs.
     options = {"init_times": init_times, "num_steps": num_steps, "length": length}
     schedule = findings.attempt(
         lambda: make_schedule(inference, data.timestep, calendar, **options)
@@ -213,10 +215,10 @@ def plan_forecast(
         )
     if schedule is None or pipeline is None or opened is None or model.config is None:
         raise ConfigError(unique(findings.problems), _TITLE)
-    # Start dates are in the calendar of the files.
     schedule = findings.attempt(
         lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
     )
+    # Scores at the end of training plan with the schema that the run trains with.
     trained = None if run is None else run.schema
     schema = findings.attempt(
         lambda: forecast_schema(
@@ -225,6 +227,7 @@ def plan_forecast(
     )
     if schedule is None or schema is None:
         raise ConfigError(unique(findings.problems), _TITLE)
+    # What follows compares with files, and needs the transforms in their order.
     located = _located(pipeline, opened, schema, like, findings)
     findings.problems += _data_problems(model, located, opened, schedule, schema, data)
     if read_from:

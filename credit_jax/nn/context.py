@@ -184,6 +184,8 @@ class Context:
 
         Updates the running statistics of the batch norms below the block.
         """
+        # `jax.checkpoint` takes functions of arrays. The module is put together inside
+        # of it, so that the backward pass gathers the parameters again, too.
         graph, params, stats = nnx.split(block, Parameter, nnx.BatchStat)
 
         def body(
@@ -230,6 +232,7 @@ class Context:
         early = _parameters_of(getattr(blocks, "ready_of", ()))
         graph, apart, params, stats = nnx.split(blocks, early, Parameter, nnx.BatchStat)
         if implementation() == "gpu":
+            # One kernel casts a whole stack; within the scan each block has its own.
             with jax.named_scope(PARAMETERS):
                 params = self._cast(params)
 
@@ -252,6 +255,8 @@ class Context:
 
         one_by_one = implementation() == "gpu" and num <= self.unroll_blocks
         in_loop = not one_by_one and self._may_loop()
+        # The blocks that keep what they gather are the last ones, with which the
+        # backward pass begins.
         gathered_again = num - self._num_gathered(num)
         updates = []
         for part in (
@@ -278,6 +283,8 @@ class Context:
         return self.axes.num_devices == 1 or loops_hold_collectives()
 
     def _of_block(self, index: Array) -> Context:
+        # Blocks of a stack are one traced function; the index alone tells their draws
+        # of dropout and noise apart.
         return replace(self.fold_in(index), block=index)
 
     def _captured(self, output: Any) -> Any:
@@ -287,6 +294,7 @@ class Context:
 
     def _num_gathered(self, num: int) -> int:
         """Returns how many of the next `num` blocks keep their gathered parameters."""
+        # Counted first: blocks that gather nothing have numbers, too.
         first = self.blocks.add(num) if self.blocks else 0
         if not self.rules.shard or self.axes.num_shard == 1:
             return num
@@ -387,12 +395,14 @@ class _Part:
         )
         if self.group == 1:
             return carry, stats
+        # (turns, group, ...) to (blocks, ...), in the order of the blocks.
         return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
 
     def one_by_one(
         self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
     ) -> tuple[Any, Any]:
         """`scan` without a loop; small arrays are sliced together (`unstack`)."""
+        # `jit` traces a function once, however many blocks call it.
         traced_once = [jax.jit(run) for run in runs]
         stats = []
         indices, slices = self._inputs(stacked)

@@ -1,5 +1,6 @@
 """Spectral normalization as a function of the parameter dict, once per forward pass.
 
+The method is algorithm 1 of Miyato et al. (2018), arXiv:1802.05957.
 torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v. In training,
 each call of the layer updates the vectors u and v by one power iteration, without
 gradient; evaluation uses the stored vectors. Here u and v are the collection
@@ -150,6 +151,7 @@ def iterate(
         param_specs: specs of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
+    # The first call of every layer together; most layers have no other.
     new = _iterated(weights, state, _with_calls(state, param_specs, 0), specs)
     several = _with_calls(state, param_specs, 1)
     if several:
@@ -192,6 +194,7 @@ def _unroll(
     alone: bool = False,
 ) -> int:
     """Returns how many turns of a loop of power iterations to write out: one or all."""
+    # Sums over shards within a loop: XLA on CPU may run them beside later collectives.
     split = specs and any(split_axes(entry) for p in matrices for entry in specs[p])
     return turns if split and not loops_hold_collectives(alone=alone) else 1
 
@@ -241,6 +244,8 @@ def normalize(
     once = {path: called[path] for path in called if path not in several}
     divided = _divided_exactly if compensated else _divided
     out = {**weights, **divided(weights, state, _families(once, specs, weights))}
+    # `vmap` over the dim of calls, which is equally long for matrices called equally
+    # often.
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
         out |= _divided_for_calls(divided, weights, state, alike, specs)
@@ -298,6 +303,7 @@ def _iterated(
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
     families = _families(matrices, specs, weights)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
+    # torch iterates under no_grad: of sigma = u' W v only W has a gradient.
     stacked = [jax.lax.stop_gradient(family.matrices(weights)) for family in families]
     us = [packed.pack(family.rows(state, "u")) for family in families]
     us, vs = _power_iteration(families, stacked, us)
@@ -343,6 +349,7 @@ def _divided(
         [packed.pack(family.rows(state, side)) for family in families]
         for side in ("u", "v")
     )
+    # u' (W v): what is summed over shards is a vector, and then a number.
     mapped = _products(families, stacked, v, "v")
     sigmas = psum_each(
         [
@@ -374,6 +381,7 @@ def _divided_exactly(
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
     groups = [group for family in families for group in family.groups]
     sums = [group.elements(weights, state) for group in groups]
+    # Each sum and the errors of its roundings, both summed over the shards.
     parts = [parts_to_sum(*compensated_sum(terms)) for terms in sums]
     axes = [(*group.axes("u"), *group.axes("v")) for group in groups]
     tops, rests = (psum_each(part, axes) for part in zip(*parts, strict=True))
@@ -401,6 +409,8 @@ def _families(
     """Returns the families of matrices; one kernel takes them without stacking."""
     if not fuses_layers():
         return matrix_families(group_matrices(matrices, specs))
+    # A group a matrix, as the kernel takes them unstacked; families of many values are
+    # split, see `matrix_families`.
     sizes = {path: weights[path].size for path in matrices}
     return matrix_families(group_matrices(matrices, specs, large=0), sizes)
 

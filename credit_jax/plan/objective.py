@@ -86,6 +86,7 @@ def plan_objective(
     Returns:
         The objective; None if it has problems.
     """
+    # Earlier problems are of other sections, and do not keep these from being built.
     before = len(findings.problems)
     findings.problems += base_problems(config)
     findings.notes += metrics_notes(config)
@@ -296,6 +297,7 @@ class Latitudes:
         if not _weighs_rows(self.config, section):
             return None
         rows = findings.attempt(lambda: self._read(section))
+        # The problem of the file is reported; the rest of the section is checked, too.
         return np.zeros(1) if rows is None else rows
 
     def _read(self, section: str) -> Latitude | None:

@@ -133,19 +133,23 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
         if each.phase in PREBLOCKS:
             keys = [group.var_key for group in before.get("target", ())]
             if isinstance(transform, Rename):
+                # Later blocks know the variables by their new names.
                 names = transform.predicted_names({})
-                for pending in changed.values():
-                    pending[:] = [names.get(key, key) for key in pending]
+                changed = {
+                    block: [names.get(key, key) for key in pending]
+                    for block, pending in changed.items()
+                }
             elif each.type in _INVERSES and "target" in (args.data_types or _BOTH):
-                pending = [key for key in keys if transform.selection(key)]
-                changed[each.path, each.type] = pending
+                selected = [key for key in keys if transform.selection(key)]
+                changed[each.path, each.type] = selected
             continue
         has_output = has_output or getattr(args, "out_key", None) == OUTPUT
         if getattr(args, "key", None) != OUTPUT:
             continue
-        for (_, kind), pending in changed.items():
+        for (path, kind), pending in changed.items():
             if each.type == _INVERSES[kind]:
-                pending[:] = [key for key in pending if not transform.selection(key)]
+                left = [key for key in pending if not transform.selection(key)]
+                changed[path, kind] = left
     return [
         f"{path} (type {kind}) changes {', '.join(pending)}, and no postblock restores "
         "it: forecasts, what they feed back, and their scores have the changed values, "

@@ -162,6 +162,7 @@ class Pipeline:
         Differs from CREDIT: its rollout fails at a block that needs "y", and feeds back
         fields that are still normalized.
         """
+        # What is made of the target has its names from the blocks that make it.
         outputs = {
             each.transform.args.out_key
             for each in self.transforms
@@ -175,6 +176,7 @@ class Pipeline:
             if each.phase is Phase.AFTER_STEP and keys & {"y", *outputs}:
                 continue
             blocks.append(each)
+            # As soon as fields have names: the blocks after it take physical units.
             if each.phase is Phase.AFTER_STEP and keys >= {"y_pred", "y_processed"}:
                 blocks += self._inverses()
         return Pipeline(tuple(blocks))
@@ -184,6 +186,7 @@ class Pipeline:
         after = [each.transform for each in self._of(Phase.AFTER_STEP)]
         if any(isinstance(transform, Denormalizer) for transform in after):
             return
+        # The last preblock is undone first; statistics have the names before renames.
         origins: dict[str, str] = {}
         for each in reversed(self._of(Phase.BEFORE_STEP)):
             if isinstance(each.transform, Rename):
@@ -343,6 +346,7 @@ class Pipeline:
                 with errors_of(each.path):
                     for file in each.transform.level_files:
                         check_numbers(file, before)
+            # Blocks after a regrid see its grid, the regrid itself that of the data.
             if isinstance(each.transform, ChangesGrid):
                 new = each.transform.new_grid
                 axes = as_values(new.latitude), as_values(new.longitude)

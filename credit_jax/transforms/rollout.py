@@ -146,6 +146,8 @@ class Advance:
     target_channels: Mapping[str, slice]
 
     def __post_init__(self) -> None:
+        # Renames and regrids have run on the host, on forcing and static fields; what
+        # the model predicts has their names and their grid.
         steps = self.pipeline.after_aligned()
         steps.require(Phase.BEFORE_STEP, Where.TRACED)
         object.__setattr__(self, "pipeline", steps)
@@ -187,6 +189,7 @@ class Advance:
         }
         renamed = self.pipeline.named_as_before({"input": fields, **maps}, context)
         new = self.pipeline.before_step(renamed, context)["x"]
+        # Along time, from the oldest: the first one drops out.
         x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
@@ -274,6 +277,7 @@ class Rollout:
             for name, shape in shapes.items()
             if name != "x"
         }
+        # x has its members since `start`.
         if self.num_members > 1:
             inputs = {
                 k: jnp.repeat(v, self.num_members, axis=0) for k, v in inputs.items()

@@ -111,6 +111,7 @@ class FileSource:
                     f"{len(listed)} levels, but {axes.where} has {count}: "
                     f"{list(axes.levels)}; name as many"
                 )
+        # Cached fields and positions belong to the old coordinates.
         reader, orders = self.reader.anew(), dict[Any, Order]()
         return dataclasses.replace(
             self, requested=axes, num_levels=count, reader=reader, orders=orders
@@ -123,6 +124,7 @@ class FileSource:
         arrays = {}
         for dims, name in variables_of(self.config, field_type):
             key = field_key(self.name, field_type, dims, name)
+            # A static field is read once and repeated.
             if field_type == "static":
                 field = self._at(field_type, dims, name, times[-1], rows)
                 steps = [field] * len(times)
@@ -158,6 +160,7 @@ class FileSource:
 
     def _order(self, opened: OpenFile, name: str) -> Order:
         """Positions of rows and columns, see `FileDims.order_of`."""
+        # Variables of a file may be on several grids, which their dims tell apart.
         key = opened.path, opened.variable(name).dims
         if key not in self.orders:
             self.orders[key] = self.dims.order_of(opened, name)
@@ -264,6 +267,7 @@ class FileSource:
             if kind != "static" and not self.conventions.one_time:
                 times = self._first_file(kind, name).times
             if times is not None and len(times):
+                # Times in float days may be off by seconds; whole hours are meant.
                 ends: Any = times[[times.argmin(), times.argmax()]]
                 hours = ends.round("h")
                 near = np.abs((ends - hours).to_numpy()) <= ROUNDING

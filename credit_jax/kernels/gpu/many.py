@@ -285,6 +285,8 @@ class _Sum:
     def num_outputs(self) -> int:
         return self.shape[3 - self.along]
 
+    # Triton takes sides that are powers of two. A sum along the contiguous dim loads it
+    # in whole rows; a sum along the other one loads lines of `_COLUMNS` of its columns.
     @property
     def tile(self) -> tuple[int, int]:
         """Sides of a tile, powers of two: of the dim of outputs, of the summed one."""
@@ -376,6 +378,7 @@ def _reduce(
         interpret: see `call_kernel`.
     """
     lefts, rights = _Factors.of(left), _Factors.of(right)
+    # Sums of bfloat16 values are float32 ones.
     wide = jnp.result_type(jnp.float32, *(array.dtype for array in (*left, *right)))
     starts = _starts([one.partial_sums for one in sums])
 
@@ -400,6 +403,8 @@ def _reduce(
     )
     if all(one.parts == 1 for one in sums):
         return partial_sums
+    # Programs share long sums; another kernel adds their parts. Atomic additions would
+    # give other last digits whenever another program ends first.
     rest = [
         _Sum((one.shape[0], one.parts, one.num_outputs), 1, left=start)
         for one, start in zip(sums, starts, strict=True)
@@ -466,6 +471,8 @@ def _share(tasks: Sequence[Any], run: Callable[[int, Any, Array], None]) -> None
     starts = _starts([task.programs for task in tasks])
     program = program_id(0)
 
+    # A binary tree of branches: of n tasks a program compares log2(n) times, and the
+    # code of each is in the kernel once.
     def among(low: int, high: int) -> None:
         if high - low == 1:
             run(low, tasks[low], program - starts[low])

@@ -132,6 +132,7 @@ def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
     order, number = windows.long_of_strips()
     strip_counts = np.zeros((int(number.max()) + 1, blocks.num_shards), int)
     np.add.at(strip_counts, (number, owner), 1)
+    # A shard may have some more groups than an even share, if fewer strips move then.
     even = len(strip_counts) / blocks.num_shards
     spare = NEARLY_EVEN if windows.columns_meet else 1.0
     room = max(math.ceil(even), math.floor(spare * even))
@@ -160,9 +161,10 @@ def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:
 
     load = [0] * strip_counts.shape[1]
     shard_of = np.zeros(len(strip_counts), int)
+    # Groups with few choices first: later ones still find room elsewhere.
     for counts, groups in sorted(kinds.items(), key=lambda kind: choices(kind[0])):
         for group in groups:
-            free = [shard for shard, groups in enumerate(load) if groups < room]
+            free = [shard for shard, num in enumerate(load) if num < room]
             shard = min(free, key=lambda shard: (-counts[shard], load[shard]))
             shard_of[group] = shard
             load[shard] += 1

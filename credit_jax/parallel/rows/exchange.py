@@ -64,6 +64,8 @@ def exchange_pattern(have: Rows, need: Rows) -> ExchangePattern:
         for row in sorted(set(rows) - {PADDING}):
             rows_by_pair[where[row][0], d].append(row)
     needed = rows_by_pair
+    # An all-to-all moves as many rows between every two shards as between the two that
+    # exchange most; below half of the pairs that is mostly padding.
     pairs = sum(bool(rows) for (s, d), rows in needed.items() if s != d)
     if 2 * pairs > num * (num - 1):
         pieces, slots = _pieces_all_to_all(needed, where, num)
@@ -153,6 +155,7 @@ def _rounds(needed: dict, num: int) -> list[list[tuple[int, int]]]:
     moves.sort(key=lambda pair: (-len(needed[pair]), pair[1] - pair[0], pair[0]))
     to: list[dict[int, int]] = [{} for _ in range(num)]  # of each source, by round
     by: list[dict[int, int]] = [{} for _ in range(num)]  # of each destination
+    # Koenig's theorem: the largest number of partners of a shard is enough rounds.
     degree = max(
         Counter([(0, s) for s, _ in moves] + [(1, d) for _, d in moves]).values(),
         default=0,
