@@ -31,6 +31,7 @@ from rich.progress import (
 )
 
 from credit_jax.config.demo import DemoConfig
+from credit_jax.demo.spun_up import LAYOUT, is_spun_up, read_spun_up
 from credit_jax.demo.write import (
     FIRST_TIME,
     Axes,
@@ -47,7 +48,6 @@ from credit_jax.io.activity import activity, live_display
 if TYPE_CHECKING:
     from credit_jax.demo.dynamics import Climate
 
-LAYOUT = 1  # version of the files and of the climate, raised at any change
 DAYS_AT_ONCE = 10
 OUTPUTS_PER_DAY = 4
 
@@ -73,14 +73,17 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         _check_same(folder, expected)
         return folder
     console = console or Console(stderr=True)
+    spin_up = "the spin-up that comes with the package"
+    if not is_spun_up(demo):
+        spin_up = f"{demo.spinup_days} days of spin-up"
     console.print(
         f"Making {demo.days} days of {demo.truncation} demo data in {folder} "
-        f"(after {demo.spinup_days} days of spin-up); they are kept for later runs."
+        f"(after {spin_up}); they are kept for later runs."
     )
     # dinosaur needs rank promotion, which the caller may have disabled.
     shown = live_display() if console.is_terminal else nullcontext()
     with jax.numpy_rank_promotion("allow"), shown, _progress(console) as progress:
-        task = progress.add_task("days", total=demo.spinup_days + demo.days)
+        task = progress.add_task("days", total=_days_to_compute(demo))
         with new_dataset(folder, expected) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
     return folder
@@ -122,10 +125,12 @@ def _chunks(
     demo: DemoConfig, climate: "Climate", advance: Callable[[int], None]
 ) -> Iterator[tuple[pd.DatetimeIndex, dict[str, np.ndarray]]]:
     """Runs the climate; yields times and fields by `DAYS_AT_ONCE`, after spin-up."""
-    state = climate.initial
-    rain = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
-    all_days = demo.spinup_days + demo.days
-    for start in range(-demo.spinup_days, demo.days, DAYS_AT_ONCE):
+    state: Any = climate.initial
+    rain: Any = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
+    if is_spun_up(demo):
+        state, rain = read_spun_up(climate)
+    all_days = _days_to_compute(demo)
+    for start in range(demo.days - all_days, demo.days, DAYS_AT_ONCE):
         num_days = min(DAYS_AT_ONCE, demo.days - start)
         times: Any = pd.date_range(
             FIRST_TIME + pd.Timedelta(days=start),
@@ -133,7 +138,8 @@ def _chunks(
             freq="6h",
         )
         outputs: list[dict[str, Any]] = []
-        with activity(f"demo data, {start + demo.spinup_days} of {all_days} days"):
+        done = start - demo.days + all_days
+        with activity(f"demo data, {done} of {all_days} days"):
             for time, day in zip(times, days_of_year(times), strict=True):
                 if time >= FIRST_TIME:
                     outputs.append({**climate.fields(state), "TP": rain})
@@ -148,6 +154,10 @@ def _chunks(
             times = times[times >= FIRST_TIME]
             _check_finite(fields, times)
             yield times, fields
+
+
+def _days_to_compute(demo: DemoConfig) -> int:
+    return demo.days if is_spun_up(demo) else demo.spinup_days + demo.days
 
 
 def _check_finite(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> None:
