@@ -106,12 +106,18 @@ def read_inputs(path: str, model_def: ModelDef) -> dict[str, np.ndarray]:
             not finite.
     """
     try:
-        read: Any = np.load(path, allow_pickle=False)
+        # Mapped, so that a shape that the file does not hold takes no memory.
+        read: Any = np.load(path, mmap_mode="r", allow_pickle=False)
         arrays = {"x": read} if isinstance(read, np.ndarray) else dict(read)
     except (ValueError, EOFError, BadZipFile):
         raise ValueError(
             f"--input: {path} is no .npy or .npz file of numbers; write it with "
             "numpy.save, or numpy.savez for several inputs"
+        ) from None
+    except MemoryError as error:
+        raise ValueError(
+            f"--input: {path} asks for more memory than this machine has ({error}); "
+            "give fewer samples"
         ) from None
     specs = model_def.inputs
     if arrays.keys() != specs.keys():

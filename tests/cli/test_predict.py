@@ -1,5 +1,8 @@
 """The command `predict`: one forward pass on every mesh, and errors."""
 
+import io
+import zipfile
+
 import jax
 import numpy as np
 import pytest
@@ -109,6 +112,18 @@ def _save(path, array, **keywords):
     return {"input": path}
 
 
+def _claims(path, x):
+    """A file that says to hold 10^12 samples."""
+    header = io.BytesIO()
+    content = {"descr": "<f4", "fortran_order": False, "shape": (10**12, *x.shape[1:])}
+    np.lib.format.write_array_header_1_0(header, content)
+    path.write_bytes(header.getvalue())
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("x.npy", header.getvalue())
+    return {"input": path}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -138,6 +153,8 @@ def _save(path, array, **keywords):
             "holds y, expected x, the inputs of",
         ),
         (lambda d, x: {"input": __file__}, "is no .npy or .npz file of numbers"),
+        (lambda d, x: _claims(d / "a.npy", x), "is no .npy or .npz file of numbers"),
+        (lambda d, x: _claims(d / "a.npz", x), "a.npz asks for more memory than"),
     ],
 )
 def test_mistakes(run, x, tmp_path, capsys, change, words):
