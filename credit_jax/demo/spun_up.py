@@ -50,8 +50,9 @@ def write_spun_up(state: Any, rain: Float[Array, "lat lon"], file: Path = FILE) 
         file: path of the file, which is replaced.
     """
     leaves = enumerate(jax.tree.leaves(state))
-    arrays = {f"state_{number}": np.asarray(leaf) for number, leaf in leaves}
-    np.savez_compressed(file, layout=LAYOUT, rain=np.asarray(rain), **arrays)
+    arrays: dict[str, Any] = {"layout": LAYOUT, "rain": np.asarray(rain)}
+    arrays |= {f"state_{number}": np.asarray(leaf) for number, leaf in leaves}
+    np.savez_compressed(file, **arrays)
 
 
 def _layout() -> int:
