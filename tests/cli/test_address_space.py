@@ -153,7 +153,7 @@ RUNS = {
     "init": [
         *("--data", "data/demo_2000.zarr", "--timestep", "24h", "--out", "new.yml"),
         *("--prognostic", "T", "U", "V", "Q", "SP", "--forcing", "tsi"),
-        *("--diagnostic", "V500", "TP"),
+        *("--diagnostic", "V500", "TP", "Z500"),
     ],
     "check": ["--config", "small.yml"],
     "preprocess": ["--config", "small.yml", "--overwrite"],
@@ -186,6 +186,10 @@ def runs(tmp_path_factory):
     """All commands on the data, of 10 MB, of a small form of the demo."""
     folder = tmp_path_factory.mktemp("limited")
     config = small_demo(folder / "data", epochs=1)
+    config["slurm"] = {
+        **{"project": "P", "walltime": "01:00:00", "mem": "64G"},
+        **{"nodes": 1, "ngpus": 1, "ncpus": 8},
+    }
     (folder / "small.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     np.save(folder / "x.npy", np.zeros((1, 36, 1, 32, 64), np.float32))
     root = str(Path(__file__).parents[2])
