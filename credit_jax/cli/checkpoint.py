@@ -10,6 +10,7 @@ from pathlib import Path
 
 from credit_jax.checkpoint.removal import DIGESTS, pin
 from credit_jax.checkpoint.store import FOLDER, CheckpointStore
+from credit_jax.config.messages import printable
 from credit_jax.io.digests import find_damage
 
 
@@ -33,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     folders = _folders(options.folder)
     if not folders:
-        print(
+        text = (
             f"error: {options.folder} is no folder of a run with checkpoints in "
             f"{FOLDER}, and holds no {DIGESTS}; give the save_loc of a run, or one of "
-            "its checkpoints",
-            file=sys.stderr,
+            "its checkpoints"
         )
+        print(printable(text), file=sys.stderr)
         return 2
     num_damaged = sum(_is_damaged(*item) for item in folders.items())
     return 1 if num_damaged else 0
@@ -65,9 +66,9 @@ def _is_damaged(name: str, folder: Path) -> bool:
     known = (folder / DIGESTS).is_file()
     file.close()
     whole = "whole" if known else "no digests were written for it"
-    print(f"{name}: {'damaged' if damage else whole}")
+    print(printable(f"{name}: {'damaged' if damage else whole}"))
     for line in damage:
-        print(f"  {line}")
+        print(printable(f"  {line}"))
     return bool(damage)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import shtab
@@ -207,7 +208,22 @@ def _version() -> str:
 def _parse_and_run(command: Command, argv: Sequence[str] | None, prog: str) -> int:
     parser = argparse.ArgumentParser(prog=prog)
     _fill(parser, command)
-    return _run(command, parser.parse_args(argv), prog)
+    return _run(command, _at_home(parser, parser.parse_args(argv)), prog)
+
+
+def _at_home(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> argparse.Namespace:
+    """The arguments with paths below the home folder written out.
+
+    A shell leaves the tilde of `--out=~/runs` as it is.
+    """
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if action.metavar in COMPLETED and isinstance(value, str | Path):
+            home = os.path.expanduser(value)
+            setattr(args, action.dest, type(value)(home))
+    return args
 
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from credit_jax.cli.commands import OK, run_module
+from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.config.base import parse
 from credit_jax.config.demo import DemoConfig
 from credit_jax.demo.dataset import ensure_demo_data
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     values = {name: getattr(args, name) for name in DemoConfig.model_fields}
     folder = ensure_demo_data(parse(DemoConfig, values, source="demo"), console)
-    console.print(f"{folder} is complete.")
+    print_line(f"{folder} is complete.", stderr=True)
     return OK
 
 

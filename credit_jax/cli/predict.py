@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint.choice import label_of
-from credit_jax.cli.commands import OK, run_module
+from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import (
     add_mesh_options,
     add_verify_option,
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     y = Forecaster(model, *weights.restore(model))(inputs, noise)
     write_output(output, y)
     shape = inputs["x"].shape
-    print(
+    print_line(
         f"{args.input} {shape} -> {args.output} {y.shape}, checkpoint {weights.step} "
         f"({label_of(average=weights.average)})"
     )

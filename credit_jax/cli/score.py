@@ -29,7 +29,7 @@ from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
-from credit_jax.forecast.archive import Record, read_record
+from credit_jax.forecast.archive import TRAINING_DATES, Record, read_record
 from credit_jax.forecast.plan import forecast_truth
 from credit_jax.io.write_errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     if not files.leads.size:
         raise ValueError(f"--forecast: {args.forecast} has no lead time above 0")
     config = _config(record, files)
-    options = score_options(args, config)
+    dates = record.provenance.get(TRAINING_DATES, ())
+    options = score_options(args, config, dates)
     coordinates = files.grid.latitude, files.grid.longitude
     comparison = open_comparison(
         options, files.grid.variables, coordinates, valid_times(files)
@@ -127,12 +128,17 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptions:
+def score_options(
+    args: argparse.Namespace,
+    config: Config | None,
+    training_dates: Sequence[Sequence[str]] = (),
+) -> ScoreOptions:
     """The options of the command line.
 
     Args:
         args: parsed arguments with those of `add_score_options`.
         config: config of the forecasts, or None.
+        training_dates: date ranges of the training of the weights; () if unknown.
 
     Raises:
         ValueError: there is no truth.
@@ -149,7 +155,9 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
             "--truth is needed: the forecasts do not say with which config they were "
             "made"
         )
-    return ScoreOptions(truth, args.climatology, training, in_order(args.variables))
+    dates = tuple((first, last) for first, last in training_dates)
+    variables = in_order(args.variables)
+    return ScoreOptions(truth, args.climatology, training, variables, dates)
 
 
 def report(scores: Any, folder: str | Path) -> None:

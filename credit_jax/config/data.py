@@ -1,6 +1,6 @@
 """The `data:` section: sources, dates, and the length of a sample."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
@@ -191,19 +191,32 @@ def num_samples(data: DataConfig) -> int:
     return total
 
 
-def in_training(times: Iterable[Any], data: DataConfig) -> str:
+def raw_ranges(config: Mapping[str, Any]) -> tuple[DateRange, ...]:
+    """The date ranges of a config that was written earlier; () if it has none.
+
+    Args:
+        config: nested mappings, such as those of the model.yml of a run.
+    """
+    data = config.get("data")
+    data = data if isinstance(data, Mapping) else {}
+    ends = data.get("start_datetime"), data.get("end_datetime")
+    pairs = data.get("date_ranges") or ([ends] if all(ends) else [])
+    return tuple((str(first), str(last)) for first, last in pairs)
+
+
+def in_training(times: Iterable[Any], ranges: Sequence[DateRange]) -> str:
     """Says how many times are in the training period; "" if none is.
 
     Args:
         times: times of samples, start dates or truth.
-        data: the data section of the training.
+        ranges: first and last dates of the training.
     """
-    ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
+    ends = [(date_label(first), date_label(last)) for first, last in ranges]
     labels = [date_label(time) for time in times]
-    inside = sum(any(a <= label <= b for a, b in ranges) for label in labels)
+    inside = sum(any(a <= label <= b for a, b in ends) for label in labels)
     if not inside:
         return ""
-    period = ", ".join(f"{first} to {last}" for first, last in data.ranges)
+    period = ", ".join(f"{first} to {last}" for first, last in ranges)
     return (
         f"{inside} of {len(labels)} dates are in the training period ({period}), and "
         "not held out"

@@ -106,7 +106,9 @@ class Loader:
         starts = [self.dataset.starts_at(step) for step in steps]
         step, calendar = self.dataset.timestep, self.dataset.calendar
         targets = shift_all(starts[-1], step, calendar)
-        return in_training(np.unique(np.concatenate([*starts, targets])), training)
+        return in_training(
+            np.unique(np.concatenate([*starts, targets])), training.ranges
+        )
 
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
         """Returns a loader for other dp ranks, without opening or checking files again.

@@ -78,7 +78,9 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         spin_up = f"{demo.spinup_days} days of spin-up"
     console.print(
         f"Making {demo.days} days of {demo.truncation} demo data in {folder} "
-        f"(after {spin_up}); they are kept for later runs."
+        f"(after {spin_up}); they are kept for later runs.",
+        markup=False,
+        highlight=False,
     )
     # dinosaur needs rank promotion, which the caller may have disabled.
     shown = live_display() if console.is_terminal else nullcontext()

@@ -191,7 +191,7 @@ def _common_levels(
             f"the other: the forecast has {_listed(variable.levels)}; {where} has "
             f"{_listed(other.levels)}; name data.source.*.levels"
         )
-    pairs = common_places(variable.levels, other.levels, "level")
+    pairs = common_places(variable.levels, other.levels, "level", where)
     if not pairs:
         raise ValueError(
             f"{name}: no level of the forecast is in {where}: "

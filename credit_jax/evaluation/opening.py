@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from credit_jax.config.data import in_training
+from credit_jax.config.data import DateRange, in_training
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import Comparison, compare, levels_in
 from credit_jax.evaluation.grid_file import Variable, align
@@ -28,6 +28,8 @@ class ScoreOptions:
             the training period.
         training: the data of that period; None if unknown.
         variables: names of those that are compared; all by default.
+        training_dates: date ranges that the weights were trained on; those of
+            `training` if there are none.
         open_files: files that are open already.
     """
 
@@ -35,6 +37,7 @@ class ScoreOptions:
     climatology: str | None = None
     training: NamedData | None = None
     variables: tuple[str, ...] = ()
+    training_dates: tuple[DateRange, ...] = ()
     open_files: OpenFiles | None = None
 
 
@@ -71,9 +74,12 @@ def _with_training_dates(
     comparison: Comparison, options: ScoreOptions, times: np.ndarray
 ) -> Comparison:
     """The comparison with what is known of the training period."""
-    if options.training is None:
+    ranges = options.training_dates
+    if not ranges and options.training is not None:
+        ranges = options.training.data.ranges
+    if not ranges:
         return comparison
-    seen = in_training(times, options.training.data)
+    seen = in_training(times, ranges)
     if not seen:
         return replace(comparison, training_dates=NONE_TRAINED)
     return replace(comparison, training_dates=seen, notes=(*comparison.notes, seen))

@@ -20,6 +20,8 @@ from credit_jax.io.atomic import new_file
 from credit_jax.named_fields.coordinates import places_of
 
 RECORD, DONE = "forecast.json", "done"
+# Of the provenance: the date ranges of the training of the weights.
+TRAINING_DATES = "training_dates"
 _PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")
 
 

@@ -155,13 +155,14 @@ def places_of(
         unknown.
 
     Raises:
-        ValueError: the values differ, or one occurs twice; it names both.
+        ValueError: the values differ, or one of `available` occurs twice.
     """
     if requested is None or available is None:
         return None
     requested, available = (
         np.asarray(x, np.float64).ravel() for x in (requested, available)
     )
+    check_once(available, kind, where)
     if kind == "level" and is_numbered(requested, available):
         return None
     for factor in _UNITS if kind == "level" else _UNITS[:1]:
@@ -173,15 +174,47 @@ def places_of(
     raise ValueError(_differ(requested, available, kind, where, requested_where))
 
 
-def common_places(ours: Any, theirs: Any, kind: Kind) -> list[tuple[int, int]]:
+def check_once(values: Any, kind: Kind, where: str) -> None:
+    """Checks that a coordinate has each value once.
+
+    Args:
+        values: values of the coordinate; longitudes 360 degrees apart are equal.
+        kind: the coordinate.
+        where: file of the values, for the error.
+
+    Raises:
+        ValueError: a value occurs more than once.
+    """
+    values = np.asarray(values, np.float64).ravel()
+    ordered = np.sort(values % 360.0 if kind == "longitude" else values)
+    again = ordered[1:][np.diff(ordered) == 0]
+    if again.size:
+        raise ValueError(
+            f"{where}: the {kind} {again[0]:g} occurs more than once; which of its "
+            "fields is meant cannot be known, remove the others"
+        )
+
+
+def common_places(
+    ours: Any, theirs: Any, kind: Kind, where: str = "the other"
+) -> list[tuple[int, int]]:
     """Positions of the values that two coordinates have in common, in both.
 
     Levels in Pa and hPa are equal: the units are those in which most values are common.
+
+    Args:
+        ours, theirs: values of both.
+        kind: the coordinate.
+        where: file of `theirs`, for the error.
+
+    Raises:
+        ValueError: a value of `theirs` occurs more than once.
 
     >>> common_places([500.0, 850.0], [850.0, 700.0], "level")
     [(1, 0)]
     """
     theirs = np.asarray(theirs, np.float64)
+    check_once(theirs, kind, where)
     best: list[tuple[int, int]] = []
     for factor in _UNITS if kind == "level" else _UNITS[:1]:
         pairs = _common(ours, theirs * factor, kind)
@@ -229,7 +262,7 @@ def _places(
     available: Float[np.ndarray, " available"],
     kind: Kind,
 ) -> np.ndarray | None:
-    """The position of each value; None if one is missing, or more than one is near."""
+    """The position of each value; None if none or more than one is near."""
     if not (
         np.isfinite(requested).all() and np.isfinite(available).all() and available.size
     ):
@@ -247,7 +280,9 @@ def _places(
     left = np.maximum(right - 1, 0)
     nearer = np.abs(values[left] - asked) <= np.abs(values[right] - asked)
     chosen = np.where(nearer, left, right)
-    if (np.abs(values[chosen] - asked) > limit).any():
+    first = np.searchsorted(values, asked - limit)
+    near = np.searchsorted(values, asked + limit, side="right") - first
+    if (near > 1).any() or (np.abs(values[chosen] - asked) > limit).any():
         return None
     places = order[chosen]
     return places if np.unique(places).size == places.size else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.config.messages import counted
+from credit_jax.config.messages import counted, printable
 from credit_jax.io.open_files import opened
 from credit_jax.visualization.labels import field_text
 
@@ -81,8 +83,25 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
         files("credit_jax.packages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     )
     times = counted(facts.frames, "time")
-    text = template.format(**vars(facts), times=times, scores=table)
+    texts = {
+        name: markdown_text(value) if isinstance(value, str) else value
+        for name, value in vars(facts).items()
+    }
+    head = {"spdx": _yaml_text(facts.license), "tag": _yaml_text(facts.model_type)}
+    text = template.format(
+        **texts | {"data": facts.data}, **head, times=times, scores=table
+    )
     path.write_text(text, encoding="utf-8")
+
+
+def markdown_text(text: str) -> str:
+    r"""A text of others as it is shown in Markdown: no links, HTML, cells or lines.
+
+    >>> markdown_text("T|<b>\n[x](y)")
+    'T\\|\\<b\\>\\\\n\\[x\\](y)'
+    """
+    shown = printable(text).replace("\n", "\\n").replace("\t", " ")
+    return re.sub(r"[\\`|<>\[\]*&]", r"\\\g<0>", shown)
 
 
 def _score_table(path: Path) -> str:
@@ -144,7 +163,7 @@ def _leads(leads: Sequence[float]) -> Sequence[float]:
 
 def _markdown(rows: Iterable[Sequence[str]]) -> Iterable[str]:
     for place, row in enumerate(rows):
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(map(markdown_text, row))} |"
         if place == 0:
             yield "|" + "---|" * len(row)
 
@@ -169,7 +188,12 @@ def data_lines(keys: Sequence[str]) -> str:
 def _lines(tree: Mapping[str, Any], depth: int) -> Iterable[str]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield f"{'    ' * depth}{key}:"
+            yield f"{'    ' * depth}{_yaml_text(key)}:"
             yield from _lines(value, depth + 1)
         else:
-            yield f"{'    ' * depth}{key}: {value}"
+            yield f"{'    ' * depth}{_yaml_text(key)}: {value}"
+
+
+def _yaml_text(text: str) -> str:
+    """A text as YAML has it: in quotes unless it is a plain name."""
+    return text if re.fullmatch(r"[A-Za-z][\w.-]*", text) else json.dumps(text)

@@ -14,6 +14,7 @@ import numpy as np
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.base import nearest_key
 from credit_jax.config.custom_objects import register_objects
+from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import config_of
@@ -85,6 +86,11 @@ class Package:
             if recorded is None
             else Coordinates.from_json(recorded, str(self.path))
         )
+
+    @property
+    def training_dates(self) -> tuple[DateRange, ...]:
+        """Date ranges of the training; () if unknown."""
+        return raw_ranges(self.written)
 
     def described(self, outputs: Outputs) -> Outputs:
         """Returns the outputs with attributes of variables whose files give none."""

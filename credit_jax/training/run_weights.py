@@ -12,6 +12,9 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint import EMA, EMA_STATS, WEIGHTS, CheckpointStore
+from credit_jax.config.data import DateRange, raw_ranges
+from credit_jax.config.load import CONFIG_NAME
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.digests import digest_of
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -89,6 +92,12 @@ class RunWeights:
     def coordinates(self) -> Coordinates | None:
         """Of the data of the run; None if the checkpoint does not record them."""
         return coordinates_at(self.run, self.step)
+
+    @cached_property
+    def training_dates(self) -> tuple[DateRange, ...]:
+        """Date ranges of the training, by model.yml of the run; () if unknown."""
+        path = self.folder / CONFIG_NAME
+        return raw_ranges(read_yaml(path)) if path.is_file() else ()
 
     @cached_property
     def digest(self) -> str:

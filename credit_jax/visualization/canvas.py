@@ -32,6 +32,9 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "svg.fonttype": "none",
+    # Names of variables and units are no formulas, whatever dollar signs they have.
+    "text.parse_math": False,
+    "text.usetex": False,
     # Makes the ids of elements reproducible.
     "svg.hashsalt": "credit_jax",
 }

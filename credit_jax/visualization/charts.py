@@ -75,11 +75,14 @@ class Chart:
         for line in self.lines:
             marker = {"marker": "o", "markersize": 3.0} if line.has_markers else {}
             axis.plot(line.x, line.y, label=line.name, **{**marker, **line.look})
+        from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
         if self.y_is_log:
             axis.set_yscale("log")
+            # Matplotlib's own are formulas.
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _power(y)))
+            axis.yaxis.set_minor_formatter(NullFormatter())
         if self.x_is_log:
-            from matplotlib.ticker import FuncFormatter, NullLocator
-
             axis.set_xscale("log")
             axis.xaxis.set_minor_locator(NullLocator())
             axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

@@ -179,11 +179,12 @@ def _ranks(scores: xr.Dataset, region: str) -> str:
     channels = chosen_channels(scores)
     shown = len(channels), scores.sizes["channel"]
     some = "" if shown[0] == shown[1] else f" {shown[0]} of {shown[1]} channels."
+    where = escape(region_text(region))
     return _panels(
         rank_panels(scores, channels, region=region),
         "ranks",
         "Where the truth lies among the members, in shares of all points and "
-        f"dates ({region_text(region)}). A reliable ensemble follows the dashed line; "
+        f"dates ({where}). A reliable ensemble follows the dashed line; "
         f"high ends mean that its spread is too small.{some}",
     )
 

@@ -31,17 +31,24 @@ ENDS = {
     "different": CommandError("they differ", FAILED),
     "interrupted": KeyboardInterrupt(),
     "a bug": RuntimeError("a bug"),
+    "no gpu": RuntimeError(
+        "Unable to initialize backend 'cuda': none (set JAX_PLATFORMS='')\nand more"
+    ),
+    "many shapes": ValueError(
+        "\n".join(["144 differ", *map(str, range(144)), "Do x."])
+    ),
 }
 
 
 def add_arguments(parser):
     parser.add_argument("--how", choices=ENDS, default="well")
+    parser.add_argument("--out", metavar="DIR", default="here")
 
 
 def run(args):
     if ENDS[args.how] is not None:
         raise ENDS[args.how]
-    print("done")
+    print("done" if args.out == "here" else args.out)
     return OK
 
 
@@ -68,6 +75,34 @@ def test_an_error_is_one_line_and_an_exit_code(how, code, line, capsys):
 def test_success(capsys):
     assert call() == OK
     assert capsys.readouterr() == ("done\n", "")
+
+
+def test_a_platform_that_the_machine_lacks(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert call("--how", "no gpu") == USER_ERROR
+    out, line = capsys.readouterr()
+    assert out == ""
+    assert line.startswith("error: JAX_PLATFORMS=cuda: Unable to initialize backend")
+    assert line.endswith("unset it, or set it to cpu or to what this machine has\n")
+    assert line.count("\n") == 1
+
+
+def test_a_long_error_is_cut_before_what_is_to_be_done(capsys):
+    assert call("--how", "many shapes") == USER_ERROR
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 25
+    assert lines[0] == "error: 144 differ"
+    assert lines[-4] == "  and 122 more lines; --debug shows all"
+    assert lines[-1] == "Do x."
+
+
+@pytest.mark.parametrize("path", ["~/runs/a~b", "x/~", "~no/such"])
+def test_the_home_folder_of_an_option(path, monkeypatch, capsys):
+    """A shell writes out `--out ~/runs`, not `--out=~/runs`."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert call(f"--out={path}") == OK
+    expected = path.replace("~/", "/home/someone/", 1) if path[:2] == "~/" else path
+    assert capsys.readouterr().out == f"{expected}\n"
 
 
 @pytest.mark.parametrize("how", ["bad value", "diverged"])

@@ -1,8 +1,9 @@
-"""Data sets in other orders, with other labels, gaps and roundings, tried by seeds.
+"""Data sets in other orders, with other labels, gaps and roundings, made by seeds.
 
-Each is a data set that `world` writes, with one to three changes. Where they leave the
-meaning of a file as it was, every value that is read equals what numpy finds at its
-coordinates in the unchanged data; where they do not, reading is refused by one error.
+Each is a data set that `world` writes, with one to three changes of the files of one
+place. Where they leave the meaning of a file as it was, every value that is read equals
+what numpy finds at its coordinates in the unchanged data; where they do not, reading is
+refused by one error. `tests.forecast.fuzz` tries them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from glob import glob
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +23,15 @@ import h5py
 import numpy as np
 import pandas as pd
 import xarray as xr
+import yaml
 
-from credit_jax.data import build_loader
-from credit_jax.evaluation.comparison import compare
-from credit_jax.evaluation.grid_file import Variable
-from credit_jax.evaluation.references import open_truth
-from credit_jax.forecast.forecast_data import open_forecast_data
-from credit_jax.named_fields.coordinates import Coordinates
-from tests.data.world import (
-    FLAT,
-    GRID,
-    NUM_LAT,
-    NUM_LON,
-    make_fields,
-    parsed,
-    raw_config,
-)
+from tests.data.world import FLAT, GRID, NUM_LAT, NUM_LON, make_fields
+from tests.training.tiny import tiny_config
 
 TIMES = pd.date_range("1999-12-30", "2000-01-02T18", freq="6h")
 START = np.datetime64("2000-01-01T06", "ns")
-# Files that a change may be made to.
-PLACES = ("second", "all", "static", "truth")
-DEEP_KEYS = ("ERA5/prognostic/3d/U", "ERA5/prognostic/3d/T")
+SCALED = ("U", "T", "SP", "TP")
+HOURS = (0, 6, 12, 18)
 Change = Callable[[xr.Dataset, np.random.Generator], xr.Dataset]
 
 
@@ -71,7 +61,7 @@ def more_levels(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
     if "level" not in dataset.dims:
         return dataset
     further = [0.5, *dataset.level.values, 9.0]
-    return dataset.reindex(level=rng.permutation(further), fill_value=-7.0)
+    return dataset.reindex(level=rng.permutation(further), fill_value=7.0)
 
 
 def in_pascal(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
@@ -92,10 +82,33 @@ def aliases(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
 
 
 def rounded(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    if "time" not in dataset.dims:
-        return dataset
     off = rng.integers(-59, 60, dataset.sizes["time"]).astype("timedelta64[s]")
     return dataset.assign_coords(time=dataset.time.values + off)
+
+
+def around(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    off = 360.0 * rng.integers(-1, 2, dataset.sizes["longitude"])
+    return dataset.assign_coords(longitude=dataset.longitude + off)
+
+
+def whole_numbers(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    return dataset.assign_coords(level=dataset.level.astype(np.int32))
+
+
+def blurred(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    off = {k: rng.uniform(-4e-3, 4e-3, dataset.sizes[k]) for k in GRID}
+    return dataset.assign_coords({k: dataset[k] + own for k, own in off.items()})
+
+
+def without(*names: str) -> Change:
+    return lambda d, rng: d.drop_vars(names)
+
+
+def since_1970(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    """In single precision, which is off by up to half a minute."""
+    seconds = dataset.time.values.astype("datetime64[s]").astype(np.float32)
+    units = {"units": "seconds since 1970-01-01"}
+    return dataset.assign_coords(time=("time", seconds, units))
 
 
 # Changes of labels that mean other places, levels or times, and damage.
@@ -113,9 +126,30 @@ def gap(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
     return dataset.drop_isel(time=[lost])
 
 
-def twice(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    own = int(rng.integers(dataset.sizes["time"]))
-    return xr.concat([dataset, dataset.isel(time=[own]) * 0 + 1], "time")
+def twice(dim: str) -> Change:
+    """One label twice; the second field is 1 everywhere."""
+
+    def change(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+        own = int(rng.integers(dataset.sizes[dim]))
+        again = dataset.isel({dim: [own]})
+        again = again.map(lambda field: field * 0 + 1 if dim in field.dims else field)
+        both = xr.concat([dataset, again], dim, data_vars="minimal")
+        return both.transpose(*dataset.dims)
+
+    return change
+
+
+def fewer(dim: str) -> Change:
+    return lambda d, rng: d.drop_isel({dim: [int(rng.integers(d.sizes[dim]))]})
+
+
+def nan_label(name: str) -> Change:
+    def change(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+        values = dataset[name].values.astype(float)
+        values[int(rng.integers(len(values)))] = np.nan
+        return dataset.assign_coords({name: values})
+
+    return change
 
 
 def late(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
@@ -123,36 +157,87 @@ def late(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
     return dataset.assign_coords(time=dataset.time.values + seconds)
 
 
-SAME: dict[str, Change] = {
-    "rows": reversed_along("latitude"),
-    "columns": reversed_along("longitude"),
-    "levels": reversed_along("level"),
-    "shuffled rows": shuffled("latitude"),
-    "shuffled columns": shuffled("longitude"),
-    "shuffled levels": shuffled("level"),
-    "shuffled times": shuffled("time"),
-    "from -180": western,
-    "turned": turned,
-    "more levels": more_levels,
-    "Pa": in_pascal,
-    "float32 labels": in_float32,
-    "rounded times": rounded,
+def hour_moved(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    return dataset.assign_coords(hour=dataset.hour + 24 * int(rng.integers(1, 3)))
+
+
+def transposed(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    return dataset.transpose(*rng.permutation([*dataset.dims]))
+
+
+def noleap(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+    return dataset.convert_calendar("noleap", use_cftime=True)
+
+
+# Each with the dim that it needs.
+SAME: dict[str, tuple[str, Change]] = {
+    "rows": ("latitude", reversed_along("latitude")),
+    "columns": ("longitude", reversed_along("longitude")),
+    "levels": ("level", reversed_along("level")),
+    "times": ("time", reversed_along("time")),
+    "hours": ("hour", reversed_along("hour")),
+    "shuffled rows": ("latitude", shuffled("latitude")),
+    "shuffled columns": ("longitude", shuffled("longitude")),
+    "shuffled levels": ("level", shuffled("level")),
+    "shuffled times": ("time", shuffled("time")),
+    "shuffled hours": ("hour", shuffled("hour")),
+    "from -180": ("longitude", western),
+    "turned": ("longitude", turned),
+    "around the globe": ("longitude", around),
+    "more levels": ("level", more_levels),
+    "Pa": ("level", in_pascal),
+    "whole numbers": ("level", whole_numbers),
+    "float32 labels": ("", in_float32),
+    "blurred degrees": ("latitude", blurred),
+    "rounded times": ("time", rounded),
+    "seconds of float32": ("time", since_1970),
+    "anchors": ("", lambda d, rng: d),
     # The last one, as the others know the dims by their first names.
-    "aliases": aliases,
+    "aliases": ("latitude", aliases),
 }
-OTHER: dict[str, Change] = {
-    "another row": moved("latitude", 3.0),
-    "another column": moved("longitude", 7.0),
-    "another level": moved("level", 0.3),
-    "gap": gap,
-    "twice": twice,
-    "late": late,
+OTHER: dict[str, tuple[str, Change]] = {
+    "another row": ("latitude", moved("latitude", 3.0)),
+    "another column": ("longitude", moved("longitude", 7.0)),
+    "another level": ("level", moved("level", 0.3)),
+    "fewer rows": ("latitude", fewer("latitude")),
+    "fewer columns": ("longitude", fewer("longitude")),
+    "fewer levels": ("level", fewer("level")),
+    "a row twice": ("latitude", twice("latitude")),
+    "a column twice": ("longitude", twice("longitude")),
+    "a level twice": ("level", twice("level")),
+    "a row without a label": ("latitude", nan_label("latitude")),
+    "a column without a label": ("longitude", nan_label("longitude")),
+    "a level without a label": ("level", nan_label("level")),
+    "gap": ("time", gap),
+    "twice": ("time", twice("time")),
+    "late": ("time", late),
+    "an hour twice": ("hour", twice("hour")),
+    "other hours": ("hour", hour_moved),
 }
-# Damage of stores and folders, by functions of a folder.
+# What may be read or refused, but not read as anything else.
+EITHER: dict[str, tuple[str, Change]] = {
+    "noleap": ("time", noleap),
+    "transposed": ("", transposed),
+    "rows without labels": ("latitude", without("latitude")),
+    "columns without labels": ("longitude", without("longitude")),
+    "levels without labels": ("level", without("level")),
+}
+CHANGES = {**SAME, **OTHER, **EITHER}
+# The files of a change, and their dims.
+PLACES: dict[str, tuple[str, ...]] = {
+    "second": ("time", "level", "latitude", "longitude"),
+    "all": ("time", "level", "latitude", "longitude"),
+    "static": ("latitude", "longitude"),
+    "statistics": ("level",),
+    "truth": ("time", "level", "latitude", "longitude"),
+    "climatology": ("hour", "level", "latitude", "longitude"),
+}
+# Damage of stores, folders and configs, by functions of a folder.
 FILES = {
-    "nc": ("two files of one period", "unwritten chunk", "metadata bomb"),
-    "zarr": ("missing chunk", "metadata bomb"),
+    "nc": ("two files of one period", "unwritten chunk", "metadata bomb", "wide bomb"),
+    "zarr": ("missing chunk", "metadata bomb", "wide bomb"),
 }
+BOMBS = ("alias bomb", "nested bomb")
 
 
 @dataclass(frozen=True)
@@ -172,79 +257,124 @@ class DataSet:
     zarr_format: int
 
     @property
-    def is_refused(self) -> bool:
-        return any(kind in OTHER or kind in FILES[self.kind] for kind in self.kinds)
+    def must_fail(self) -> bool:
+        if self.place == "truth" and self.kinds[-1:] == ("fewer levels",):
+            return False  # the others are scored, with a note
+        damage = (*FILES[self.kind], *BOMBS)
+        return any(kind in OTHER or kind in damage for kind in self.kinds)
+
+    @property
+    def may_fail(self) -> bool:
+        return self.must_fail or any(kind in EITHER for kind in self.kinds)
+
+    @property
+    def decisive(self) -> str:
+        """The change that decides: for which data are refused, or the first one."""
+        return self.kinds[-1] if self.may_fail else self.kinds[0]
 
 
 def data_set(seed: int) -> DataSet:
     """The changes of a seed."""
     rng = np.random.default_rng(seed)
-    place = PLACES[rng.integers(len(PLACES))]
+    place = str(rng.choice([*PLACES], p=[0.3, 0.25, 0.1, 0.1, 0.15, 0.1]))
     kind = ("nc", "zarr")[rng.integers(2)]
-    kinds = list(rng.choice([*SAME], rng.integers(1, 4), replace=False))
+
+    def some(changes: dict[str, tuple[str, Change]], count: int) -> list[str]:
+        fit = [k for k, (dim, _) in changes.items() if dim in ("", *PLACES[place])]
+        return list(map(str, rng.choice(fit, min(count, len(fit)), replace=False)))
+
+    kinds = some(SAME, int(rng.integers(1, 4)))
+    fate = rng.random()
+    last: list[str] = []
+    if fate < 0.35:
+        last = some(OTHER, 1)
+    elif fate < 0.45:
+        last = some(EITHER, 1)
+    elif fate < 0.55 and place in ("second", "all"):
+        last = [str(rng.choice([*FILES[kind], *BOMBS]))]
+    if last:  # the others know the dims by these names, and labels as they were
+        unlike = {"aliases", "Pa", "whole numbers", "around the globe", "more levels"}
+        unlike |= {"seconds of float32"}
+        kinds = [own for own in kinds if own not in unlike]
+    if last and last[0].endswith("without labels"):
+        kinds = []  # what has no labels is taken in order
     # Further levels of all files are levels of the run; in Pa they are other values.
-    if "more levels" in kinds and (place == "all" or "Pa" in kinds):
-        kinds.remove("more levels")
-    kinds = kinds or ["rows"]
-    if rng.random() < 0.4:
-        others = [
-            k
-            for k in OTHER
-            if place != "static" or k in ("another row", "another column")
-        ]
-        kinds.append(str(rng.choice(others)))
-        if kinds[-1] == "another level":  # it must be one that is read
-            kinds = [kind for kind in kinds if kind != "more levels"]
-    elif rng.random() < 0.2 and place in ("second", "all"):
-        kinds.append(str(rng.choice(FILES[kind])))
-    if "aliases" in kinds:  # "another row" comes after it
-        kinds.remove("aliases")
-        kinds += ["aliases"] if not kinds or kinds[-1] in SAME else []
-    return DataSet(tuple(map(str, kinds)), place, kind, int(rng.integers(2, 4)))
+    if place == "all" or {"Pa", "whole numbers"} & {*kinds}:
+        kinds = [own for own in kinds if own != "more levels"]
+    if "Pa" in kinds:
+        kinds = [own for own in kinds if own != "whole numbers"]
+    if "rounded times" in kinds:
+        kinds = [own for own in kinds if own != "seconds of float32"]
+    kinds.sort(key=lambda own: own in ("seconds of float32", "aliases"))
+    kinds = kinds or ([] if last else ["float32 labels"])
+    return DataSet((*kinds, *last), place, kind, int(rng.integers(2, 4)))
 
 
+@cache
 def base() -> dict[str, xr.Dataset]:
-    """The unchanged data: fields, and a static field."""
+    """The unchanged data: fields, a static field, statistics and a climatology."""
     fields = make_fields(TIMES).astype(np.float32)
     fields = fields.assign_coords(level=[1.0, 2.0, 5.0])
     rng = np.random.default_rng(1)
     mask = (FLAT[1:], rng.random((NUM_LAT, NUM_LON)).astype(np.float32))
-    return {"fields": fields, "static": xr.Dataset({"LSM": mask}, coords=GRID)}
+    means = [fields.isel(time=i, drop=True)[[*SCALED]] for i in range(len(HOURS))]
+    return {
+        "fields": fields,
+        "static": xr.Dataset({"LSM": mask}, coords=GRID),
+        "mean": fields[[*SCALED]].mean(FLAT),
+        "std": fields[[*SCALED]].std(FLAT),
+        "climatology": xr.concat(means, pd.Index(HOURS, name="hour")),
+    }
 
 
-def write(folder: Path, given: DataSet, seed: int) -> None:
-    """Writes the files of a data set, and truth.nc or truth.zarr."""
-    rng, known = np.random.default_rng(seed), base()
+def write(folder: Path, given: DataSet, seed: int, plain: Path | None = None) -> None:
+    """Writes the files of a data set, and c.yml.
 
-    def changed(dataset: xr.Dataset) -> xr.Dataset:
+    Args:
+        folder: of the files.
+        given: the changes.
+        seed: of the changes.
+        plain: a folder for files without changes, which later data sets are linked to;
+            None writes all.
+    """
+    known = base()
+
+    def put(dataset: xr.Dataset, name: str, *places: str) -> None:
+        path = folder / name
+        if given.place not in places or not given.kinds:
+            if plain is None:
+                return save(dataset, path, given)
+            first = plain / str(given.zarr_format) / name
+            if not first.exists():
+                first.parent.mkdir(parents=True, exist_ok=True)
+                save(dataset, first, given)
+            return path.symlink_to(first)
+        # Each file of a place has the same changes, at the same labels.
+        rng = np.random.default_rng(seed)
         for kind in given.kinds:
-            change = SAME.get(kind) or OTHER.get(kind)
-            dataset = dataset if change is None else change(dataset, rng)
-        return dataset
+            if kind in CHANGES:
+                dataset = CHANGES[kind][1](dataset, rng)
+        return save(dataset, path, given)
 
     for year in (1999, 2000):
         part = known["fields"].sel(time=str(year))
-        if given.place == "all" or (given.place == "second" and year == 2000):
-            part = changed(part)
-        save(part, folder / f"w_{year}.{given.kind}", given)
-    static = known["static"]
-    save(
-        changed(static) if given.place == "static" else static,
-        folder / "static.nc",
-        given,
-    )
-    truth = known["fields"].sel(time="2000")
-    save(
-        changed(truth) if given.place == "truth" else truth,
-        folder / f"truth.{given.kind}",
-        given,
-    )
+        places = ("all", "second") if year == 2000 else ("all",)
+        put(part, f"w_{year}.{given.kind}", *places)
+    put(known["static"], "static.nc", "static")
+    for name in ("mean", "std"):
+        put(known[name], f"{name}.nc", "statistics")
+    put(known["fields"].sel(time="2000"), f"truth.{given.kind}", "truth")
+    put(known["climatology"], f"climatology.{given.kind}", "climatology")
+    write_config(folder, given)
+    rng = np.random.default_rng(seed)
     if "two files of one period" in given.kinds:
         shutil.copyfile(folder / "w_2000.nc", folder / "w_1_2000.nc")
     if "unwritten chunk" in given.kinds:
         leave_out(folder / "w_2000.nc", rng)
     if "metadata bomb" in given.kinds:
         make_bomb(folder / f"w_2000.{given.kind}")
+    if "wide bomb" in given.kinds:
+        widen(folder / f"w_2000.{given.kind}")
     if "missing chunk" in given.kinds:
         chunks = [
             p
@@ -320,119 +450,64 @@ def save(dataset: xr.Dataset, path: Path, given: DataSet) -> None:
     )
 
 
-def config_of(folder: Path, given: DataSet) -> Any:
-    raw = raw_config(
+def widen(path: Path) -> None:
+    """Gives the file a coordinate of gigabytes, which takes no place on disk."""
+    if path.suffix == ".nc":
+        with h5py.File(path, "a") as file:
+            del file["level"]
+            file.create_dataset("level", (10**10,), "f8", chunks=(10**6,))
+        return
+    for name, key in ((".zarray", "chunks"), ("zarr.json", "chunk_grid")):
+        metadata = path / "level" / name
+        if metadata.exists():
+            content = json.loads(metadata.read_text())
+            content["shape"] = [10**11]
+            if key == "chunks":
+                content[key] = [10**11]
+            else:
+                content[key]["configuration"]["chunk_shape"] = [10**11]
+            metadata.write_text(json.dumps(content))
+
+
+def write_config(folder: Path, given: DataSet) -> None:
+    """Writes c.yml; with anchors, a path is written once and named later."""
+    raw = tiny_config(
         folder,
-        given.kind,
+        folder / "run",
         data__start_datetime=str(TIMES[0]),
         data__end_datetime=str(TIMES[-1]),
         data__source__ERA5__levels=None,
-        preblocks__per_step={"concat": {"type": "concat"}},
+        model__levels=3,
+        model__use_spectral_norm=False,
+        loss={"training_loss": "mse"},
+        postblocks={"per_step": {"reconstruct": {"type": "reconstruct"}}},
+        validation_data__start_datetime=str(TIMES[-4]),
+        validation_data__end_datetime=str(TIMES[-1]),
         trainer__train_batch_size=1,
+        trainer__batches_per_epoch=0,
+        trainer__use_ema=False,
+        trainer__thread_workers=1,
+        preblocks__per_step__norm__args__levels=None,
     )
+    path = f"{folder}/w_%Y.{given.kind}"
     if "two files of one period" in given.kinds:
         path = f"{folder}/w*_%Y.{given.kind}"
-        for kind in ("prognostic", "dynamic_forcing", "diagnostic"):
-            raw["data"]["source"]["ERA5"]["variables"][kind]["path"] = path
-    return parsed(raw)
-
-
-def field_at(name: str, time: np.datetime64, where: Coordinates) -> np.ndarray:
-    """The levels of a variable of the unchanged data at some coordinates, by numpy."""
-    known = base()
-    array = known["static"][name] if name == "LSM" else known["fields"][name]
-    values = array.values
-    if "time" in array.dims:
-        values = values[list(TIMES.values).index(time)]
-    rows = [
-        int(np.argmin(abs(array.latitude.values - own))) for own in where.latitude or ()
-    ]
-    columns = [
-        int(np.argmin(abs((array.longitude.values - own + 180) % 360 - 180)))
-        for own in where.longitude or ()
-    ]
-    values = values[..., rows, :][..., columns]
-    if "level" not in array.dims:
-        return values[None]
-    levels = np.array(where.sources["ERA5"].levels)
-    levels = levels / 100 if levels.max() > 90 else levels
-    return values[[int(np.argmin(abs(array.level.values - own))) for own in levels]]
-
-
-def differences(folder: Path, given: DataSet, like: Coordinates) -> Iterator[str]:
-    """Reads a data set in all ways; yields what differs from the unchanged data.
-
-    Raises:
-        ValueError: the data are refused.
-    """
-    config = config_of(folder, given)
-    loader = build_loader(config, split="train")
-    own = loader.coordinates()
-    for batch in loader.epoch(0):
-        start, end = batch.input_times[0], batch.target_times[0, 0]
-        for part, names, time, array in (
-            ("x", ("U", "T", "SP", "LSM", "tsi"), start, batch.x),
-            ("y", ("U", "T", "SP", "TP"), end, batch.y),
-        ):
-            expected = np.concatenate([field_at(name, time, own) for name in names])
-            if not np.array_equal(array[0, :, 0], expected, equal_nan=True):
-                yield f"{part} at {start}"
-    data = open_forecast_data(config.data, [START], 2, like=like)
-    if problems := data.problems(np.array([START]), 2):
-        raise ValueError("; ".join(problems))
-    for key, field in data.initial(START)["ERA5"].items():
-        expected = field_at(key.split("/")[-1], START, like)
-        if not np.array_equal(field[:, 0], expected):
-            yield f"initial state: {key}"
-    times = np.array([START, START + np.timedelta64(6, "h")])
-    truth = open_truth(os.fspath(folder / f"truth.{given.kind}"), times)
-    levels = np.array(like.sources["ERA5"].levels)
-    variables = {"T": Variable(levels), "SP": Variable()}
-    space = np.array(like.latitude), np.array(like.longitude)
-    found = compare(variables, space, truth)
-    if problems := truth.problems(times, ["T", "SP"]):
-        raise ValueError("; ".join(problems))
-    if len(found.channels) < len(levels) + 1:
-        raise ValueError("; ".join(found.notes))
-    for time in times:
-        (fields,) = found.at(time).values()
-        expected = np.concatenate([field_at(name, time, like) for name in ("T", "SP")])
-        if not np.array_equal(fields, expected):
-            yield f"truth at {time}"
-
-
-def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
-    """Yields seed, changes and result: "read", "refused", or what is wrong."""
-    plain = DataSet((), "second", "nc", 2)
-    first = folder / "plain"
-    first.mkdir(parents=True)
-    write(first, plain, 0)
-    like = build_loader(config_of(first, plain), split="train").coordinates()
-    for seed in seeds:
-        given = data_set(seed)
-        place = folder / str(seed)
-        place.mkdir()
-        write(place, given, seed)
-        yield seed, kind_of(given), result_of(place, given, like)
-        shutil.rmtree(place)
-
-
-def kind_of(given: DataSet) -> str:
-    """The change that decides: that for which data are refused, or the first one."""
-    return given.kinds[-1] if given.is_refused else given.kinds[0]
-
-
-def result_of(folder: Path, given: DataSet, like: Coordinates) -> str:
-    """Reads a data set; see `try_seeds`."""
-    what = (
-        f"{', '.join(given.kinds)} of {given.place}, {given.kind} {given.zarr_format}"
-    )
-    try:
-        wrong = [*differences(folder, given, like)]
-    except (ValueError, OSError) as error:
-        return "refused" if given.is_refused else f"{what}: refused: {error}"
-    except Exception as error:
-        return f"{what}: {type(error).__name__}: {error}"
-    if wrong:
-        return f"{what}: {len(wrong)} values differ, the first: {wrong[0]}"
-    return f"{what}: read, expected an error" if given.is_refused else "read"
+    for kind in ("prognostic", "dynamic_forcing", "diagnostic"):
+        raw["data"]["source"]["ERA5"]["variables"][kind]["path"] = path
+    text = yaml.safe_dump(raw, sort_keys=False)
+    if "anchors" in given.kinds:
+        first, *others = text.split(f"path: {path}")
+        text = "path: *fields".join(
+            [f"{first}path: &fields {path}{others[0]}", *others[1:]]
+        )
+    if "alias bomb" in given.kinds:
+        names = "abcdefghijklmnop"
+        lines = [f"- &a [{', '.join('0' * 10)}]"]
+        lines += [
+            f"- &{own} [{', '.join([f'*{before}'] * 10)}]"
+            for before, own in pairwise(names)
+        ]
+        text += "\n".join(["bomb:", *lines]) + "\n"
+    if "nested bomb" in given.kinds:
+        text += "bomb: " + "[" * 4000 + "]" * 4000 + "\n"
+    (folder / "c.yml").write_text(text)

@@ -132,6 +132,16 @@ def test_text_in_place_of_numbers(folder):
     refused(folder, "w_1999.nc: variable 'SP' is of dtype <U", "expected numbers")
 
 
+def test_complex_numbers(folder):
+    for name in ("w_1999", "w_2000"):
+        with xr.open_dataset(folder / f"{name}.nc") as file:
+            fields = file.load().drop_encoding()
+        fields["SP"] = fields["SP"].astype(np.complex128)
+        fields.to_zarr(folder / f"{name}.zarr", zarr_format=2, consolidated=False)
+    raw = raw_config(folder, "zarr")
+    refused(folder, "w_1999.zarr: variable 'SP' is of dtype complex128", raw=raw)
+
+
 def test_units_of_two_files(folder):
     for year, unit in ((1999, "Pa"), (2000, "hPa")):
         change = {"units": unit}

@@ -90,6 +90,9 @@ def test_the_store_and_the_files(made, scored, tmp_path):
     assert found.attrs["num_start_dates"] == 5
     assert found.attrs["forecast_checkpoint_step"] == 3
     assert "training period" in found.attrs["climatology"]
+    seen = "12 of 12 dates are in the training period (1999-12-28 to 2000-01-05)"
+    assert found.attrs["training_dates"].startswith(seen)
+    assert seen in shown.replace("\n", " ")
     assert {"acc", "activity", "energy_spectrum"} <= {*found.data_vars}
     assert score(made / "netcdf", tmp_path / "netcdf") == OK
     files = read_scores(tmp_path / "netcdf")
@@ -202,6 +205,27 @@ def test_forecasts_that_are_not_finished(made, tmp_path, world, capsys):
     assert forecast(config, tmp_path / "out", "--shard", "1/2") == OK
     assert score(tmp_path / "out", tmp_path / "scores") == USER_ERROR
     assert "2 of 5 forecasts in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("start", "seen"),
+    [
+        ("2000-01-01", "2 of 2 dates are in the training period (1999-12-28 to 2000-0"),
+        ("2000-01-07", "none"),
+    ],
+)
+def test_dates_of_the_training_are_those_of_the_run(tmp_path, world, start, seen):
+    """A config of forecasts may have other dates than the run of the checkpoint."""
+    config = make_run(world, tmp_path)
+    raw = yaml.safe_load((tmp_path / "model.yml").read_text())
+    (tmp_path / "run" / "model.yml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    raw["data"] |= {"start_datetime": "2000-01-06", "end_datetime": "2000-01-09"}
+    (tmp_path / "model.yml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    same = ("--init-time", start, "--steps", "1")
+    assert forecast(config, tmp_path / "out", *same) == OK
+    options = ("--climatology", "none", "--regions", "global")
+    assert score(tmp_path / "out", tmp_path / "scores", *options) == OK
+    assert read_scores(tmp_path / "scores").attrs["training_dates"].startswith(seen)
 
 
 def test_what_the_forecast_ignored_is_not_said_again(tmp_path, world, capsys):

@@ -81,8 +81,6 @@ def test_further_values_are_left_out_where_that_is_meant():
         (ROWS, ROWS[:-1], "latitude", ["4 latitudes", "first.nc 5 latitudes"]),
         (ROWS, ROWS + 0.02, "latitude", ["up to 0.02 degrees apart"]),
         (ROWS, [np.nan] * 5, "latitude", ["run from nan"]),
-        # Twice the same value leaves open which of the two is meant.
-        (COLUMNS, [*COLUMNS[:-1], 0.0], "longitude", ["longitudes run from 0 to 0"]),
         ([500.0, 850.0], [500.0, 925.0], "level", ["[500.0, 925.0]", "[500.0, 850.0]"]),
         # A grid of a hundredth of a degree: its neighbors are not the same places.
         (
@@ -98,6 +96,29 @@ def test_other_values_are_refused_with_both(wanted, there, kind, texts):
         places(wanted, there, kind)
     for text in ("first.nc", *texts):
         assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "kind", "text"),
+    [
+        (COLUMNS, [*COLUMNS[:-1], 0.0], "longitude", "the longitude 0 occurs"),
+        (COLUMNS, [*COLUMNS, 360.0], "longitude", "the longitude 0 occurs"),
+        (ROWS, [*ROWS, ROWS[2]], "latitude", "the latitude 0 occurs"),
+        ([500.0, 850.0], [500.0, 850.0, 500.0], "level", "the level 500 occurs"),
+        # Numbers that stand for levels are values of their own file.
+        ([500.0, 850.0], [1, 1], "level", "the level 1 occurs"),
+    ],
+)
+def test_a_value_that_occurs_twice_leaves_open_which_is_meant(
+    wanted, there, kind, text
+):
+    with pytest.raises(ValueError, match=rf"other\.nc: {text} more than once"):
+        places(wanted, there, kind, some=True)
+
+
+def test_two_values_near_one_leave_open_which_is_meant():
+    with pytest.raises(ValueError, match=r"other\.nc: has the levels"):
+        places([500.0, 850.0], [500.0, 500.01, 850.0], "level", some=True)
 
 
 def test_numbers_in_place_of_levels():
@@ -122,6 +143,8 @@ def test_common_values_of_two_coordinates():
     in_pascal = [100.0, 10000.0, 50000.0, 85000.0]
     pairs = common_places([1.0, 100.0, 500.0, 850.0], in_pascal, "level")
     assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    with pytest.raises(ValueError, match=r"t\.nc: the level 500 occurs more than once"):
+        common_places([500.0], [500.0, 850.0, 500.0], "level", "t.nc")
 
 
 def test_coordinates_of_a_checkpoint_are_read_back():

@@ -94,6 +94,14 @@ def test_nothing_in_the_package_names_the_machine(made, world):
     assert not {"trainer", "loss", "save_loc"} & written.keys()
 
 
+def test_all_may_read_what_a_new_file_lets_them_read(made, tmp_path):
+    (tmp_path / "new").touch()
+    mode = (tmp_path / "new").stat().st_mode
+    files = [path for path in made.rglob("*") if path.is_file()]
+    assert made / WEIGHTS in files
+    assert {path.stat().st_mode for path in files} == {mode}
+
+
 def test_channels_grid_and_card(made, world):
     channels = json.loads((made / "channels.json").read_text())
     own = [(c["variable"], c["level"]) for c in channels["input"]]

@@ -11,6 +11,7 @@ from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
+from tests.data.world import GRID
 from tests.reference.scalers import fit_scalers
 from tests.support import assert_close
 from tests.training.conftest import tiny_model, world
@@ -69,6 +70,50 @@ def test_a_missing_scaler_is_one_problem(plan, tmp_path):
     found = plan(loss={"type": "base", "args": {}}, postblocks=TWIN).problems
     assert len(found) == 1
     assert "needs loss.args.scaler_path" in found[0]
+
+
+def latitude_files(folder):
+    """Files of latitudes: those of the data in another order, and others."""
+    rows = GRID["latitude"]
+    files = {
+        "reversed": rows[::-1],
+        "colatitudes": 90 - rows,
+        "radians": np.deg2rad(rows),
+        "another range": 0.5 * rows,
+    }
+    for name, latitude in files.items():
+        path = folder / f"{name}.nc"
+        xr.Dataset(coords={"latitude": latitude}).to_netcdf(path, engine="h5netcdf")
+    return files
+
+
+def weighed(path):
+    """The sections of a loss and metrics with the latitudes of a file."""
+    rows = {"use_latitude_weights": True, "latitude_weights": str(path)}
+    args = {"metrics": {"rmse": {}}, **rows}
+    return {
+        "loss": {"training_loss": "mse", **rows},
+        "metrics": {"type": "combined", "args": args},
+    }
+
+
+def test_weights_of_latitudes_are_those_of_the_data(plan, world, tmp_path):
+    """Row by row: in another order they are put in order, others are refused."""
+    others = latitude_files(tmp_path)
+    expected = first_loss(plan(**weighed(world / "static.nc")))
+    value, (_, scores) = first_loss(plan(**weighed(tmp_path / "reversed.nc")))
+    assert value == expected[0]
+    assert scores == expected[1][1]
+    for name in [*others][1:]:
+        found = plan(**weighed(tmp_path / f"{name}.nc")).problems
+        keys = ("loss.latitude_weights", "metrics.args.latitude_weights")
+        assert len(found) == len(keys), found
+        for key, line in zip(keys, found, strict=True):
+            assert line.startswith(f"{key}: {tmp_path / name}.nc: 6 latitudes run"), (
+                line
+            )
+            assert "w_1999.nc" in line
+            assert "75 to -75" in line
 
 
 @pytest.mark.reference

@@ -93,7 +93,7 @@ def test_the_page_needs_no_other_file(text, page):
     assert all("src" not in given for tag, given in page.tags if tag == "script")
 
 
-HOSTILE = """'><script>alert(1)</script><img src=x onerror="alert(2)">"""
+HOSTILE = r"""'><script>alert(1)</script><img src=x onerror="alert(2)">$\nosuch$"""
 
 
 def test_texts_of_files_are_no_html():
@@ -106,6 +106,10 @@ def test_texts_of_files_are_no_html():
     }
     channels = [f"{own}{HOSTILE}" for own in scores["channel"].values]
     hostile = scores.assign_coords(texts).assign_coords(channel=channels)
+    for name in ("region", "band"):
+        hostile = hostile.assign_coords(
+            {name: [f"{own}{HOSTILE}" for own in scores[name].values]}
+        )
     hostile.attrs |= dict.fromkeys(
         (*(key for key in hostile.attrs if not key.startswith("num_")), HOSTILE),
         HOSTILE,
@@ -116,9 +120,17 @@ def test_texts_of_files_are_no_html():
         assert not any(
             name.startswith("on") for _, given in page.tags for name in given
         )
+    assert "<script>alert" in "".join(found.text), "it is shown as text"
     for tag in ("script", "img"):
         counts = [[own for own, _ in page.tags].count(tag) for page in (known, found)]
         assert counts[0] == counts[1], tag
+
+
+def test_training_dates_are_said_to_be_so(scores):
+    for dates, shown in (("2 of 3 dates are in the training", True), ("none", False)):
+        changed = scores.assign_attrs(training_dates=dates)
+        text = page_of(changed, title="a").partition("<section")[0]
+        assert ("are in the training" in text) == shown
 
 
 def test_ids_are_unique(page):

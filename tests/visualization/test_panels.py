@@ -47,6 +47,33 @@ def test_curves_are_the_scores(scores):
     assert np.array_equal(lines["persistence"].get_xdata(), np.arange(0.5, 5.1, 0.5))
 
 
+def test_names_are_no_formulas(scores, tmp_path):
+    """Dollar signs of names and units, of which matplotlib makes formulas."""
+    name = r"$\nosuch{$"
+    changed = scores.assign_coords(
+        {
+            own: (scores[own].dims, [f"{text}{name}" for text in scores[own].values])
+            for own in ("variable", "units")
+        }
+    )
+    channels = [str(own) for own in changed["channel"].values]
+    charts = [*curve_charts(changed, channels[:2]).values()]
+    charts += spectrum_charts(changed, channels[:1]).values()
+    figure = panels_figure([chart.panel for chart in charts], title=name)
+    text = save_figure(figure, tmp_path / "figure.svg").read_text()
+    assert text.count(name) == 1 + 2 * len(charts), "of variable and units"
+    found = differences(changed, "climatology")
+    panel = card_panel(found, name, [name] * found.sizes["channel"])
+    assert name in panel_svg(panel, "card")
+
+
+def test_ticks_of_logarithmic_axes_are_powers(scores):
+    (chart,) = spectrum_charts(scores, ["T500"]).values()
+    axis = axes_of(chart.panel)
+    ticks = axis.yaxis.get_major_formatter().format_ticks([1e-4, 1e-3, 1.0, 1e3])
+    assert ticks == ["10⁻⁴", "10⁻³", "1", "1000"]
+
+
 def test_metrics_that_are_not_there_have_no_panels(scores):
     assert curve_charts(scores, ["T500"], metric="missing") == {}
     assert curve_charts(scores, ["SP"], metric="acc")["SP"].title == "ACC of SP"

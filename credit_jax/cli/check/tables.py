@@ -55,7 +55,7 @@ def _geometry(plan: RunPlan) -> Table | None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=_plain(title), box=box.SIMPLE_HEAD, title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     return table
@@ -175,7 +175,7 @@ def parameter_table(model_def: ModelDef) -> Table:
     counts = parameter_count(model_def)
     table = _table("Parameters", "part", "number")
     for name, count in counts.items():
-        table.add_row(name, f"{count:,}")
+        table.add_row(_plain(name), f"{count:,}")
     table.add_section()
     table.add_row("all", f"{sum(counts.values()):,}")
     active = model_def.num_active_parameters

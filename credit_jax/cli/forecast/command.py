@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         outputs = package.described(outputs)
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
-    scores = scores_of(args, plan, model, outputs, size, folder)
+    scores = scores_of(args, plan, model, outputs, size, folder, checkpoint)
     store, archive = places_of(args, plan, model, folder, outputs, checkpoint)
     tasks = [task for group in groups for task in group]
     archive.check(tasks, resume=args.resume)

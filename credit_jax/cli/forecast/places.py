@@ -14,7 +14,7 @@ from credit_jax.cli.score import score_options
 from credit_jax.config.load import dump_config
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
-from credit_jax.forecast.archive import Archive, software
+from credit_jax.forecast.archive import TRAINING_DATES, Archive, software
 from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.online_scores import OnlineScores, online_scores
@@ -37,6 +37,7 @@ def scores_of(
     outputs: Outputs,
     size: int,
     folder: Path,
+    checkpoint: RunWeights | Package,
 ) -> OnlineScores | None:
     """Returns the scores requested by `--score`, or None.
 
@@ -49,7 +50,7 @@ def scores_of(
             raise ValueError(f"--{conflicting[0]} belongs to --score DIR")
         return None
     scores = online_scores(
-        score_options(args, plan.config),
+        score_options(args, plan.config, checkpoint.training_dates),
         choose_regions(in_order(args.regions)),
         plan.schedule,
         model,
@@ -91,6 +92,7 @@ def places_of(
         "checkpoint": str(checkpoint.path),
         "checkpoint_step": checkpoint.step,
         "checkpoint_digest": checkpoint.digest,
+        TRAINING_DATES: [list(pair) for pair in checkpoint.training_dates],
         **software(),
     }
     archive = Archive(folder, schedule, identity, provenance, outputs.coordinates)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.data.sources.reader import OpenFile
+from credit_jax.named_fields.coordinates import check_once
 
 Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
@@ -36,8 +37,8 @@ def level_indices(
 
     Raises:
         ValueError: a level is missing (for "nearest", it is further outside of the
-            levels of the file than half their spacing), or two levels of the config
-            select the same level.
+            levels of the file than half their spacing), the file has one twice, or two
+            levels of the config select the same level.
     """
     of = f"{opened.path}: variable {variable!r}"
     values = np.asarray(requested, dtype=np.float64)
@@ -50,13 +51,16 @@ def level_indices(
             f"{where}.level_coord, or levels: null to take all"
         )
     available = opened.dataset[dim].values.astype(np.float64)
-    ordered = pd.Index(available).is_monotonic_increasing
-    if not (ordered or pd.Index(available).is_monotonic_decreasing):
+    if not np.isfinite(available).all():
         raise ValueError(
-            f"{of} has levels {_shown(available)}, expected an increasing or "
-            "decreasing order; sort them"
+            f"{of} has levels {_shown(available)}, expected finite numbers"
         )
-    indices = pd.Index(available).get_indexer(values, method="nearest")
+    check_once(available, "level", of)
+    index = pd.Index(available)
+    # Which of two levels at one distance is nearest depends on the order, as in CREDIT.
+    ordered = index.is_monotonic_increasing or index.is_monotonic_decreasing
+    order = np.arange(available.size) if ordered else np.argsort(available)
+    indices = order[index[order].get_indexer(values, method="nearest")]
     unit = str(opened.dataset[dim].attrs.get("units", ""))
     _check_distances(available, values, indices, how, of, where, unit)
     return indices.tolist()

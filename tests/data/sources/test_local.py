@@ -71,16 +71,20 @@ def test_level_twice(folder):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d.drop_vars("level"), "has no level coordinate 'level' to select"),
+        (lambda d: d.drop_vars("level"), " has no level coordinate 'level' to select"),
         (
-            lambda d: d.assign_coords(level=[1.0, 5.0, 2.0]),
-            "has levels [1.0, 5.0, 2.0], expected an increasing or decreasing order",
+            lambda d: d.assign_coords(level=[1.0, 5.0, 1.0]),
+            ": the level 1 occurs more than once",
+        ),
+        (
+            lambda d: d.assign_coords(level=[1.0, np.nan, 5.0]),
+            " has levels [1.0, nan, 5.0], expected finite numbers",
         ),
     ],
 )
 def test_levels_from_which_none_can_be_selected(folder, change, text):
     rewrite(folder / "w_1999.nc", change)
-    refused(folder, f"w_1999.nc: variable 'U' {text}")
+    refused(folder, f"w_1999.nc: variable 'U'{text}")
 
 
 def test_variables_of_different_numbers_of_levels():
@@ -107,6 +111,14 @@ def test_files_of_different_levels(folder, levels, own, wanted):
         data__source__ERA5__levels=levels,
         model__levels=len(wanted),
     )
+
+
+def test_a_list_of_levels_from_files_in_no_order(world, folder):
+    """The nearest ones are those of the same files in order."""
+    for name in ("w_1999.nc", "w_2000.nc"):
+        rewrite(folder / name, lambda d: d.isel(level=[2, 0, 1]))
+    expected = load(world).read([0]).x
+    np.testing.assert_array_equal(load(folder).read([0]).x, expected)
 
 
 def test_levels_of_a_file_in_another_order(folder):

@@ -1,6 +1,7 @@
 """`wet_mask_samudra`: the masks of CREDIT's block, applied to channels."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.named_fields.coordinates import Axes
 from tests.support import make_mesh
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh
 from tests.transforms.credit_blocks import built
@@ -67,6 +69,30 @@ def test_as_credit(credit, store, rng, kind, count):
         else:
             found = run_on_mesh(run, mesh, x, out_specs=field_spec(mesh))
         assert np.array_equal(np.asarray(found)[..., :LAT, :], expected)
+
+
+def test_masks_are_matched_by_their_coordinates(store, rng):
+    """Whatever the order of their rows and columns; others are refused."""
+    axes = {"lat": np.linspace(-60, 60, LAT), "lon": np.arange(LON) * 90.0}
+    with xr.open_zarr(store / "lev.zarr") as plain:
+        located = plain.load().drop_encoding().assign_coords(axes)
+    located.to_zarr(store / "located.zarr", zarr_format=2)
+    turned = located.isel(lat=slice(None, None, -1)).roll(lon=1, roll_coords=True)
+    turned = turned.assign_coords(lon=(turned.lon + 180) % 360 - 180)
+    turned.to_zarr(store / "turned.zarr", zarr_format=2)
+    data = Axes(*(tuple(values.tolist()) for values in axes.values()), where="w.nc")
+    x = rng.normal(size=(1, 39, 1, LAT, LON)).astype(np.float32)
+
+    def masked(name):
+        block = built("postblocks", "wet_mask_samudra", conf=conf(store, name=name))
+        return replace(block, key="y").at({}, data)({"y": x})["y"]
+
+    assert np.array_equal(masked("turned"), masked("located"))
+    assert not np.array_equal(masked("located"), x)
+    moved = located.assign_coords(lat=axes["lat"] + 3)
+    moved.to_zarr(store / "moved.zarr", zarr_format=2)
+    with pytest.raises(ValueError, match=r"moved\.zarr: 5 latitudes run from -57"):
+        masked("moved")
 
 
 def test_errors(store):

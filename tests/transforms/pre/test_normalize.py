@@ -1,6 +1,7 @@
 """`era5_normalizer`: CREDIT's arithmetic, and its errors."""
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -98,4 +99,14 @@ def test_bad_statistics(files, tmp_path, value, text):
     xr.Dataset({"T": ("level", np.ones(6)), "SP": ((), value)}).to_netcdf(path)
     norm = {"type": "era5_normalizer", "args": {**files, "std_path": path}}
     with pytest.raises(ValueError, match=text):
+        preblocks(norm=norm, concat=CONCAT)
+
+
+@pytest.mark.parametrize("key", ["mean_path", "std_path"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_file_that_is_empty_or_cut_is_named(files, tmp_path, key, size):
+    cut = tmp_path / "cut.nc"
+    cut.write_bytes(Path(files[key]).read_bytes()[:size])
+    norm = {"type": "era5_normalizer", "args": files | {key: str(cut)}}
+    with pytest.raises(ValueError, match=re.escape(str(cut))):
         preblocks(norm=norm, concat=CONCAT)

@@ -1,0 +1,413 @@
+"""Changed data sets through `check`, an epoch, `forecast` and `score`, by seeds.
+
+Each part is tried by itself, whatever became of the others: a part that reads a data
+set must give the values that numpy computes from the unchanged data, and of a data set
+that means other places, levels or times, at least one part must refuse it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import jax
+import numpy as np
+import xarray as xr
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.cli.check.command import main as check
+from credit_jax.cli.commands import FAILED, OK, USER_ERROR
+from credit_jax.cli.forecast.command import main as forecast
+from credit_jax.cli.score import main as score
+from credit_jax.config import load_config
+from credit_jax.data import build_loader
+from credit_jax.evaluation.scores import read_scores
+from credit_jax.models import registry
+from credit_jax.named_fields.coordinates import Coordinates
+from tests.data.fuzz import HOURS, SCALED, START, TIMES, DataSet, base, data_set, write
+from tests.support.memory import memory_problems
+from tests.training.tiny import Tiny, TinyConfig
+
+SECONDS = 20.0
+NUM_STEPS = 2
+STEP = np.timedelta64(6, "h")
+INPUT, TARGET = ("U", "T", "SP", "LSM", "tsi"), ("U", "T", "SP", "TP")
+METRICS = ("rmse", "mae", "bias", "acc", "missing")
+# The page of scores takes half of the time of a data set: of each 20th alone.
+PAGES = 20
+PLAIN = DataSet((), "second", "nc", 2)
+# Relative to a variable's deviation.
+BOUND = 1e-4
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run of the unchanged data, and a forecast of it.
+
+    Attributes:
+        folder: of its files.
+        params: its weights.
+        like: the coordinates of its data.
+    """
+
+    folder: Path
+    params: Mapping[str, np.ndarray]
+    like: Coordinates
+
+    def predicted(self, lead: int) -> dict[str, np.ndarray]:
+        """The forecast of `lead` steps from START by numpy: name -> (level, lat, lon).
+
+        In double precision; a step is two matrices over the channels of a point.
+        """
+        state = {k: normalized_at(k, START, self.like) for k in TARGET[:3]}
+        fields: dict[str, np.ndarray] = {}
+        for step in range(lead):
+            others = {k: field_at(k, START + step * STEP, self.like) for k in INPUT[3:]}
+            x = np.concatenate([{**state, **others}[name] for name in INPUT])
+            hidden = np.tanh(np.einsum("cyx,ch->hyx", x, self.weight("up")))
+            y = np.einsum("hyx,hc->cyx", hidden, self.weight("down"))
+            y = y + self.weight("bias")[:, None, None]
+            parts = np.split(y, [3, 6, 7])
+            fields = dict(zip(TARGET, parts, strict=True))
+            state = {name: fields[name] for name in TARGET[:3]}
+        return {k: physical(k, own, self.like) for k, own in fields.items()}
+
+    def weight(self, name: str) -> np.ndarray:
+        """A parameter in double precision."""
+        (found,) = [v for k, v in self.params.items() if k.endswith(name)]
+        return np.asarray(found, np.float64)
+
+
+def scale(name: str, where: Coordinates) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of the levels of a variable, (level, 1, 1)."""
+    both = (base()[kind][name] for kind in ("mean", "std"))
+    mean, std = (at_levels(own.values, own, where).reshape(-1, 1, 1) for own in both)
+    return mean, std
+
+
+def normalized_at(name: str, time: np.datetime64, where: Coordinates) -> np.ndarray:
+    """As `field_at`, minus the mean, by the deviation."""
+    field = field_at(name, time, where)
+    if name not in SCALED:
+        return field
+    mean, std = scale(name, where)
+    return (field - mean) / std
+
+
+def physical(name: str, field: np.ndarray, where: Coordinates) -> np.ndarray:
+    """The inverse of the normalization."""
+    mean, std = scale(name, where)
+    return field * std + mean
+
+
+def field_at(name: str, time: np.datetime64, where: Coordinates) -> np.ndarray:
+    """The levels of a variable of the unchanged data at some coordinates, by numpy."""
+    array = base()["static" if name == "LSM" else "fields"][name]
+    values = array.values
+    if "time" in array.dims:
+        values = values[list(TIMES.values).index(time)]
+    return at_coordinates(values, array, where)
+
+
+def at_coordinates(
+    values: np.ndarray, array: xr.DataArray, where: Coordinates
+) -> np.ndarray:
+    """Values (..., lat, lon) of an array at other coordinates, (level, lat, lon)."""
+    if where.latitude is not None:
+        own = np.array(where.latitude)[:, None]
+        values = values[..., abs(array.latitude.values - own).argmin(1), :]
+    if where.longitude is not None:
+        own = np.array(where.longitude)[:, None]
+        far = abs((array.longitude.values - own + 180) % 360 - 180)
+        values = values[..., far.argmin(1)]
+    return at_levels(values, array, where)
+
+
+def at_levels(
+    values: np.ndarray, array: xr.DataArray, where: Coordinates
+) -> np.ndarray:
+    """Values (level, ...) or (...) of an array at other levels, double precision."""
+    if "level" not in array.dims:
+        return values[None].astype(np.float64)
+    levels = where.sources["ERA5"].levels
+    if levels is not None:
+        own = np.array(levels)[:, None]
+        own = own / 100 if own.max() > 90 else own
+        values = values[abs(array.level.values - own).argmin(1)]
+    return values.astype(np.float64)
+
+
+def prepare(folder: Path) -> Trained:
+    """Writes the unchanged data, a checkpoint of a run of it, and a forecast."""
+    registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+    folder.mkdir(parents=True)
+    write(folder, PLAIN, 0)
+    config = load_config(folder / "c.yml")
+    like = build_loader(config, split="train").coordinates()
+    model = registry.build(config.model)
+    keys = jax.random.split(jax.random.key(0))
+    params = model.init(keys[0])
+    state = model.init_model_state(keys[1], params)
+    params, state = jax.device_get((params, state))
+    store = CheckpointStore(folder / "run")
+    progress = Progress(epoch=0, coordinates=like.to_json())
+    store.save(1, {"weights": {"params": params, **state}}, progress)
+    store.close()
+    trained = Trained(folder, params, like)
+    problems = [*differences_of_forecast(folder, folder, trained)]
+    assert not problems, problems
+    return trained
+
+
+class RefusedError(Exception):
+    """A command refused what it was given."""
+
+
+def called(command: Callable[[list[str]], int], *arguments: str) -> None:
+    """Calls a command.
+
+    Raises:
+        RefusedError: it ended with an error of the user.
+        RuntimeError: it ended otherwise.
+    """
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        code = command([*arguments])
+    text = shown.getvalue()
+    if "Traceback" in text or code not in (OK, FAILED, USER_ERROR):
+        raise RuntimeError(f"code {code}: {text[-2000:]}")
+    if code != OK:
+        raise RefusedError(text)
+
+
+def differences_of_epoch(folder: Path, like: Coordinates | None) -> Iterator[str]:
+    """Reads an epoch; yields what differs."""
+    loader = build_loader(load_config(folder / "c.yml"), split="train", like=like)
+    own = loader.coordinates()
+    count = 0
+    for batch in loader.epoch(0):
+        start, end = batch.input_times[0], batch.target_times[0, 0]
+        count += 1
+        for part, names, at, array in (
+            ("x", INPUT, start, batch.x),
+            ("y", TARGET, end, batch.y),
+        ):
+            fields = [normalized_at(name, at, own) for name in names]
+            if not np.allclose(array[0, :, 0], np.concatenate(fields), 1e-5, 1e-5):
+                yield f"{part} at {start}"
+    if count != len(TIMES) - 1:
+        yield f"{count} samples, expected {len(TIMES) - 1}"
+
+
+def differences_of_forecast(folder: Path, out: Path, trained: Trained) -> Iterator[str]:
+    """Makes a forecast of changed data from the checkpoint of the run."""
+    fixed = ("--config", f"{folder}/c.yml", "--out", f"{out}/forecast")
+    fixed += ("--checkpoint", f"{trained.folder}/run", "--format", "zarr")
+    chosen = ("--init-time", str(START)[:19], "--steps", str(NUM_STEPS))
+    called(forecast, *fixed, *chosen, "--cache", f"{trained.folder}/cache")
+    with xr.open_dataset(out / "forecast/forecast.zarr") as store:
+        made = store.load().isel(time=0)
+    for axis in ("latitude", "longitude"):
+        if not np.allclose(made[axis], getattr(trained.like, axis), atol=1e-2):
+            yield f"forecast: {axis}"
+    for lead in range(NUM_STEPS + 1):
+        expected = (
+            trained.predicted(lead)
+            if lead
+            else {name: field_at(name, START, trained.like) for name in TARGET[:3]}
+        )
+        for name, values in expected.items():
+            own = made[name].isel(prediction_timedelta=lead).values
+            wrong = abs(own - values) / (scale(name, trained.like)[1] if lead else 1)
+            if not wrong.max() <= (BOUND if lead else 0):
+                yield f"forecast: {name} at step {lead}: {wrong.max():.3g}"
+
+
+def differences_of_scores(
+    folder: Path,
+    made: Path,
+    trained: Trained,
+    truth: str,
+    climatology: str | None,
+    *,
+    page: bool,
+    fewer: bool,
+    gaps: bool,
+) -> Iterator[str]:
+    """Scores a forecast; yields the scores that numpy does not find."""
+    options = () if climatology is None else ("--climatology", climatology)
+    where = ("--forecast", f"{made}/forecast", "--out", f"{folder}/scores")
+    options += ("--truth", truth, "--regions", "global")
+    with contextlib.ExitStack() as stack:
+        if not page:
+            pages = patch("credit_jax.cli.score.write_page", lambda scores, path: path)
+            stack.enter_context(pages)
+        called(score, *where, *options, "--cache", f"{trained.folder}/cache")
+    scores = read_scores(folder / "scores").sel(region="global")
+    variables = scores["variable"].values.tolist()
+    known = scores["system"].values.tolist()
+    found = {
+        metric: scores[metric]
+        .transpose("system", "channel", "prediction_timedelta")
+        .values
+        for metric in METRICS
+    }
+    with xr.open_dataset(made / "forecast/forecast.zarr") as store:
+        fields = store.load().isel(time=0)
+    weights = np.cos(np.deg2rad(fields.latitude.values))[:, None]
+    weights = weights / weights.sum() / fields.longitude.size
+    mean = lambda values: (values * weights).sum((-2, -1))  # noqa: E731
+    for name in TARGET:
+        channels = [k for k, own in enumerate(variables) if own == name]
+        levels = base()["fields"][name].coords.get("level")
+        places = [0]
+        if levels is not None:
+            there = scores["level"].values[channels]
+            places = abs(levels.values - there[:, None]).argmin(1).tolist()
+        if len(places) != len(channels) or not channels:
+            yield f"scores: {name} has {channels}"
+            continue
+        if not fewer and levels is not None and len(channels) < levels.size:
+            yield f"scores: {name} has {channels}"
+        for lead in range(1, NUM_STEPS + 1):
+            at = START + lead * STEP
+            target = field_at(name, at, trained.like)
+            means = climate_at(name, at, trained.like, of_file=climatology is not None)
+            systems = {
+                "forecast": fields[name].isel(prediction_timedelta=lead).values,
+                "persistence": field_at(name, START, trained.like),
+                "climatology": means,
+            }
+            for system, values in systems.items():
+                field = values.reshape(target.shape)
+                error = field - target
+                expected = {
+                    "rmse": np.sqrt(mean(error**2)),
+                    "mae": mean(abs(error)),
+                    "bias": mean(error),
+                }
+                if system != "climatology":
+                    anomalies = field - means, target - means
+                    squares = [mean(x**2) for x in anomalies]
+                    product = mean(anomalies[0] * anomalies[1])
+                    expected["acc"] = product / np.sqrt(squares[0] * squares[1])
+                lacking = found["missing"][known.index(system), channels]
+                if gaps and lacking[:, lead - 1].any():
+                    continue  # a chunk of a v3 store that is NaN; it is counted
+                for metric, value in expected.items():
+                    own = found[metric][known.index(system), channels]
+                    value, rmse = value[places], expected["rmse"][places]
+                    bound = BOUND * (1 if metric == "acc" else rmse)
+                    if not (abs(own[:, lead - 1] - value) <= bound).all():
+                        yield f"scores: {metric} of {system}, {name}, step {lead}"
+
+
+def climate_at(
+    name: str, at: np.datetime64, where: Coordinates, *, of_file: bool
+) -> np.ndarray:
+    """The climatology of a time: of the file, or the mean of the hour in training."""
+    hour = int(at.astype("datetime64[h]").astype(int) % 24)
+    if of_file:
+        array = base()["climatology"][name]
+        values = array.values[HOURS.index(hour)]
+    else:
+        array = base()["fields"][name]
+        same = array.values[TIMES.hour == hour].astype(np.float64)
+        values = same.mean(0)
+    return at_coordinates(values, array, where)
+
+
+def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
+    """Yields seed, change and result: "read", "refused", or what is wrong."""
+    trained = prepare(folder / "plain")
+    for seed in seeds:
+        given = data_set(seed)
+        place = folder / str(seed)
+        place.mkdir()
+        write(place, given, seed, folder / "unchanged")
+        yield seed, f"{given.decisive}", result_of(place, given, trained, seed)
+        shutil.rmtree(place)
+    yield from memory_problems(seeds.stop)
+
+
+def result_of(folder: Path, given: DataSet, trained: Trained, seed: int) -> str:
+    """Tries all parts with a data set; see `try_seeds`."""
+    place, kinds = given.place, ", ".join(given.kinds)
+    what = f"{kinds} of {place}, {given.kind} {given.zarr_format}"
+    # Read as by a new run, or as by one that goes on.
+    like = trained.like if seed % 2 else None
+    # The truth of a forecast, and its climatology, by turns of files and of the data.
+    of_data = place in ("second", "all") or (place == "static" and seed % 2 == 0)
+    truth = f"{folder}/c.yml" if of_data else f"{folder}/truth.{given.kind}"
+    made = trained.folder
+
+    def scores() -> Iterator[str]:
+        means = None
+        if not of_data or made is trained.folder or seed % 2:
+            means = f"{folder}/climatology.{given.kind}"
+        page, fewer = seed % PAGES == 0, "fewer levels" in given.kinds
+        places = folder, made, trained, truth, means
+        gaps = "missing chunk" in given.kinds and given.zarr_format == 3
+        return differences_of_scores(*places, page=page, fewer=fewer, gaps=gaps)
+
+    def checked() -> Iterator[str]:
+        called(check, "--config", f"{folder}/c.yml")
+        return iter(())
+
+    parts: dict[str, Callable[[], Iterator[str]]] = {
+        "check": checked,
+        "epoch": partial(differences_of_epoch, folder, like),
+        "forecast": partial(differences_of_forecast, folder, folder, trained),
+        "score": scores,
+    }
+    refused: dict[str, str] = {}
+    began = time.process_time()
+    for part, differences in parts.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                wrong = [*differences()]
+        except (ValueError, OSError, RefusedError) as error:
+            refused[part] = str(error)
+            continue
+        except Exception as error:
+            return f"{what}: {part}: {type(error).__name__}: {error}"
+        if wrong:
+            return f"{what}: {part}: {len(wrong)} values differ, the first: {wrong[0]}"
+        if part == "forecast":
+            made = folder
+    if time.process_time() - began > SECONDS:
+        return f"{what}: took {time.process_time() - began:.0f} s"
+    if refused and not given.may_fail:
+        part, error = next(iter(refused.items()))
+        return f"{what}: {part} refused: {error}"
+    if not refused and given.must_fail:
+        return f"{what}: read, expected an error"
+    return "refused" if refused else "read"
+
+
+def run(arguments: list[str]) -> int:
+    """Prints the results of seeds FIRST to LAST, below a folder."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    folder, first, last = arguments
+    began, wrong = time.perf_counter(), 0
+    for seed, kind, result in try_seeds(Path(folder), range(int(first), int(last))):
+        bad = result not in ("read", "refused")
+        wrong += bad
+        seconds = time.perf_counter() - began
+        print(f"{seconds:.1f}", seed, kind, result, flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
