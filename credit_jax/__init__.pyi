@@ -5,6 +5,9 @@ from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
 from .forecast import Forecaster as Forecaster
 from .losses import build_loss as build_loss
+from .models.conversion import credit_key as credit_key
+from .models.conversion import from_state_dict as from_state_dict
+from .models.conversion import to_state_dict as to_state_dict
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
 from .models.parallel_model import build_parallel_model as build_parallel_model
@@ -19,9 +22,6 @@ from .parallel.placement import place_batch as place_batch
 from .parallel.reductions import FieldReducer as FieldReducer
 from .plan import RunPlan as RunPlan
 from .plan import plan_run as plan_run
-from .state_dict.convert import credit_key as credit_key
-from .state_dict.convert import from_state_dict as from_state_dict
-from .state_dict.convert import to_state_dict as to_state_dict
 from .training.restore import restore as restore
 from .training.run import train_model as train_model
 from .training.state import init_state as init_state

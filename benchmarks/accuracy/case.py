@@ -13,9 +13,9 @@ import numpy as np
 import yaml
 
 from benchmarks.small_models import SECTIONS, SEVERAL, SMALL_ROWS
+from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import from_state_dict
 
 GEN2_CONFIG = Path(__file__).parents[2] / "tests" / "reference" / "gen2.yml"
 

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.model_def import ModelDef
-from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 
 State = dict[str, np.ndarray]
 

@@ -25,8 +25,8 @@ from benchmarks.gpu.records import Results, Setting
 from benchmarks.gpu.store import START, prepare, write_config
 from benchmarks.report import Table
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import from_state_dict
 from credit_torch_bridge.compare.errors import relative_error
 
 TITLE = "A forecast with files"

@@ -25,10 +25,10 @@ from benchmarks.report import Table
 from benchmarks.small_models import SECTIONS, SEVERAL
 from benchmarks.speed.cases import KIN, make_case
 from credit_jax.kernels import use_implementation
+from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import noise
 from credit_jax.nn.noise import Noise
-from credit_jax.state_dict.convert import from_state_dict
 from credit_torch_bridge.compare.jax_side import compile_pass
 
 TITLE = "Small models of every family against CREDIT on a CPU, float32"

@@ -18,7 +18,7 @@ from benchmarks.speed.cases import Case, make_case
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.timing import take_turns
 from credit_jax.kernels import use_implementation
-from credit_jax.state_dict.convert import from_state_dict
+from credit_jax.models.conversion import from_state_dict
 
 TITLE = "Training step and forward pass"
 KERNELS, PLAIN = "credit_jax", "credit_jax, plain definitions"

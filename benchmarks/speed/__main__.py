@@ -42,8 +42,8 @@ from benchmarks.speed.cases import (
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
+from credit_jax.models.conversion import to_state_dict
 from credit_jax.parallel.compiler import compile_sooner
-from credit_jax.state_dict.convert import to_state_dict
 
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
 ROLLOUT_STEPS = 10

@@ -17,9 +17,9 @@ from benchmarks.trajectory.noise import with_noise
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
 from credit_jax.data import Batch
+from credit_jax.models.conversion import from_state_dict
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.plan import plan_run
-from credit_jax.state_dict.convert import from_state_dict
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
 from credit_jax.training.loop import TrainingLoop

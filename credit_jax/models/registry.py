@@ -9,6 +9,14 @@ from flax import nnx
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.config.custom_objects import open_registry
+from credit_jax.models.crossformer import (
+    camulator_keys,
+    crossformer_keys,
+    diffusion_keys,
+    ensemble_keys,
+    nextgen_keys,
+    wxformer_keys,
+)
 from credit_jax.models.crossformer.camulator import Camulator, CamulatorConfig
 from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerConfig
 from credit_jax.models.crossformer.diffusion import (
@@ -26,16 +34,22 @@ from credit_jax.models.crossformer.nextgen import (
 )
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.crossformer.wxformer_moe import WXFormerMoE, WXFormerMoEConfig
+from credit_jax.models.debugger import debugger_keys
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
+from credit_jax.models.graph import graph_keys
 from credit_jax.models.graph.graph import Graph, GraphConfig
 from credit_jax.models.model_def import ModelDef
+from credit_jax.models.swin import dscale_keys, fuxi_keys, swin_keys, wrf_keys
 from credit_jax.models.swin.dscale import Dscale, DscaleConfig
 from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
 from credit_jax.models.swin.swin import Swin, SwinConfig
 from credit_jax.models.swin.wrf import WRF, WRFConfig
+from credit_jax.models.unet import diffusion_keys as diffusion_unet_keys
+from credit_jax.models.unet import unet_keys
 from credit_jax.models.unet.config import DownscalingUNetConfig, UNetConfig
 from credit_jax.models.unet.diffusion import DiffusionUNet, DiffusionUNetConfig
 from credit_jax.models.unet.unet import UNet
+from credit_jax.state_dict.torch_model import TorchModel
 
 
 class ModelEntry(NamedTuple):
@@ -44,44 +58,50 @@ class ModelEntry(NamedTuple):
     Attributes:
         config: class of the `model:` section.
         module: NNX class of the model, called with the config.
-        key_table: module of `credit_jax.state_dict` with the names of the parameters in
-            PyTorch, or the `TorchModel` itself; None for a model that PyTorch lacks.
+        key_table: names of the parameters in PyTorch; None for a model that PyTorch
+            lacks.
     """
 
     config: type[StrictModel]
     module: Callable[[Any], nnx.Module]
-    key_table: Any = None
+    key_table: TorchModel | None = None
 
 
 MODELS: dict[str, ModelEntry] = {
-    "camulator": ModelEntry(CamulatorConfig, Camulator, "camulator"),
-    "crossformer": ModelEntry(CrossFormerConfig, CrossFormer, "crossformer"),
+    "camulator": ModelEntry(CamulatorConfig, Camulator, camulator_keys.TORCH_MODEL),
+    "crossformer": ModelEntry(
+        CrossFormerConfig, CrossFormer, crossformer_keys.TORCH_MODEL
+    ),
     "crossformer-diffusion": ModelEntry(
-        DiffusionCrossFormerConfig, DiffusionCrossFormer, "crossformer_diffusion"
+        DiffusionCrossFormerConfig, DiffusionCrossFormer, diffusion_keys.TORCH_MODEL
     ),
     "crossformer-ensemble": ModelEntry(
-        EnsembleConfig, EnsembleCrossFormer, "crossformer_ensemble"
+        EnsembleConfig, EnsembleCrossFormer, ensemble_keys.TORCH_MODEL
     ),
     "crossformer-style": ModelEntry(
-        EnsembleConfig, EnsembleCrossFormer, "crossformer_ensemble"
+        EnsembleConfig, EnsembleCrossFormer, ensemble_keys.TORCH_MODEL
     ),
     "crossformer_downscaling": ModelEntry(
-        DownscalingCrossFormerConfig, DownscalingCrossFormer, "crossformer"
+        DownscalingCrossFormerConfig,
+        DownscalingCrossFormer,
+        crossformer_keys.TORCH_MODEL,
     ),
-    "debugger": ModelEntry(DebuggerConfig, Debugger, "debugger"),
-    "dscale": ModelEntry(DscaleConfig, Dscale, "dscale"),
-    "fuxi": ModelEntry(FuxiConfig, Fuxi, "fuxi"),
-    "graph": ModelEntry(GraphConfig, Graph, "graph"),
+    "debugger": ModelEntry(DebuggerConfig, Debugger, debugger_keys.TORCH_MODEL),
+    "dscale": ModelEntry(DscaleConfig, Dscale, dscale_keys.TORCH_MODEL),
+    "fuxi": ModelEntry(FuxiConfig, Fuxi, fuxi_keys.TORCH_MODEL),
+    "graph": ModelEntry(GraphConfig, Graph, graph_keys.TORCH_MODEL),
     "nextgen_wxformer": ModelEntry(
-        NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
+        NextGenWXFormerConfig, NextGenWXFormer, nextgen_keys.TORCH_MODEL
     ),
-    "swin": ModelEntry(SwinConfig, Swin, "swin"),
-    "unet": ModelEntry(UNetConfig, UNet, "unet"),
-    "unet-diffusion": ModelEntry(DiffusionUNetConfig, DiffusionUNet, "unet_diffusion"),
-    "unet_downscaling": ModelEntry(DownscalingUNetConfig, UNet, "unet"),
-    "wrf": ModelEntry(WRFConfig, WRF, "wrf"),
-    "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
-    "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
+    "swin": ModelEntry(SwinConfig, Swin, swin_keys.TORCH_MODEL),
+    "unet": ModelEntry(UNetConfig, UNet, unet_keys.TORCH_MODEL),
+    "unet-diffusion": ModelEntry(
+        DiffusionUNetConfig, DiffusionUNet, diffusion_unet_keys.TORCH_MODEL
+    ),
+    "unet_downscaling": ModelEntry(DownscalingUNetConfig, UNet, unet_keys.TORCH_MODEL),
+    "wrf": ModelEntry(WRFConfig, WRF, wrf_keys.TORCH_MODEL),
+    "wxformer": ModelEntry(WXFormerConfig, WXFormer, wxformer_keys.TORCH_MODEL),
+    "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, wxformer_keys.TORCH_MODEL),
     "wxformer_moe": ModelEntry(WXFormerMoEConfig, WXFormerMoE),
 }
 open_registry("model", ModelEntry, MODELS, MODELS.__setitem__)
@@ -118,3 +138,22 @@ def build(section: Mapping[str, Any]) -> ModelDef:
 def define_model(config: Any) -> ModelDef:
     """Returns the model definition of a config without `problems`."""
     return ModelDef(config, MODELS[config.type].module)
+
+
+def torch_model(model_type: str) -> TorchModel:
+    """CREDIT's names of the parameters of a registered model.
+
+    Args:
+        model_type: `model.type` of the config.
+
+    Raises:
+        ValueError: the model is not registered, or has no key table.
+    """
+    tables = {name: entry.key_table for name, entry in MODELS.items()}
+    table = tables.get(model_type)
+    if table is None:
+        known = ", ".join(name for name, table in tables.items() if table)
+        raise ValueError(
+            f"model.type {model_type!r} has no key table; expected one of {known}"
+        )
+    return table

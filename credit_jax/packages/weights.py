@@ -11,9 +11,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from credit_jax.models.conversion import key_map_for, native_key_map
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.convert import key_map_for, native_key_map
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 from credit_jax.state_dict.problems import raise_problems
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from credit_jax.models.conversion import idle_keys
 from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.state_dict.convert import idle_keys
 from credit_jax.state_dict.key_map import Allocate, Arrays
 from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint

@@ -17,9 +17,9 @@ from credit_jax.config.data import num_samples
 from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import key_map_for
 from credit_jax.state_dict.key_map import KeyMap
 
 CONFIG_FILE = "model.yml"

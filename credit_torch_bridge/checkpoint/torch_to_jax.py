@@ -13,6 +13,7 @@ import torch
 
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.models.registry import torch_model
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.state_dict.key_map import (
     Allocate,
@@ -20,7 +21,6 @@ from credit_jax.state_dict.key_map import (
     HostModelState,
     KeyMap,
 )
-from credit_jax.state_dict.registry import torch_model
 from credit_jax.state_dict.renames import RenamedKey
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.registry import torch_model
+from credit_jax.models.registry import MODELS, torch_model
 
 
 def recognized_model(keys: Collection[str]) -> str | None:

@@ -14,14 +14,14 @@ import torch
 from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.registry import torch_model
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from credit_jax.state_dict.key_map import Arrays
-from credit_jax.state_dict.registry import torch_model
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config

@@ -13,8 +13,7 @@ import torch
 from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.graph.edge_file import read_edges
-from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.registry import torch_model
+from credit_jax.models.registry import MODELS, torch_model
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.outputs import ModelOutputs
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from credit_jax.checkpoint import Progress
-from credit_jax.state_dict.convert import from_state_dict
+from credit_jax.models.conversion import from_state_dict
 from credit_torch_bridge import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.orbax_run import write_run
 from credit_torch_bridge.checkpoint.run_config import read_run_config

@@ -73,8 +73,8 @@ def write_checkpoints(
     import torch
 
     from credit_jax.checkpoint import CheckpointStore, Progress
+    from credit_jax.models.conversion import from_state_dict
     from credit_jax.models.registry import build
-    from credit_jax.state_dict.convert import from_state_dict
 
     run.mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.array(x)) for name, x in state.items()}

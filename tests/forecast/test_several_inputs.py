@@ -21,9 +21,9 @@ from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast.command import main as forecast_main
 from credit_jax.config import build_config
 from credit_jax.data import build_loader
+from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.plan import plan_run
-from credit_jax.state_dict.convert import to_state_dict
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log
 from credit_jax.training.run import run_training

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.kernels import use_implementation
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import (
     LARGEST_SIGMA,
     NOISED,
@@ -26,7 +27,6 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
 from tests.support import assert_close, assert_trees_close, make_mesh
 

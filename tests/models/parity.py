@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from credit_jax.kernels import use_implementation
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
@@ -18,7 +19,6 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-9

@@ -2,8 +2,8 @@
 
 import pytest
 
+from credit_jax.models.crossformer.wxformer_keys import TORCH_MODEL
 from credit_jax.state_dict.renames import current_names
-from credit_jax.state_dict.wxformer import TORCH_MODEL
 
 # (name in a file, known names, renaming)
 NAMES = [

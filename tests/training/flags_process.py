@@ -18,11 +18,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from credit_jax.config import load_config
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program, compile_sooner
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.placement import place_batch
-from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.support import make_mesh
 from tests.training.credit_trajectory import Trajectory, train_as_credit
 

@@ -71,7 +71,7 @@ def write_config(
 def test_trains_as_credit(
     credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from credit_jax.state_dict.convert import from_state_dict
+    from credit_jax.models.conversion import from_state_dict
 
     monkeypatch.chdir(folder)
     path = write_config(folder, CASES[name])
@@ -104,7 +104,7 @@ def test_learned_variances_train_as_credit(
 
     The log contains losses of single variables; validation uses the initial variances.
     """
-    from credit_jax.state_dict.convert import from_state_dict
+    from credit_jax.models.conversion import from_state_dict
 
     monkeypatch.chdir(folder)
     scheduler = {

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.gpu import draws
 from benchmarks.speed.cases import make_case
-from credit_jax.state_dict.convert import from_state_dict, to_state_dict
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 
 
 def test_draws_are_those_of_the_committed_values() -> None:

@@ -9,7 +9,7 @@ from benchmarks.speed.__main__ import accelerator_use, main
 from benchmarks.speed.cases import initial_weights, make_case
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
-from credit_jax.state_dict.convert import to_state_dict
+from credit_jax.models.conversion import to_state_dict
 
 pytestmark = pytest.mark.slow
 

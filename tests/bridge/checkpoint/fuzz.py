@@ -32,8 +32,8 @@ import yaml
 from credit_jax import ParallelDims, restore
 from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.digests import record_files, write_records
+from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import key_map_for
 from credit_torch_bridge.__main__ import main
 from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates

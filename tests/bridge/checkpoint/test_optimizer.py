@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
+from credit_jax.models.conversion import idle_keys, key_map_for
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import idle_keys, key_map_for
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.optimizer import (
     CORRECTED,

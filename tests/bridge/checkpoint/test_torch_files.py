@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
+from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import key_map_for
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_distributed import load_folder
 from credit_torch_bridge.checkpoint.torch_files import load_file

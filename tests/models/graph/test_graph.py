@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from credit_jax import from_state_dict, to_state_dict
+from credit_jax.models.conversion import key_map_for
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
@@ -22,7 +23,6 @@ from credit_jax.parallel.domain.edges import shard_edges
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
-from credit_jax.state_dict.convert import key_map_for
 from credit_torch_bridge import compare_with_credit
 from tests.models.graph.edges import write_edges
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults

@@ -15,6 +15,7 @@ import yaml
 
 from credit_jax import from_state_dict, to_state_dict
 from credit_jax.cli.check.command import main
+from credit_jax.models.conversion import key_map_for
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin.dscale import DscaleConfig
@@ -24,7 +25,6 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
-from credit_jax.state_dict.convert import key_map_for
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
 from tests.models.swin.cases import DSCALE, WRF
 from tests.reference.training import GEN2_CONFIG

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from credit_jax.models.swin.fuxi_keys import FROM_HEADS, QUERY_KEY_VALUE
 from credit_jax.state_dict.arrangement import CONV_2D, LINEAR, Arrangement
-from credit_jax.state_dict.fuxi import FROM_HEADS, QUERY_KEY_VALUE
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import scale_and_bias, weight_and_bias
 from credit_jax.state_dict.torch_model import TorchModel

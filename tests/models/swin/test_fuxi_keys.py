@@ -7,10 +7,10 @@ import torch
 import yaml
 
 from credit_jax import from_state_dict, to_state_dict
+from credit_jax.models.conversion import idle_keys, key_map_for
 from credit_jax.models.registry import build
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
-from credit_jax.state_dict.convert import idle_keys, key_map_for
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.checkpoint.optimizer import read_moments

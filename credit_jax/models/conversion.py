@@ -10,6 +10,7 @@ import numpy as np
 from credit_jax.config.base import nearest_key
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.registry import torch_model
 from credit_jax.state_dict.arrangement import Arrangement
 from credit_jax.state_dict.batch_stats import with_statistics
 from credit_jax.state_dict.key_map import (
@@ -19,7 +20,6 @@ from credit_jax.state_dict.key_map import (
     KeyMap,
 )
 from credit_jax.state_dict.match_keys import make_key_map
-from credit_jax.state_dict.registry import torch_model
 
 
 def key_map_for(model_def: ModelDef) -> KeyMap:

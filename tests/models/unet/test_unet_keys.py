@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from credit_jax.models.conversion import idle_keys
 from credit_jax.models.registry import build
-from credit_jax.state_dict.convert import idle_keys
 from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
 from tests.state_dict.round_trip import assert_round_trip
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from credit_jax.state_dict import crossformer
+from credit_jax.models.crossformer import crossformer_keys
+from credit_jax.models.diffusion.process_keys import below_process, process_buffers
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import (
@@ -17,12 +18,11 @@ from credit_jax.state_dict.layers import (
     unused_patch_embedding,
     weight_and_bias,
 )
-from credit_jax.state_dict.process import below_process, process_buffers
 from credit_jax.state_dict.torch_model import TorchModel
 
 
 def _rules() -> Iterator[Rule]:
-    table = [r for r in crossformer.TORCH_MODEL.key_table if isinstance(r, Rule)]
+    table = [r for r in crossformer_keys.TORCH_MODEL.key_table if isinstance(r, Rule)]
     decoder = [rule for rule in table if rule.torch.startswith("up_block")]
     yield from (rule for rule in table if rule not in decoder)
     for i, name in enumerate(("first", "second")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from credit_jax.models.diffusion.process_keys import below_process, process_buffers
 from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
     CONV_2D,
@@ -17,7 +18,6 @@ from credit_jax.state_dict.arrangement import (
 )
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import weight_and_bias
-from credit_jax.state_dict.process import below_process, process_buffers
 from credit_jax.state_dict.torch_model import TorchModel
 
 # Memory keys and values; in linear attention tokens are the last dim.

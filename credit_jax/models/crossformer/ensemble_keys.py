@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from credit_jax.state_dict import crossformer
+from credit_jax.models.crossformer import crossformer_keys
 from credit_jax.state_dict.arrangement import CHANNELS_OF_FIELD, LINEAR
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import weight_and_bias
@@ -27,7 +27,7 @@ def _injection(torch: str, ours: str) -> Iterator[Rule]:
 
 
 TORCH_MODEL = replace(
-    crossformer.TORCH_MODEL,
-    key_table=(*crossformer.TORCH_MODEL.key_table, *_rules()),
+    crossformer_keys.TORCH_MODEL,
+    key_table=(*crossformer_keys.TORCH_MODEL.key_table, *_rules()),
     lists_frozen=False,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax.models.crossformer.wxformer_keys import BRANCH
 from credit_jax.state_dict.arrangement import CONV_2D, LINEAR, Arrangement
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import (
@@ -18,7 +19,6 @@ from credit_jax.state_dict.layers import (
     weight_and_bias,
 )
 from credit_jax.state_dict.torch_model import TorchModel, Upgrade
-from credit_jax.state_dict.wxformer import BRANCH
 
 # The projection of torch.nn.MultiheadAttention.
 IN_PROJECTION = Arrangement("(n h d) i -> i n h d")
