@@ -15,7 +15,7 @@ from credit_jax.nn.spectral_norm import spectral_norm_shapes
 pytestmark = pytest.mark.reference
 
 MODEL = yaml.safe_load(
-    (Path(__file__).parents[1] / "reference" / "gen2.yml").read_text()
+    (Path(__file__).parents[2] / "reference" / "gen2.yml").read_text()
 )["model"] | {"depth": [1, 1, 1, 1]}
 
 # name: changes of MODEL
