@@ -20,6 +20,7 @@ FAULTS = (
     "three bits flipped in the newest checkpoint",
     "SIGTERM twice to process 1 of 4",
     "lost process",
+    "process lost within a save",
 )
 
 
