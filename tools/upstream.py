@@ -231,7 +231,11 @@ def main() -> None:
     """Prints the list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
-    print("\n".join(report(parser.parse_args().checkout)))
+    try:
+        lines = report(parser.parse_args().checkout)
+    except ValueError as error:
+        parser.error(str(error))
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,14 @@ from credit_jax.config.messages import got, nearest
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import STANDARD
 from credit_jax.transforms import Pipeline
-from credit_jax.transforms.base import variable_of
+from credit_jax.transforms.base import HEIGHT, PRESSURE, variable_of
 
-LEVEL, PRESSURE = "level", "pressure"
+LEVEL = "level"
+# Name of a level coordinate that a block makes -> its CF attributes.
+_COORDINATE_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    PRESSURE: {"units": "hPa"},
+    HEIGHT: {"units": "m", "long_name": "height above ground level"},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +100,7 @@ class Outputs:
             dim: its name, a key of `levels`.
         """
         if dim != LEVEL:
-            return {"units": "hPa"} if dim == PRESSURE else {}
+            return dict(_COORDINATE_ATTRIBUTES.get(dim, {}))
         keys = (
             v.key for v in self.variables if v.level_dim == dim and v.levels is not None
         )
@@ -188,14 +193,13 @@ def _levels_of(
     Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
     fails if their number differs from that of `data.source.*.levels`.
     """
+    of_block = pipeline.output_levels.get(key)
+    if of_block is not None:
+        dim, coordinate = of_block
+        return dim, np.array(coordinate)
     values = levels.get(key.split("/")[0])
     if values is not None and len(values) == count:
         return LEVEL, np.array(values)
-    for block in pipeline.transforms:
-        args: Any = getattr(block.transform, "args", None)
-        pressures = getattr(args, "pressure_levels", ())
-        if len(pressures) == count:
-            return PRESSURE, np.array(pressures)
     return (LEVEL if values is None else f"{LEVEL}_{count}"), np.arange(count)
 
 

@@ -29,6 +29,7 @@ FILE_KEYS = frozenset(
         "mapping_file",
         "weight_file",
         "level_info_file",
+        "model_level_file",
         "grid_info_file",
         "source_level_info_file",
         "dest_level_info_file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from credit_jax.physics.interpolation import SMALLEST_PRESSURE
 
 # Gas constants of CREDIT's geopotential.py; `physics.constants` has other values.
 _DRY, _VAPOR = 287.06, 461.51  # J / kg / K
+# Of CREDIT's interp.py: factor of humidity in the virtual temperature, and the pressure
+# (Pa) that stands for the top of the atmosphere, as in ECMWF's scripts for IFS.
+_MOISTURE, _TOP = 0.609133, 0.1
 
 Columns = Float[Any, "batch level time lat lon"]
 Surface = Float[Any, "batch 1 time lat lon"]
@@ -55,6 +59,44 @@ def geopotential(
     heat = _DRY * (temperature * (1.0 + (_VAPOR / _DRY - 1.0) * humidity))[:, turn]
     below = surface_geopotential + xp.cumsum(heat * thickness, axis=1)
     return (below - heat * alpha)[:, turn]
+
+
+def geopotential_of_ifs(
+    surface_geopotential: Float[Any, "batch 1 1 lat lon"],
+    surface_pressure: Surface,
+    temperature: Columns,
+    humidity: Columns,
+    half_levels: tuple[np.ndarray, np.ndarray],
+) -> Columns:
+    """Computes geopotential at the centers of hybrid levels as IFS does, m^2 / s^2.
+
+    A center lies `R T_v alpha` above the lower interface of its level, with Simmons and
+    Burridge's alpha; in `geopotential` it lies as far below the upper one.
+
+    Args:
+        surface_geopotential: (batch, 1, 1, lat, lon) m^2 / s^2.
+        surface_pressure: (batch, 1, time, lat, lon) Pa.
+        temperature: K, from the top down.
+        humidity: specific humidity, kg / kg, from the top down.
+        half_levels: coefficients (a in Pa, b) of the level + 1 interfaces.
+
+    Raises:
+        ValueError: the number of interfaces is not that of the levels + 1.
+    """
+    _check_interfaces(temperature, half_levels)
+    xp = namespace(temperature)
+    a, b = (by_level(values, surface_pressure) for values in half_levels)
+    interfaces = (a + b * surface_pressure)[:, 1:]
+    top = xp.full_like(interfaces[:, :1], _TOP)
+    upper = xp.concatenate([top, interfaces[:, :-1]], axis=1)
+    thickness = xp.log(interfaces / upper)
+    alpha = 1.0 - upper / (interfaces - upper) * thickness
+    first = xp.full_like(top, math.log(2.0))
+    alpha = xp.concatenate([first, alpha[:, 1:]], axis=1)
+    heat = _DRY * temperature * (1.0 + _MOISTURE * humidity)
+    up = xp.cumsum((heat * thickness)[:, ::-1], axis=1)[:, ::-1]
+    below = xp.concatenate([up[:, 1:], xp.zeros_like(up[:, :1])], axis=1)
+    return surface_geopotential + below + heat * alpha
 
 
 def _check_interfaces(field: Columns, half_levels: tuple[Any, Any]) -> None:

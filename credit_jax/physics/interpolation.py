@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,49 @@ def interpolate_columns(
     Differs from CREDIT in rounding: the weight is log(p / p_low) / log(p_high / p_low),
     which does not cancel where levels are close.
     """
-    xp, p = namespace(values, pressure, points), pressure
-    points = xp.broadcast_to(points, (p.shape[0], points.shape[1], *p.shape[2:]))
-    upper = clip(_count_up_to(p, points), 1, p.shape[1] - 1)
-    p_low, p_high = take_levels(p, upper - 1), take_levels(p, upper)
-    weight = clip(xp.log(points / p_low) / xp.log(p_high / p_low), 0.0, 1.0)
+    xp = namespace(values, pressure, points)
+
+    def weight(low: Any, high: Any, point: Any) -> Any:
+        return xp.log(point / low) / xp.log(high / low)
+
+    return _between(values, pressure, points, weight)
+
+
+def interpolate_linearly(
+    values: Columns, heights: Columns, points: Points
+) -> Float[Any, "batch point time lat lon"]:
+    """Interpolates columns linearly in any coordinate, constant outside its range.
+
+    Args:
+        values: values on the levels.
+        heights: coordinate of the levels, increasing along the level dim.
+        points: coordinates to interpolate to, in any order.
+
+    Returns:
+        Values at the points.
+    """
+
+    def weight(low: Any, high: Any, point: Any) -> Any:
+        return (point - low) / (high - low)
+
+    return _between(values, heights, points, weight)
+
+
+def _between(
+    values: Columns, x: Columns, points: Points, weight: Callable[[Any, Any, Any], Any]
+) -> Any:
+    """Values between the levels around each point; `weight` is that of the upper one.
+
+    Args:
+        values, x, points: see `interpolate_linearly`.
+        weight: function of x of the lower and the upper level, and of the point.
+    """
+    xp = namespace(values, x, points)
+    points = xp.broadcast_to(points, (x.shape[0], points.shape[1], *x.shape[2:]))
+    upper = clip(_count_up_to(x, points), 1, x.shape[1] - 1)
+    part = weight(take_levels(x, upper - 1), take_levels(x, upper), points)
     low, high = take_levels(values, upper - 1), take_levels(values, upper)
-    return low + weight * (high - low)
+    return low + clip(part, 0.0, 1.0) * (high - low)
 
 
 def hybrid_pressure(

@@ -46,6 +46,11 @@ from credit_jax.transforms.selection import Selection
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
 Descriptions: TypeAlias = Mapping[str, Mapping[str, str]]
 
+# Name and values of a level coordinate.
+OutputLevels: TypeAlias = tuple[str, Sequence[float]]
+# Names of such coordinates: pressure in hPa, height above the ground in m.
+PRESSURE, HEIGHT = "pressure", "height_agl"
+
 # (tree, context) -> a new tree; the context is None on the host.
 Transform: TypeAlias = Callable[[FieldTree, FieldContext | None], dict[str, Any]]
 
@@ -231,6 +236,16 @@ class Describes(Protocol):
         Args:
             known: attributes of the fields before it.
         """
+        ...
+
+
+@runtime_checkable
+class HasOutputLevels(Protocol):
+    """A postblock that makes fields on levels other than those of the data."""
+
+    @property
+    def output_levels(self) -> Mapping[str, OutputLevels]:
+        """Key of each such field -> its level coordinate."""
         ...
 
 

@@ -34,6 +34,8 @@ from credit_jax.transforms.base import (
     Grid,
     HasCoordinates,
     HasLevelFiles,
+    HasOutputLevels,
+    OutputLevels,
     Phase,
     ReadsState,
     Selects,
@@ -140,6 +142,15 @@ class Pipeline:
                 if isinstance(each.transform, Describes):
                     descriptions |= each.transform.describe(descriptions)
         return descriptions
+
+    @property
+    def output_levels(self) -> dict[str, OutputLevels]:
+        """Key -> level coordinate of the fields on other levels than the data's."""
+        coordinates: dict[str, OutputLevels] = {}
+        for each in self.transforms:
+            if isinstance(each.transform, HasOutputLevels):
+                coordinates |= each.transform.output_levels
+        return coordinates
 
     def with_gradients(self) -> Pipeline:
         """Returns a copy in which `reconstruct` does not stop gradients."""

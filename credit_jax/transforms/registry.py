@@ -16,6 +16,14 @@ from credit_jax.transforms.post import (
 from credit_jax.transforms.post import normalize as denormalize
 from credit_jax.transforms.post import scaler as post_scaler
 from credit_jax.transforms.post.exp import ExpArgs, ExpTransform
+from credit_jax.transforms.post.full_levels import (
+    FullLevelsArgs,
+    build_full_levels,
+)
+from credit_jax.transforms.post.laplace_filter import (
+    LaplaceFilter,
+    LaplaceFilterArgs,
+)
 from credit_jax.transforms.post.square import SquareArgs, SquareTransform
 from credit_jax.transforms.post.wind_filter import WindFilter, WindFilterArgs
 from credit_jax.transforms.pre import normalize, regrid, rename
@@ -141,11 +149,15 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
     "pressure_interp_diagnostic": _diagnostic(
         diagnostics.PressureInterpArgs, diagnostics.build_pressure_interp
     ),
+    "full_state_pressure_interpolation": _diagnostic(FullLevelsArgs, build_full_levels),
     "hybrid_level_interp": TransformEntry(
         levels.LevelInterpPostArgs, levels.build_level_interp_post, POSTBLOCKS, _BOTH
     ),
     "semilagrangian_advection": TransformEntry(
         advection.AdvectionPostArgs, advection.build_advection_post, POSTBLOCKS, _BOTH
+    ),
+    "laplace_filter": TransformEntry(
+        LaplaceFilterArgs, LaplaceFilter, POSTBLOCKS, _BOTH
     ),
     "wind_artifact_filter": TransformEntry(
         WindFilterArgs, WindFilter, POSTBLOCKS, _BOTH

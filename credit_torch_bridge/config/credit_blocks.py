@@ -32,7 +32,12 @@ _METRICS = {
     },
 }
 # Postblocks and arguments that only credit_jax has.
-_OURS = ("era5_normalizer", "global_energy_fixer_net")
+_OURS = (
+    "era5_normalizer",
+    "full_state_pressure_interpolation",
+    "global_energy_fixer_net",
+    "laplace_filter",
+)
 _GROUND = "surface_geopotential_file"
 
 

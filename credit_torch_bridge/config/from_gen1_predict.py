@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
 
-from credit_jax.config.base import ConfigError, parse
-from credit_jax.config.dates import duration
-from credit_jax.config.inference import (
-    BatchForecastConfig,
-    EncodingConfig,
-    InferenceConfig,
-)
+from credit_jax.config.inference import EncodingConfig
 from credit_jax.transforms.post.diagnostics import derived_key
-from credit_torch_bridge.config.editor import NOTE, ConfigEditor, shown
+from credit_jax.transforms.post.full_levels import FullLevelsArgs
+from credit_torch_bridge.config.editor import DROPPED, NOTE, ConfigEditor, shown
 
 SECTION, TARGET = "predict", "inference"
 
 # Default of gen1's `load_metadata`.
 _METADATA = "era5.yaml"
-_ENCODINGS = ("ua_var_encoding", "surface_var_encoding", "pressure_var_encoding")
+_ENCODINGS = (
+    "ua_var_encoding",
+    "surface_var_encoding",
+    "pressure_var_encoding",
+    "height_var_encoding",
+)
 # Arguments of `full_state_pressure_interpolation` and its defaults.
 _PRESSURE: Mapping[str, Any] = {
     "pressure_levels": [500.0, 850.0],
@@ -43,9 +42,24 @@ _PRESSURE: Mapping[str, Any] = {
     "b_half_name": "b_half",
     "P0": 1.0,
 }
+# Keys of which a line says that CREDIT's `inference` lacks them.
+_SAID = {
+    (key,) for key in ("ensemble_size", "forecasts", "interp_pressure", "realtime")
+} | {("use_laplace_filter",)}
 # Limit of the days of start dates, some 270 years.
-_MAX_DATES = 100_000
-_NO_HEIGHTS = "gen2 has no block that interpolates to heights"
+MAX_DATES = 100_000
+_NO_HEIGHTS = "CREDIT's gen2 has no block that interpolates to heights"
+# Keys of `interp_pressure` that change values, with gen1's defaults; others name
+# coordinates of its files.
+PRESSURE_KEYS: Mapping[str, Any] = {
+    **_PRESSURE,
+    "height_levels": None,
+    "height_ending": "_HEIGHT",
+    "pressure_3d_var": "P",
+}
+# Channels that gen1's Laplace filter counts on: four variables on 16 levels, and six
+# single ones, the first two of which it takes for U and V of one level.
+_FILTERED_LEVELS, _FILTERED_VARIABLES, _FILTERED_SINGLE = 16, 4, 6
 _CLIMATE = "of CREDIT's climate runs; a long forecast is forecast --steps N"
 _DROPPED = {
     "batch_size": "forecast --batch N; it changes no number",
@@ -57,8 +71,8 @@ _DROPPED = {
     "start_datetime": "no program of gen1 reads it beside forecasts",
     "ensemble_method": "inference.perturbation, whose noise is in other units",
     "perturbation_std": "inference.perturbation, whose noise is in other units",
-    "use_laplace_filter": "false is the only way here",
-    "height_var_encoding": _NO_HEIGHTS,
+    "use_laplace_filter": "no filter is the default",
+    "height_var_encoding": "there are no fields on heights",
     "forcing_file": _CLIMATE,
     "climate_timesteps": _CLIMATE,
     "climate_rescale_output": _CLIMATE,
@@ -97,75 +111,25 @@ def predict_to_inference(editor: ConfigEditor, *, for_jax: bool) -> None:
         editor.pop(SECTION)
         editor.put(TARGET, inference)
         return
-    editor.changes += [change for change in apart.changes if change.kind == NOTE]
+    for change in apart.changes:
+        if change.kind == DROPPED and change.path[1:2] in _SAID:
+            editor.note(change.path, f"not in inference: {change.text}")
+        elif change.kind == NOTE:
+            editor.changes.append(change)
     editor.compute(TARGET, inference, "gen1's predict, for gen2's rollout")
 
 
-def inference_to_predict(editor: ConfigEditor) -> None:
-    """Makes gen1's `predict` of dates, folder and variables of `inference`.
-
-    A `predict` that is there stays. What gen1 says otherwise goes, with a line.
-    """
-    inference = editor.get(TARGET)
-    if not isinstance(inference, dict) or isinstance(editor.get(SECTION), dict):
-        editor.drop(TARGET, "gen1's rollout reads predict")
-        return
-    try:
-        with warnings.catch_warnings():
-            # Keys without effect here, such as `mode`, have one in CREDIT.
-            warnings.simplefilter("ignore")
-            config = parse(InferenceConfig, inference, TARGET)
-    except ConfigError as error:
-        editor.problems += error.problems
-        return
-    hours = editor.get("data.lead_time_periods")
-    if config.batch_forecast is not None:
-        pairs = [*_pairs_of(config.batch_forecast, _delta(f"{hours}h"))]
-        editor.move(f"{TARGET}.batch_forecast", f"{SECTION}.forecasts", pairs)
-    single = config.single_forecast
-    if single is not None and single.start_datetime and single.forecast_length:
-        start = _date(single.start_datetime)
-        realtime = {
-            "forecast_start_time": _time(start),
-            "forecast_end_time": _time(start + duration(single.forecast_length)),
-            "forecast_timestep": f"{hours}h",
-        }
-        editor.move(f"{TARGET}.single_forecast", f"{SECTION}.realtime", realtime)
-    if config.save_forecast:
-        place = config.save_forecast
-        editor.move(f"{TARGET}.save_forecast", f"{SECTION}.save_forecast", place)
-    output = inference.get("output") or {}
-    if output.get("metadata"):
-        path = output["metadata"]
-        editor.move(f"{TARGET}.output.metadata", f"{SECTION}.metadata", path)
-    for key in [*editor.keys(f"{TARGET}.output")]:
-        editor.drop((TARGET, "output", key), "gen1's predict says it otherwise")
-    for key in [*editor.keys(TARGET)]:
-        editor.drop((TARGET, key), "gen1's predict says it otherwise, or cannot")
-    editor.pop(TARGET)
-
-
-def _pairs_of(batch: BatchForecastConfig, step: pd.Timedelta) -> Iterator[list[str]]:
-    """Start and last time of each forecast, as gen1 lists them."""
-    dates = (_date(x) for x in (batch.first_init_date, batch.last_init_date))
-    first, last = dates
-    every, length = duration(batch.init_interval), duration(batch.forecast_length)
-    for number in range(min(int((last - first) / every) + 1, _MAX_DATES)):
-        start = first + number * every
-        yield [_time(start), _time(start + length - step)]
-
-
-def _date(*value: Any) -> Any:
+def as_date(*value: Any) -> Any:
     """A date; NaT, which nothing here makes, is no part of its type."""
     return pd.Timestamp(*value)
 
 
-def _delta(*value: Any, **parts: Any) -> Any:
+def as_delta(*value: Any, **parts: Any) -> Any:
     """A duration, as `_date`."""
     return pd.Timedelta(*value, **parts)
 
 
-def _time(date: pd.Timestamp) -> str:
+def time_text(date: pd.Timestamp) -> str:
     """A date as gen1 reads it."""
     return date.strftime("%Y-%m-%d %H:%M:%S")
 
@@ -179,7 +143,7 @@ class _Conversion:
         self.editor = editor
         self.predict = predict
         self.for_jax = for_jax
-        self.step = _delta(str(editor.get("data.timestep")))
+        self.step = as_delta(str(editor.get("data.timestep")))
         self.keys = dict(_predicted(editor))
         self.section: dict[str, Any] = {}
 
@@ -191,6 +155,7 @@ class _Conversion:
         if self.predict.get("save_forecast"):
             self._moved("save_forecast", "save_forecast", self.predict["save_forecast"])
         self._members()
+        self._laplace()
         self._pressure()
         self._metadata()
         self._encodings()
@@ -224,7 +189,7 @@ class _Conversion:
                 f"with --length {_text(length)}",
             )
             return
-        interval = gaps.pop() if gaps else _delta("1D")
+        interval = gaps.pop() if gaps else as_delta("1D")
         batch = {
             "forecast_length": _text(length),
             "first_init_date": starts[0].isoformat(),
@@ -241,9 +206,9 @@ class _Conversion:
             return
         try:
             first, last = (
-                _date(realtime[f"forecast_{end}_time"]) for end in ("start", "end")
+                as_date(realtime[f"forecast_{end}_time"]) for end in ("start", "end")
             )
-            every = _delta(realtime.get("forecast_timestep", self.step))
+            every = as_delta(realtime.get("forecast_timestep", self.step))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._drop("realtime", f"no dates: {error}; give forecast --init-time")
             return
@@ -290,15 +255,21 @@ class _Conversion:
             self._drop("interp_pressure", why)
             self._drop("static_fields", "only interp_pressure needs it")
             return
-        self.keys |= self._blocks(args)
-        for key in ("height_levels", "height_ending"):
-            if key in options:
-                self._note(("interp_pressure", key), f"{_NO_HEIGHTS}: left out")
-        self._note(
-            "interp_pressure",
-            "gen1 first interpolates to all levels of its file, gen2 works on those of "
-            "the model; mean_sea_level_pressure and P are left out",
-        )
+        for key in options:
+            if key not in PRESSURE_KEYS:
+                self._note(("interp_pressure", key), "changes no value: left out")
+        if self.for_jax:
+            self.keys |= self._full_levels(args)
+        else:
+            self.keys |= self._blocks(args)
+            for key in ("height_levels", "height_ending"):
+                if key in options:
+                    self._note(("interp_pressure", key), f"{_NO_HEIGHTS}: left out")
+            self._note(
+                "interp_pressure",
+                "gen1 first interpolates to all levels of its file, CREDIT's gen2 "
+                "works on those of the model; it has no P and no pressure at sea level",
+            )
         self._gone("interp_pressure", f"{TARGET}.postblocks.per_step")
         self._gone("static_fields", f"{TARGET}.postblocks.per_step.*.args")
 
@@ -309,8 +280,8 @@ class _Conversion:
         missing = [name for name in required if name not in self.keys]
         if missing:
             return f"needs {', '.join(missing)}, which the model does not predict"
-        if args["P0"] != 1.0:
-            return f"P0 {args['P0']}: gen2's blocks read a in Pa, and scale nothing"
+        if not self.for_jax and args["P0"] != 1.0:
+            return f"P0 {args['P0']}: CREDIT's blocks read a in Pa, and scale nothing"
         if not self.for_jax and self._ground(args) is None:
             return (
                 f"needs {args['surface_geopotential_var']} in m2 s-2 among the static "
@@ -331,8 +302,85 @@ class _Conversion:
                 return f"{source}/static/2d/{name}"
         return None
 
+    def _laplace(self) -> None:
+        """Converts `use_laplace_filter`, which gen1 applies where it scores.
+
+        Its filter names variables by their channels.
+        """
+        if not self.predict.get("use_laplace_filter"):
+            return
+        if not self.for_jax:
+            self._drop("use_laplace_filter", "CREDIT's gen2 has no such filter")
+            return
+        names = [name for name, key in self.keys.items() if "/prognostic/3d/" in key]
+        single = [name for name, key in self.keys.items() if "/2d/" in key]
+        levels = self.editor.get("model.levels")
+        if (
+            levels != _FILTERED_LEVELS
+            or len(names) != _FILTERED_VARIABLES
+            or len(single) < _FILTERED_SINGLE
+        ):
+            self._drop(
+                "use_laplace_filter",
+                f"gen1's filter counts channels: {_FILTERED_VARIABLES} variables on "
+                f"{_FILTERED_LEVELS} levels and {_FILTERED_SINGLE} single ones; the "
+                f"model has {len(names)} on {levels} and {len(single)}: name them in a "
+                "postblock laplace_filter",
+            )
+            return
+        u, v, t, q = (self.keys[name] for name in names)
+        surface = [self.keys[name] for name in single[:_FILTERED_SINGLE]]
+        args = {
+            "winds": [{"u": u, "v": v}, {"u": surface[3], "v": surface[2]}],
+            "scalars": [
+                {"variables": [t, *surface[:2], surface[4]]},
+                {"variables": [q], "steps": 8, "strength": 0.5e8},
+                {"variables": [surface[5]], "steps": 4, "strength": 0.5e8},
+            ],
+        }
+        self._add_block("laplace_filter", {"type": "laplace_filter", "args": args})
+        self._note(
+            "use_laplace_filter",
+            "as gen1's rollout_metrics; its rollout_to_netcdf does not filter what it "
+            "writes: --drop predict.use_laplace_filter for the same files",
+        )
+        self._gone("use_laplace_filter", f"{TARGET}.postblocks.per_step")
+
+    def _add_block(self, name: str, block: Mapping[str, Any]) -> None:
+        """Appends a block to the postblocks of forecasts."""
+        if "postblocks" not in self.section:
+            blocks = _without_target(self.editor.get("postblocks.per_step"))
+            self._put("postblocks", {"per_step": copy.deepcopy(blocks)})
+        self.section["postblocks"]["per_step"][name] = block
+
+    def _full_levels(self, args: Mapping[str, Any]) -> dict[str, str]:
+        """Adds gen1's interpolation; returns the keys of its fields by name."""
+        temperature = self.keys[args["temperature_var"]]
+        source = temperature.split("/")[0]
+        names = {key: args[key] for key in PRESSURE_KEYS if key in args}
+        fields = [self.keys[name] for name in args["interp_fields"]]
+        ground = self._ground(args)
+        names |= {
+            "interp_fields": fields,
+            "temperature_var": temperature,
+            "q_var": self.keys[args["q_var"]],
+            "surface_pressure_var": self.keys[args["surface_pressure_var"]],
+            "surface_geopotential_var": ground
+            or f"{source}/static/2d/{args['surface_geopotential_var']}",
+            "model_level_file": _level_file(args),
+            # gen1 scales CAM's coefficients alone.
+            "P0": args["P0"] if args["a_model_name"] == "hyam" else 1.0,
+            "levels": self.editor.get(("data", "source", source, "levels")),
+        }
+        if ground is None:
+            names["surface_geopotential_file"] = self.predict["static_fields"]
+        block = {"type": "full_state_pressure_interpolation", "args": names}
+        self._add_block("pressure_levels", block)
+        block_args = FullLevelsArgs.model_validate(names)
+        return {key.split("/")[-1]: key for key in block_args.output_keys}
+
     def _blocks(self, args: Mapping[str, Any]) -> dict[str, str]:
-        """Adds the postblocks; returns the keys of their fields by name."""
+        """Adds CREDIT's postblocks; returns the keys of their fields by name."""
         temperature = self.keys[args["temperature_var"]]
         source = temperature.split("/")[0]
         geopotential = f"{source}/derived_diagnostic/3d/{args['geopotential_var']}"
@@ -342,14 +390,13 @@ class _Conversion:
             "surface_pressure_var": self.keys[args["surface_pressure_var"]],
             "surface_geopotential_var": ground
             or f"{source}/static/2d/{args['surface_geopotential_var']}",
-            "level_info_file": PurePath(args["model_level_file"]).name,
+            "level_info_file": _level_file(args),
             "levels": self.editor.get(("data", "source", source, "levels")),
         }
         if ground is None:
             common["surface_geopotential_file"] = self.predict["static_fields"]
         fields = [self.keys[name] for name in args["interp_fields"]]
-        steps = copy.deepcopy(_without_target(self.editor.get("postblocks.per_step")))
-        steps["geopotential"] = {
+        height = {
             "type": "geopotential_diagnostic",
             "args": {
                 **common,
@@ -359,7 +406,8 @@ class _Conversion:
                 "model_b_half_var": args["b_half_name"],
             },
         }
-        steps["pressure_levels"] = {
+        self._add_block("geopotential", height)
+        interpolation = {
             "type": "pressure_interp_diagnostic",
             "args": {
                 **common,
@@ -371,7 +419,7 @@ class _Conversion:
                 "model_b_var": args["b_model_name"],
             },
         }
-        self._put("postblocks", {"per_step": steps})
+        self._add_block("pressure_levels", interpolation)
         on_levels = [*fields, temperature, geopotential]
         derived = [derived_key(key, args["pres_ending"]) for key in on_levels]
         return {key.split("/")[-1]: key for key in (geopotential, *derived)}
@@ -383,16 +431,24 @@ class _Conversion:
 
     def _encodings(self) -> None:
         """Converts the NetCDF encodings of groups of variables."""
-        ending = (self.predict.get("interp_pressure") or {}).get("pres_ending", "_PRES")
-        names = {
-            _ENCODINGS[0]: [n for n in self.keys if "prognostic/3d" in self.keys[n]],
-            _ENCODINGS[1]: [n for n in self.keys if "prognostic/2d" in self.keys[n]],
-            _ENCODINGS[2]: [n for n in self.keys if n.endswith(ending)],
-        }
+        options = self.predict.get("interp_pressure") or {}
+        deep = [n for n in self.keys if "prognostic/3d" in self.keys[n]]
+
+        def derived(key: str, default: str) -> list[str]:
+            ending = options.get(key, default)
+            return [n + ending for n in deep if n + ending in self.keys]
+
+        lists = (
+            deep,
+            [n for n in self.keys if "prognostic/2d" in self.keys[n]],
+            derived("pres_ending", "_PRES"),
+            derived("height_ending", "_HEIGHT"),
+        )
+        names = dict(zip(_ENCODINGS, lists, strict=True))
         encoding = {}
         for key in _ENCODINGS:
             by_variable = self.predict.get(key)
-            if not isinstance(by_variable, dict):
+            if not isinstance(by_variable, dict) or not names[key]:
                 continue
             known = {
                 k: v for k, v in by_variable.items() if k in EncodingConfig.model_fields
@@ -419,12 +475,6 @@ class _Conversion:
         self._gone("save_vars", f"{TARGET}.output.variables")
 
     def _rest(self) -> None:
-        if self.predict.get("use_laplace_filter"):
-            self._note(
-                "use_laplace_filter",
-                "true: gen1 filters where it scores (rollout_metrics), not where it "
-                "writes files; neither gen2 nor credit_jax has the filter",
-            )
         for key in list(self.editor.keys(SECTION)):
             self._drop(key, _DROPPED.get(str(key), "no program of gen2 reads it"))
 
@@ -469,7 +519,7 @@ def start_dates(
     if isinstance(forecasts, Mapping):
         pairs = [*_pairs(forecasts, step)]
     else:
-        pairs = [(_date(a), _date(b)) for a, b in forecasts]
+        pairs = [(as_date(a), as_date(b)) for a, b in forecasts]
     # The first input is at the start, the last step ends at the last time plus a step.
     lengths = {int((last - first) / step) * step + step for first, last in pairs}
     if len(lengths) != 1:
@@ -487,11 +537,11 @@ def _pairs(
     days = 10 if fixed else forecasts.get("days", 10)
     duration = 365 if fixed else forecasts.get("duration", 365)
     every = 1 if fixed else forecasts.get("ic_interval_days", 1)
-    first = _date(*(forecasts[f"start_{part}"] for part in ("year", "month", "day")))
-    for number in range(min(duration // every, _MAX_DATES)):
+    first = as_date(*(forecasts[f"start_{part}"] for part in ("year", "month", "day")))
+    for number in range(min(duration // every, MAX_DATES)):
         for hour in forecasts.get("start_hours", [0]):
-            start = first + _delta(days=number * every, hours=hour)
-            yield start, start + _delta(days=days) - step
+            start = first + as_delta(days=number * every, hours=hour)
+            yield start, start + as_delta(days=days) - step
 
 
 def _text(length: pd.Timedelta) -> str:
@@ -511,6 +561,12 @@ def _predicted(editor: ConfigEditor) -> Iterator[tuple[str, str]]:
             for dim in ("3", "2"):
                 for name in editor.get((*field, f"vars_{dim}D")) or ():
                     yield name, f"{source}/{kind}/{dim}d/{name}"
+
+
+def _level_file(args: Mapping[str, Any]) -> str:
+    """The file of the levels; gen1 finds others than absolute paths in its package."""
+    path = PurePath(args["model_level_file"])
+    return str(path) if path.is_absolute() else path.name
 
 
 def _without_target(blocks: Any) -> dict[str, Any]:

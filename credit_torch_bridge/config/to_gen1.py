@@ -6,9 +6,9 @@ from typing import Any
 
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import note_ensemble
-from credit_torch_bridge.config.from_gen1_predict import inference_to_predict
 from credit_torch_bridge.config.post_conf import active_physics, post_conf_to_gen1
 from credit_torch_bridge.config.to_gen1_data import data_to_gen1
+from credit_torch_bridge.config.to_gen1_predict import inference_to_predict
 
 _MODES = {"none": "none", "ddp": "ddp", "fsdp2": "fsdp"}
 _DOMAIN_MODES = {

@@ -354,6 +354,16 @@ def _cautions(editor: ConfigEditor) -> None:
             "losses differ by about 5e-5 while it has not converged; with false they "
             "do not, and more memory is needed",
         )
+    for name in editor.keys("postblocks.per_step"):
+        block = ("postblocks", "per_step", name)
+        if editor.get((*block, "type")) == "wind_artifact_filter" and editor.get(
+            (*block, "args", "preserve_amplitude")
+        ):
+            editor.note(
+                (*block, "args", "preserve_amplitude"),
+                "CREDIT's gradient is NaN, and ends the training, in a batch where no "
+                "predicted wind exceeds speed_threshold",
+            )
     fsdp2 = editor.get("trainer.parallelism.data") == "fsdp2"
     policy = editor.get("trainer.fsdp2_mp_policy")
     if editor.get("trainer.amp") and policy is not None and not fsdp2:

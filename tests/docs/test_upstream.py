@@ -73,6 +73,9 @@ def test_what_a_newer_version_adds(tmp_path):
     }
 
 
-def test_no_checkout(tmp_path):
-    with pytest.raises(ValueError, match="has no package credit"):
-        upstream.report(tmp_path)
+def test_no_checkout(tmp_path, monkeypatch, capsys):
+    """A line, not a traceback."""
+    monkeypatch.setattr("sys.argv", ["upstream.py", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        upstream.main()
+    assert "has no package credit; give a checkout" in capsys.readouterr().err

@@ -19,24 +19,30 @@ from credit_jax.models.registry import MODELS, parse_model
 PROGNOSTIC, FORCING, DIAGNOSTIC = "prognostic", "dynamic_forcing", "diagnostic"
 ROLES = (PROGNOSTIC, FORCING, DIAGNOSTIC)
 
-# Fields without levels whose role is known by their usual names, besides those of the
-# examples. Fluxes and precipitation are made in a step, and no state.
+# Fields without levels whose role is known by their usual names, of ECMWF, CESM and
+# CMIP, besides those of the examples; upper and lower case are the same. Fluxes and
+# precipitation are made in a step, and no state.
 _KNOWN = {
     FORCING: (
         "tsi",
         "tisr",
         "SOLIN",
+        "rsdt",
         "toa_incident_solar_radiation",
         "co2vmr",
         "SST",
+        "tos",
         "ICEFRAC",
+        "siconc",
     ),
     DIAGNOSTIC: (
         "PRECT",
         "total_precipitation",
         "total_precipitation_6hr",
         "tp",
+        "pr",
         "evaporation",
+        "evspsbl",
         "FSNT",
         "FLNT",
         "FSNS",
@@ -45,15 +51,26 @@ _KNOWN = {
         "LHFLX",
         "QFLX",
         "CLDTOT",
+        "clt",
+        "hfls",
+        "hfss",
+        "rsds",
+        "rsus",
+        "rsut",
+        "rlds",
+        "rlus",
+        "rlut",
     ),
     PROGNOSTIC: (
         "SP",
         "PS",
-        "sp",
         "surface_pressure",
         "mean_sea_level_pressure",
         "msl",
+        "psl",
         "t2m",
+        "tas",
+        "TREFHT",
         "2m_temperature",
         "u10",
         "v10",
@@ -103,11 +120,13 @@ def assign_roles(
             command line nor a usual name says.
 
     Raises:
-        ValueError: a name of the command line is not in the files.
+        ValueError: a name of the command line is not in the files, or there is nobody
+            to ask; names all variables whose role is not known.
     """
     deep = [name for group in groups for name in group.deep]
     flat = [name for group in groups for name in group.flat]
-    known = {name: role for role, names in _KNOWN.items() for name in names}
+    usual = {name.lower(): role for role, names in _KNOWN.items() for name in names}
+    known = {name: usual[name.lower()] for name in flat if name.lower() in usual}
     known |= dict(_roles_of(example))
     requested = {name: role for role, names in chosen.items() for name in names}
     unknown = sorted(set(requested) - {*deep, *flat})
@@ -117,18 +136,30 @@ def assign_roles(
             f"there are {', '.join([*deep, *flat])}"
         )
     roles = {name: requested.get(name, PROGNOSTIC) for name in deep}
+    problems = []
     for name in flat:
         role = requested.get(name) or known.get(name)
         if role is None:
-            role = ask(
-                f"{name}: is it a state that is fed back (prognostic), read at every "
-                "step (forcing), or made in a step (diagnostic)?",
-                f"--prognostic {name}, --forcing {name} or --diagnostic {name}",
-                tuple(_option(role) for role in ROLES),
-            )
-            role = FORCING if role == "forcing" else role
+            try:
+                role = _asked(name, ask)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
         roles[name] = role
+    if problems:
+        raise ValueError("\n".join(problems))
     return Roles(roles)
+
+
+def _asked(name: str, ask: Ask) -> str:
+    """The role of a variable, from the user."""
+    role = ask(
+        f"{name}: is it a state that is fed back (prognostic), read at every step "
+        "(forcing), or made in a step (diagnostic)?",
+        f"--prognostic {name}, --forcing {name} or --diagnostic {name}",
+        tuple(_option(role) for role in ROLES),
+    )
+    return FORCING if role == "forcing" else role
 
 
 def _option(role: str) -> str:

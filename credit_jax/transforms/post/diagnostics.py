@@ -29,9 +29,11 @@ from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
 from credit_jax.physics.rows import fill_padding, local_rows
 from credit_jax.physics.sea_level import mean_sea_level_pressure
 from credit_jax.transforms.base import (
+    PRESSURE,
     Descriptions,
     FieldTree,
     LevelFile,
+    OutputLevels,
     variable_of,
 )
 from credit_jax.transforms.named import get_field, with_fields
@@ -39,19 +41,19 @@ from credit_jax.transforms.named import get_field, with_fields
 Ground: TypeAlias = Float[np.ndarray, "lat lon"]
 
 # Values for padding rows, for which all formulas are finite.
-_KELVIN, _PASCAL = 280.0, 1e5
+KELVIN, PASCAL = 280.0, 1e5
 # CF attributes, with CREDIT's names (`forecast/metadata/era5.yaml`).
-_GEOPOTENTIAL = {
+GEOPOTENTIAL = {
     "standard_name": "geopotential",
     "long_name": "Geopotential",
     "units": "m**2 s**-2",
 }
-_TEMPERATURE = {
+TEMPERATURE = {
     "standard_name": "air_temperature",
     "long_name": "Temperature",
     "units": "K",
 }
-_SEA_LEVEL_PRESSURE = {
+SEA_LEVEL_PRESSURE = {
     "standard_name": "air_pressure_at_mean_sea_level",
     "long_name": "Mean sea level pressure",
     "units": "Pa",
@@ -189,17 +191,19 @@ class SeaLevelPressure:
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, 1, time, lat, lon) in Pa."""
         args = self.args
-        surface = _read(tree, args.key, args.surface_pressure_var, context, _PASCAL)
+        surface = read_filled(
+            tree, args.key, args.surface_pressure_var, context, PASCAL
+        )
         pressure = mean_sea_level_pressure(
             surface,
-            _read(tree, args.key, args.temperature_var, context, _KELVIN),
-            _ground(tree, args, surface, self.ground, context),
+            read_filled(tree, args.key, args.temperature_var, context, KELVIN),
+            ground_of(tree, args, surface, self.ground, context),
         )
         return with_fields(tree, args.key, {args.output_name: pressure})
 
     def describe(self, known: Descriptions) -> Descriptions:
         """Returns the attributes of the result."""
-        return {self.args.output_name: _SEA_LEVEL_PRESSURE}
+        return {self.args.output_name: SEA_LEVEL_PRESSURE}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,12 +236,14 @@ class Geopotential:
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
         args = self.args
-        surface = _read(tree, args.key, args.surface_pressure_var, context, _PASCAL)
+        surface = read_filled(
+            tree, args.key, args.surface_pressure_var, context, PASCAL
+        )
         fields = (
-            _ground(tree, args, surface, self.ground, context),
+            ground_of(tree, args, surface, self.ground, context),
             surface,
-            _read(tree, args.key, args.temperature_var, context, _KELVIN),
-            _read(tree, args.key, args.specific_humidity_var, context, 0.0),
+            read_filled(tree, args.key, args.temperature_var, context, KELVIN),
+            read_filled(tree, args.key, args.specific_humidity_var, context, 0.0),
         )
         names = args.model_a_half_var, args.model_b_half_var
         with errors_of(args.level_info_file, *names):
@@ -248,7 +254,7 @@ class Geopotential:
 
     def describe(self, known: Descriptions) -> Descriptions:
         """Returns the attributes of the result."""
-        return {self.args.output_name: _GEOPOTENTIAL}
+        return {self.args.output_name: GEOPOTENTIAL}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -283,14 +289,16 @@ class PressureInterp:
         down = slice(None, None, 1 if rises(*self.levels) else -1)
 
         def column(key: str, fill: float) -> Any:
-            return _read(tree, args.key, key, context, fill)[:, down]
+            return read_filled(tree, args.key, key, context, fill)[:, down]
 
-        surface = _read(tree, args.key, args.surface_pressure_var, context, _PASCAL)
+        surface = read_filled(
+            tree, args.key, args.surface_pressure_var, context, PASCAL
+        )
         state = ColumnState(
-            column(args.temperature_var, _KELVIN),
+            column(args.temperature_var, KELVIN),
             column(args.geopotential_var, 0.0),
             surface,
-            _ground(tree, args, surface, self.ground, context),
+            ground_of(tree, args, surface, self.ground, context),
         )
         fields = [column(key, 0.0) for key in args.interp_variables]
         with errors_of(args.level_info_file, args.model_a_var, args.model_b_var):
@@ -305,6 +313,13 @@ class PressureInterp:
         return with_fields(tree, args.key, interpolated)
 
     @property
+    def output_levels(self) -> dict[str, OutputLevels]:
+        """See `HasOutputLevels`."""
+        return dict.fromkeys(
+            self._names.values(), (PRESSURE, self.args.pressure_levels)
+        )
+
+    @property
     def _names(self) -> dict[str, str]:
         """Key of each variable -> key of it on pressure levels."""
         args = self.args
@@ -314,8 +329,8 @@ class PressureInterp:
     def describe(self, known: Descriptions) -> Descriptions:
         """Returns the attributes of each variable, its long name with an addition."""
         args = self.args
-        defaults = {args.temperature_var: _TEMPERATURE}
-        defaults |= {args.geopotential_var: _GEOPOTENTIAL}
+        defaults = {args.temperature_var: TEMPERATURE}
+        defaults |= {args.geopotential_var: GEOPOTENTIAL}
         descriptions = {}
         for key, name in self._names.items():
             attributes = {**defaults.get(key, {}), **known.get(key, {})}
@@ -337,7 +352,7 @@ def derived_key(var_key: str, suffix: str) -> str:
 
 def build_sea_level(args: SeaLevelArgs) -> SeaLevelPressure:
     """Builds the block."""
-    return SeaLevelPressure(args, _of_file(args))
+    return SeaLevelPressure(args, ground_of_file(args))
 
 
 def build_geopotential(args: GeopotentialArgs) -> Geopotential:
@@ -352,7 +367,7 @@ def build_geopotential(args: GeopotentialArgs) -> Geopotential:
     numbers = level_numbers(
         args.level_info_file, args.model_a_half_var, args.levels, between=True
     )
-    return Geopotential(args, half_levels, _of_file(args), numbers)
+    return Geopotential(args, half_levels, ground_of_file(args), numbers)
 
 
 def build_pressure_interp(args: PressureInterpArgs) -> PressureInterp:
@@ -360,23 +375,24 @@ def build_pressure_interp(args: PressureInterpArgs) -> PressureInterp:
     names = (args.model_a_var, args.model_b_var)
     levels = read_coefficients(args.level_info_file, *names, args.levels)
     numbers = level_numbers(args.level_info_file, args.model_a_var, args.levels)
-    return PressureInterp(args, levels, _of_file(args), numbers)
+    return PressureInterp(args, levels, ground_of_file(args), numbers)
 
 
-def _read(
+def read_filled(
     tree: FieldTree, part: str, key: str, context: FieldContext | None, fill: float
 ) -> Any:
+    """A field whose padding rows have a value for which all formulas are finite."""
     return fill_padding(get_field(tree, part, key), fill, context)
 
 
-def _of_file(args: Any) -> Ground | None:
+def ground_of_file(args: Any) -> Ground | None:
     """Surface geopotential of `surface_geopotential_file`; None without one."""
     path = args.surface_geopotential_file
     name = variable_of(args.surface_geopotential_var)
     return None if path is None else read_surface(path, name)
 
 
-def _ground(
+def ground_of(
     tree: FieldTree,
     args: Any,
     surface: Any,
@@ -389,12 +405,12 @@ def _ground(
         tree: has static fields.
         args: arguments of the block.
         surface: a field without levels, which gives rows and dtype.
-        of_file: field, as returned by `_of_file`, which takes precedence.
+        of_file: field, as returned by `ground_of_file`, which takes precedence.
         context: context of the step, or None.
     """
     if of_file is not None:
         rows = local_rows(of_file, surface, context)
         return namespace(surface).broadcast_to(rows, surface[:, :, :1].shape)
     key = args.surface_geopotential_var
-    field = _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
+    field = read_filled(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
     return field if context is None else context.repeat_members(field)

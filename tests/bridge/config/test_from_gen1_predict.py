@@ -6,13 +6,25 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import xarray as xr
 
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.forecast.schedule import make_schedule
+from credit_jax.transforms.post.laplace_filter import LaplaceFilterArgs
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.config.from_gen1_predict import start_dates
+from tests.physics.runs import build
+from tests.support import assert_close
+from tests.transforms.post.test_full_levels import (
+    HEIGHTS,
+    LEVELS,
+    PHIS,
+    columns,
+    credit_fields,
+    theirs_of,
+)
 
 GEN1 = read_yaml(Path(__file__).parent / "configs/gen1.yml")
 CUSTOM = {"type": "custom", "start_year": 2020, "start_month": 2, "start_day": 27}
@@ -79,36 +91,44 @@ def test_every_key():
             "forecast_end_time": "2026-04-02 00:00:00",
             "forecast_timestep": "6h",
         },
-        "save_vars": ["T", "rain", "T_PRES", "nothing"],
+        "save_vars": ["T", "rain", "T_PRES", "P_HEIGHT", "nothing"],
         "metadata": False,
         "save_forecast": "/out",
         "use_laplace_filter": True,
         "climatology": "clim.nc",
-        "interp_pressure": {"pressure_levels": [500.0], "height_levels": [10.0]},
+        "interp_pressure": {
+            "pressure_levels": [500.0],
+            "height_levels": [10.0],
+            "verbose": 0,
+        },
         "static_fields": "/data/whole.nc",
         "ua_var_encoding": encoding,
         "surface_var_encoding": {"zlib": False, "own": 1},
         "pressure_var_encoding": {"complevel": 2},
+        "height_var_encoding": {"complevel": 3},
         "a_key_of_ones_own": 1,
     }
     inference, lines = converted(**predict)
     for key in predict:
         assert any(f"predict.{key}" in line for line in lines), key
     steps = inference.pop("postblocks")["per_step"]
-    assert list(steps) == ["reconstruct", "geopotential", "pressure_levels"]
+    assert list(steps) == ["reconstruct", "pressure_levels"]
     args = steps["pressure_levels"]["args"]
     assert args["surface_geopotential_file"] == "/data/whole.nc"
     assert args["levels"] == [10, 60, 137]
-    assert args["interp_variables"] == [f"ERA5/prognostic/3d/{v}" for v in "UVQ"]
+    assert args["interp_fields"] == [f"ERA5/prognostic/3d/{v}" for v in "UVTQ"]
+    assert args["height_levels"] == [10.0]
     output = inference.pop("output")
     names = ["ERA5/prognostic/3d/T", "ERA5/diagnostic/2d/rain"]
-    assert output["variables"] == [*names, "ERA5/derived_diagnostic/3d/T_PRES"]
+    derived = [f"ERA5/derived_diagnostic/3d/{name}" for name in ("T_PRES", "P_HEIGHT")]
+    assert output["variables"] == [*names, *derived]
     assert output["metadata"] == "era5.yaml"
     levels = [*"UVTQ"]
     assert output["encoding"] == {
         **dict.fromkeys(levels, encoding),
         **{name: {"zlib": False} for name in ("SP", "t2m")},
-        **{f"{name}_PRES": {"complevel": 2} for name in (*levels, "Z")},
+        **{f"{name}_PRES": {"complevel": 2} for name in levels},
+        **{f"{name}_HEIGHT": {"complevel": 3} for name in levels},
     }
     assert inference == {
         "run_mode": "batch",
@@ -128,6 +148,106 @@ def test_every_key():
     }
 
 
+FIELDS = {"levels": 16, "channels": 4, "surface_channels": 7}
+
+
+def filtered():
+    """A gen1 config with the channels that gen1's Laplace filter counts on."""
+    mapping = copy.deepcopy(GEN1)
+    single = ["SP", "t2m", "V500", "U500", "T500", "Z500", "Q500"]
+    mapping["data"] |= {
+        "surface_variables": single,
+        "diagnostic_variables": [],
+        "level_ids": [*range(10, 90, 10), *range(95, 135, 5)],
+    }
+    mapping["model"] |= FIELDS | {"output_only_channels": 0}
+    mapping["predict"] = {"use_laplace_filter": True}
+    return mapping
+
+
+@pytest.mark.reference
+def test_the_laplace_filter_filters_what_credit_filters(credit, torch, monkeypatch):
+    """Each channel has the function and the number of steps that CREDIT's code says."""
+    new, report = convert_config(filtered(), to="jax")
+    (block,) = [
+        step
+        for step in new["inference"]["postblocks"]["per_step"].values()
+        if step["type"] == "laplace_filter"
+    ]
+    assert any("rollout_to_netcdf does not filter" in own for own in report.lines())
+    args = LaplaceFilterArgs.model_validate(block["args"])
+    ours = {}
+    for wind in args.winds:
+        ours |= {wind.u: ("u", wind.steps), wind.v: ("v", wind.steps)}
+    for group in args.scalars:
+        ours |= dict.fromkeys(group.variables, (group.strength, group.steps))
+    kind = import_credit("pol_lapdiff_filt").Diffusion_and_Pole_Filter
+    theirs = object.__new__(kind)
+    theirs.device = "cpu"
+    # Each function leaves its number in the channel that it gets.
+    marks = {"V2": 100, "V1": 200, "QV1": 300}
+
+    def wind(u, v, substeps):
+        return 0 * u + 100 + substeps, 0 * v + 150 + substeps
+
+    monkeypatch.setattr(theirs, "polefilt_lap2d_V2", wind, raising=False)
+    for name in ("V1", "QV1"):
+        monkeypatch.setattr(
+            theirs,
+            f"polefilt_lap2d_{name}",
+            lambda x, substeps, mark=marks[name]: 0 * x + mark + substeps,
+            raising=False,
+        )
+    found = theirs.diff_lap2d_filt(torch.zeros(71, 1, 1))[:, 0, 0].int().tolist()
+    names = [name for name in "UVTQ" for _ in range(16)]
+    names += filtered()["data"]["surface_variables"]
+    numbers = {"u": 100, "v": 150, 1e8: 200, 0.5e8: 300}
+    for name, number in zip(names, found, strict=True):
+        kind, steps = ours.get(
+            f"ERA5/prognostic/{'3d' if name in 'UVTQ' else '2d'}/{name}", (None, 0)
+        )
+        assert number == numbers.get(kind, 0) + steps, name
+
+
+@pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"pressure_levels": [300.0, 1000.0], "height_levels": [50.0, 2e3]},
+        {"interp_fields": ["T", "U"], "pres_ending": "_P", "geopotential_var": "GEO"},
+    ],
+)
+def test_the_fields_on_pressure_levels_are_those_of_credit(credit, section, tmp_path):
+    """The block of the converted section beside CREDIT's function with gen1's."""
+    tree = columns()
+    path = str(tmp_path / "whole.nc")
+    ground = tree["ic_raw"]["S"][PHIS][0, 0, 0]
+    coords = {"latitude": HEIGHTS, "longitude": [*range(ground.shape[1])]}
+    field = {"Z_GDS4_SFC": (("latitude", "longitude"), ground)}
+    xr.Dataset(field, coords).to_netcdf(path)
+    predict = {"interp_pressure": section, "static_fields": path}
+    mapping = copy.deepcopy(GEN1) | {"predict": predict}
+    mapping["data"]["level_ids"] = [*LEVELS]
+    mapping["model"]["levels"] = len(LEVELS)
+    inference = convert_config(mapping, to="jax")[0]["inference"]
+    block = inference["postblocks"]["per_step"]["pressure_levels"]
+    fields = {
+        key.replace("S/", "ERA5/"): x for key, x in tree["y_processed"]["S"].items()
+    }
+    ours = build(block["type"], block["args"])({"y_processed": {"ERA5": fields}}, None)
+    made = {
+        key.split("/")[-1]: x
+        for key, x in ours["y_processed"]["ERA5"].items()
+        if "derived" in key
+    }
+    theirs, inner = credit_fields(tree, **section)
+    assert made.keys() == set(theirs.data_vars)
+    for name, own in made.items():
+        assert_close(own, theirs_of(name, theirs, inner), 1e-12, name)
+
+
 @pytest.mark.parametrize(
     ("predict", "line"),
     [
@@ -144,10 +264,7 @@ def test_every_key():
             {"interp_pressure": {"q_var": "Qtot"}, "static_fields": "a.nc"},
             "needs Qtot, which the model does not predict",
         ),
-        (
-            {"interp_pressure": {"P0": 1e5}, "static_fields": "a.nc"},
-            "P0 100000.0: gen2's blocks read a in Pa",
-        ),
+        ({"use_laplace_filter": True}, "counts channels: 4 variables on 16 levels"),
         ({"interp_pressure": {}}, "needs static_fields, the file with the surface"),
     ],
 )
@@ -184,7 +301,17 @@ def test_back_to_gen1():
     }
     predict = {"forecasts": forecasts, "realtime": realtime, "save_forecast": "/out"}
     predict["metadata"] = "cam.yaml"
-    mapping = copy.deepcopy(GEN1) | {"predict": predict}
+    predict |= {
+        "use_laplace_filter": True,
+        "interp_pressure": {"pressure_levels": [300.0], "height_levels": [10.0]},
+        "static_fields": "/data/whole.nc",
+        "save_vars": ["T", "Z_PRES"],
+        "ua_var_encoding": {"zlib": True, "complevel": 1},
+        "surface_var_encoding": {"zlib": False},
+        "pressure_var_encoding": {"complevel": 2},
+        "height_var_encoding": {"complevel": 3},
+    }
+    mapping = filtered() | {"predict": predict}
     ours, _ = convert_config(mapping, to="jax")
     gen1, _ = convert_config(ours, to="gen1")
     times = ["2020-02-27 00:00:00", "2020-02-28 18:00:00"]

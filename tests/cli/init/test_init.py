@@ -107,6 +107,27 @@ def test_what_the_files_do_not_say(files, capsys, monkeypatch):
     assert source["variables"]["dynamic_forcing"]["vars_2D"] == ["rain", "tsi"]
 
 
+def test_all_that_the_files_do_not_say_at_once(tmp_path, monkeypatch, capsys):
+    """And the usual names of CMIP and CESM, in any case, are known."""
+    monkeypatch.chdir(tmp_path)
+    times = pd.date_range("2000-01-01", periods=20, freq="6h")
+    known = ("ps", "pr", "rsdt", "rlut", "solin")
+    fields(times, ("ta",), (*known, "rain", "snow")).to_netcdf("all.nc")
+    assert init("--data", "all.nc") == USER_ERROR
+    error = capsys.readouterr().err
+    for name in ("rain", "snow"):
+        assert f"--prognostic {name}, --forcing {name} or" in error
+    assert "ps:" not in error
+    assert init("--data", "all.nc", "--diagnostic", "rain", "snow") == OK
+    source = yaml.safe_load(Path("my.yaml").read_text())["data"]["source"]["data"]
+    flat = {role: own.get("vars_2D") for role, own in source["variables"].items()}
+    assert flat == {
+        "prognostic": ["ps"],
+        "dynamic_forcing": ["rsdt", "solin"],
+        "diagnostic": ["pr", "rlut", "rain", "snow"],
+    }
+
+
 def test_files_of_their_own_for_the_surface(files, tmp_path):
     """Two groups with predicted variables are two sources; calendars and names too."""
     times = xr.date_range(
