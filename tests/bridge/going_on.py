@@ -30,8 +30,6 @@ from credit_jax.training.setup import prepare
 from credit_jax.training.start import start_of_run
 
 ROOT = Path(__file__).parents[2]
-# Largest difference of a normalized value of one batch.
-ROUNDING = 5e-7
 # Largest relative error of a loss.
 LOSS = 1e-5
 
@@ -94,9 +92,8 @@ class JaxRun:
             while group := list(islice(batches, size)):
                 for index, batch in enumerate(group, len(losses)):
                     members = np.repeat(batch.x, config.trainer.ensemble_size, axis=0)
-                    # Scalers of bridgescaler round the last digit otherwise.
-                    same = x is None or np.allclose(
-                        members, x[index * num_forecasts], rtol=0, atol=ROUNDING
+                    same = x is None or np.array_equal(
+                        members, x[index * num_forecasts]
                     )
                     assert same, "another batch than CREDIT's"
                 state, info = self.steps.train(state, self.steps.place_train(group))
