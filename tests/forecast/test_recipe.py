@@ -234,6 +234,7 @@ def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
     numbers = steps["levels"]["args"]["dest_levels"]
     source = {
         "dataset_type": "local",
+        "level_coord": "level",
         "levels": numbers,
         "variables": {
             "prognostic": {

@@ -125,8 +125,7 @@ def test_as_credit(credit):
 
 
 def test_the_same_on_a_mesh():
-    args = {name: each for name, each in ARGS.items() if name != "height_levels"}
-    specs = {"levels": (KIND, args), "heights": (KIND, ARGS)}
+    specs = {"levels": (KIND, ARGS)}
     with jax.enable_x64(True):
         whole = run_blocks(specs, columns())
         split = run_blocks(specs, columns(), make_mesh(dp=2, domain=2))
