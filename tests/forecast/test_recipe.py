@@ -262,7 +262,7 @@ def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
     write_weights(config)
     with served(tmp_path / "bucket") as (address, _):
         config["inference"]["data"]["source"]["ERA5"]["store"] = address
-        Path("model.yml").write_text(yaml.safe_dump(config))
+        Path("model.yml").write_text(yaml.safe_dump(config, sort_keys=False))
         line = f"--config model.yml --init-time {DATE}T00 --length 10d --format zarr"
         assert f"credit-jax forecast {line}" in DOCS.read_text()
         options = [*line.replace("10d", "6h").split(), "--checkpoint", "runs/wxformer"]
