@@ -244,7 +244,6 @@ def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
             }
         },
     }
-    sun = config["inference"]["data"]["source"]["Sun"]
     config |= {
         "save_loc": "runs/wxformer",
         "model": {
@@ -252,10 +251,10 @@ def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
             "levels": len(numbers),
             "channels": 4,
             "surface_channels": 1,
-            "input_only_channels": 1,
+            "input_only_channels": 0,
             "output_only_channels": 0,
         },
-        "data": {"timestep": "6h", "source": {"ERA5": source, "Sun": sun}},
+        "data": {"timestep": "6h", "source": {"ERA5": source}},
         "preblocks": {"per_step": {"concat": {"type": "concat"}}},
         "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
     }
