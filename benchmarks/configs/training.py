@@ -18,11 +18,11 @@ from rich.console import Console
 
 from benchmarks.configs.fields import write_files
 from benchmarks.configs.small import make_small
-from credit_jax.cli.preprocess import preprocess
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigError
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.plan import plan_run
+from credit_jax.training import scaler_fitting
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.run import run_training
@@ -95,7 +95,7 @@ def fit_scalers(config: Config) -> None:
     for path in _scaler_files(config):
         path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(ConfigError):
-        preprocess(config, console=Console(file=io.StringIO()))
+        scaler_fitting.fit_scalers(config, console=Console(file=io.StringIO()))
     existing = [path for path in _scaler_files(config) if path.exists()]
     for path in _scaler_files(config):
         if not path.exists():

@@ -7,7 +7,7 @@ import pandas as pd
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from credit_jax.config.credit_keys import IGNORED_DATA
-from credit_jax.config.dates import Calendar, Dates, Timestep, date_label
+from credit_jax.config.dates import Calendar, Dates, Timestep, date_label, duration
 from credit_jax.config.sources.registry import parse_source
 from credit_jax.config.sources.source import MAIN_INPUT, SourceConfig
 
@@ -84,6 +84,11 @@ class DataConfig(_Window):
     on_bad_sample: Literal["raise", "skip"] = "raise"
     on_outlier: Literal["note", "raise", "skip"] = "note"
     time_encoding: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    @property
+    def time_step(self) -> pd.Timedelta:
+        """The time step of the model."""
+        return duration(self.timestep)
 
     @field_validator("data_clamp")
     @classmethod
@@ -182,7 +187,7 @@ def num_samples(data: DataConfig) -> int:
     The times of a date range are start, start + timestep, ... up to end; a sample needs
     `history_len` input times and `forecast_len` target times in one range.
     """
-    step: Any = pd.Timedelta(data.timestep)
+    step: Any = data.time_step
     needed = data.history_len + data.forecast_len
     total = 0
     for first, last in data.ranges:

@@ -52,6 +52,19 @@ def duration(text: str) -> pd.Timedelta:
     return length
 
 
+def duration_text(length: pd.Timedelta) -> str:
+    """A duration as a config has it.
+
+    >>> duration_text(pd.Timedelta(hours=6)), duration_text(pd.Timedelta(minutes=90))
+    ('6h', '90min')
+    """
+    seconds = int(length.total_seconds())
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
 def date_label(date: Any) -> pd.Timestamp:
     """A date as a label in UTC, without time zone.
 

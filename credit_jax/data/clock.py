@@ -183,12 +183,12 @@ def source_clock(
     cyclic = source.temporal_mode == "cyclic"
     clock = SourceClock(
         ranges=cycle_of(data, source, coverage) if cyclic else _ranges(data, source),
-        step=_step(key("timestep")),
+        step=source.time_step or data.time_step,
         history_len=key("history_len"),
         forecast_len=key("forecast_len"),
         calendar=calendar,
         mode=source.temporal_mode,
-        master_step=_step(data.timestep),
+        master_step=data.time_step,
         cycle_year=cycle_year_of(source, coverage) if cyclic else None,
     )
     if source.temporal_mode != "exact" and not clock.starts().size:
@@ -235,7 +235,7 @@ def master_clock(
             )
     master = SourceClock(
         ranges=_ranges(data, data),
-        step=_step(data.timestep),
+        step=data.time_step,
         history_len=data.history_len,
         forecast_len=data.forecast_len,
         calendar=calendar,
@@ -279,11 +279,6 @@ def _sorted_ranges(bounds: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
                 f"ends at {last}"
             )
     return tuple(ranges)
-
-
-def _step(text: str) -> pd.Timedelta:
-    step: Any = pd.Timedelta(text)
-    return step
 
 
 def _describe(name: str, clock: SourceClock) -> str:

@@ -265,9 +265,15 @@ def open_dataset(
     num_levels = {name: source.num_levels for name, source in sources.items()}
     axes = {name: source.axes() for name, source in sources.items()}
     schema = ChannelSchema.from_config(data, num_levels, axes=axes)
-    timestep: Any = pd.Timedelta(data.timestep)
     skips = data.on_bad_sample == "skip"
-    steps = (timestep, calendar, data.forecast_len, skips, further, data.on_outlier)
+    steps = (
+        data.time_step,
+        calendar,
+        data.forecast_len,
+        skips,
+        further,
+        data.on_outlier,
+    )
     whole = Dataset(sources, clocks, starts, schema, *steps)
     return dataclasses.replace(whole, starts=_available(whole))
 

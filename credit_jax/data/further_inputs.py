@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
-from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, shift_all
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.schema import ChannelSchema
@@ -115,7 +113,7 @@ class FurtherInputs:
         """The times of one entry of `time_encoding`."""
         if which not in (INPUT_TIMES, TARGET_TIME):
             return self.times(which, start)
-        step: pd.Timedelta = duration(self.data.timestep)
+        step = self.data.time_step
         steps = range(1 - self.data.history_len, 1) if which == INPUT_TIMES else (1,)
         starts = np.array([start], dtype="datetime64[ns]")
         return np.concatenate(

@@ -16,9 +16,9 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.climatology import part_of_year
+from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
 from credit_jax.evaluation.references import (
-    NamedData,
     Reference,
     open_data,
     open_dataset,
@@ -295,9 +295,10 @@ def _mean(total: Any, count: Any) -> np.ndarray:
 
 
 def _training_times(data: DataConfig, calendar: str) -> np.ndarray:
-    step: Any = pd.Timedelta(data.timestep)
     ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
-    times = np.concatenate([time_range(*ends, step, calendar) for ends in ranges])
+    times = np.concatenate(
+        [time_range(*ends, data.time_step, calendar) for ends in ranges]
+    )
     count = min(len(times), MAX_TIMES)
     return times[np.linspace(0, len(times) - 1, count).round().astype(int)]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from credit_jax.config.data import DateRange, in_training
+from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import Comparison, compare, levels_in
 from credit_jax.evaluation.grid_file import Variable, align
-from credit_jax.evaluation.references import NamedData, open_truth
+from credit_jax.evaluation.references import open_truth
 from credit_jax.io.open_files import OpenFiles
 
 NO_CLIMATOLOGY = "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,6 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.base import parse
-from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.transforms import PreblocksConfig
@@ -26,38 +25,15 @@ from credit_jax.data.calendars import (
     to_labels,
 )
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.named_data import NamedData
 from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source, field_key, variables_of
 from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms.base import variable_of
-from credit_jax.transforms.build import predicted_names
 
 TIMES = ("time", "valid_time")
-
-
-@dataclass(frozen=True)
-class NamedData:
-    """A data section, and the names of its variables in forecasts.
-
-    Attributes:
-        data: the section.
-        names: key of a variable -> its key in forecasts, where a preblock `rename`
-            gives it another one.
-    """
-
-    data: DataConfig
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def before(cls, preblocks: PreblocksConfig, data: DataConfig) -> NamedData:
-        """The data that some preblocks make the model's input from.
-
-        Raises:
-            ValueError, OSError: a `rename` is invalid, or its file cannot be read.
-        """
-        return cls(data, predicted_names(preblocks))
 
 
 @runtime_checkable
@@ -314,10 +290,9 @@ def open_data(
     """
     data = named.data
     first, last = (pd.Timestamp(time) for time in (times.min(), times.max()))
-    step = pd.Timedelta(data.timestep)
     dates = {
         "start_datetime": str(first),
-        "end_datetime": str(last + step),
+        "end_datetime": str(last + data.time_step),
         "date_ranges": None,
         "history_len": 1,
         "forecast_len": 1,

@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from credit_jax.data.forecast_reader import FirstStep, ForecastReader
+from credit_jax.data.schedule import Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.delivery import Delivery, TaskProgress, Tasks
@@ -25,9 +27,6 @@ from credit_jax.forecast.members import perturbed_reader
 from credit_jax.forecast.online_scores import GroupScores, OnlineScores
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import PreparedPerturbation
-from credit_jax.forecast.plan import ForecastPlan
-from credit_jax.forecast.reading import FirstStep, ForecastReader
-from credit_jax.forecast.schedule import Task
 from credit_jax.forecast.sharing import Share, added_up
 from credit_jax.forecast.stores import NoStore, Store
 from credit_jax.forecast.summary import DeviceClock, Summary, Times
@@ -36,6 +35,7 @@ from credit_jax.io.workers import ReadAhead, Workers
 from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
+from credit_jax.plan.forecast import ForecastPlan
 
 # Steps whose input is read in advance, and steps on the devices.
 NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
@@ -106,7 +106,7 @@ class Campaign:
             model: model on its mesh.
             weights, outputs, store, archive, groups, size, options: attributes.
         """
-        step = plan.step(model, outputs)
+        step = ForecastStep(model, plan.rollout, outputs.selection)
         noise = member_noise(plan.config.seed, plan.schedule, model)
         return cls(
             step,

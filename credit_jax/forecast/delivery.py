@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast.archive import Archive
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.forecast.stores import TaskWriter, WriteJob
 from credit_jax.io.workers import Workers
 from credit_jax.io.write_errors import write_errors

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.config.messages import got
-from credit_jax.forecast.plan import ForecastPlan
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.plan.forecast import ForecastPlan
 
 # Keys of the data section that training alone reads.
 _OF_TRAINING = (

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast.perturbation import member_keys
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.schedule import steps_of
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.member_noise import MemberNoise
 from credit_jax.forecast.outputs import Outputs
@@ -13,15 +15,13 @@ from credit_jax.forecast.perturbation import (
     PreparedPerturbation,
     noise_perturbation,
 )
-from credit_jax.forecast.plan import ForecastPlan
-from credit_jax.forecast.reading import ForecastReader
 from credit_jax.forecast.spin_up import (
     BredVectors,
     LaggedStarts,
     SpinUp,
     prognostic,
-    steps_of,
 )
+from credit_jax.plan.forecast import ForecastPlan
 
 
 def perturbed_reader(

@@ -18,6 +18,7 @@ import xarray as xr
 from jaxtyping import Array
 
 from credit_jax.data.calendars import shift_all
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.evaluation.comparison import Comparison
 from credit_jax.evaluation.grid_file import Variable, level_units
 from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums
@@ -26,7 +27,6 @@ from credit_jax.evaluation.opening import ScoreOptions, open_comparison
 from credit_jax.evaluation.regions import Region
 from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cftime
+import jax
 import numpy as np
 import pandas as pd
 
@@ -17,6 +18,9 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.config.messages import got, nearest
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import STANDARD
+from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.plan.forecast import ForecastPlan, levels_of
 from credit_jax.transforms import Pipeline
 from credit_jax.transforms.base import HEIGHT, PRESSURE, variable_of
 
@@ -122,6 +126,67 @@ class Outputs:
             _, first = np.unique(both, return_index=True)
             by_dim[dim] = both[np.sort(first)]
         return by_dim
+
+
+def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
+    """The variables of forecasts that are written; nothing is compiled.
+
+    Args:
+        plan: the plan of `plan_forecast`.
+        model: the model of the plan, on its mesh.
+
+    Raises:
+        ValueError: a variable or level is not predicted, or the first initial state
+            cannot be read.
+    """
+    task, reader = plan.schedule.tasks[0], plan.reader
+    size = model.axes.num_data
+    first = _shapes_on(model, reader.first([task]).arrays, size)
+    forcing: Any = {}
+    if plan.schedule.num_steps > 1:
+        forcing = _shapes_on(model, reader.forcing([task], 1), size)
+    shapes = ForecastStep(model, plan.rollout).shapes(first, forcing)
+    order = [key for key in plan.schema.target_slices() if key in shapes]
+    order += [key for key in shapes if key not in order]
+    grid = reader.pipeline.grid
+    if grid is None:
+        latitude, longitude = reader.data.coordinates()
+    else:
+        latitude, longitude = grid.latitude, grid.longitude
+    if latitude is None or longitude is None:
+        raise ValueError(
+            "the weight file of the regrid block gives no latitudes and longitudes "
+            "of rows and columns, which forecasts are written with"
+        )
+    config = plan.inference.output
+    variables = choose_outputs(
+        config,
+        {key: shapes[key] for key in order},
+        levels_of(plan.config, plan.schema),
+        reader.pipeline,
+    )
+    return Outputs(
+        variables,
+        latitude,
+        longitude,
+        plan.schedule.calendar,
+        read_attributes(config.metadata),
+        reader.pipeline.described(reader.data.attributes()),
+    )
+
+
+def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
+    """Shapes of arrays of one sample as global arrays of `size` samples on the mesh."""
+    domain = model.axes.num_domain
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        if x.ndim < 5:
+            return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+        rows = -(-x.shape[-2] // domain) * domain
+        whole = (size, *x.shape[1:-2], rows, x.shape[-1])
+        return jax.ShapeDtypeStruct(whole, x.dtype)
+
+    return jax.tree.map(shape, arrays)
 
 
 def choose_outputs(

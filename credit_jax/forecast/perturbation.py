@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,32 +19,13 @@ import jax
 import numpy as np
 
 from credit_jax.config.inference import PerturbationConfig
-from credit_jax.forecast.schedule import Schedule, Task
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast.spherical_noise import SphericalNoise
 from credit_jax.transforms import FieldTree
 
 PROGNOSTIC = "prognostic"
 # (level, lat, lon) of standard normal numbers.
 Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
-
-
-def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
-    """What is wrong with the names of `std`, one line at most.
-
-    Args:
-        config: config of the perturbation.
-        keys: keys of the predicted variables.
-    """
-    by_name = config.std if isinstance(config.std, Mapping) else {}
-    parts = [key.split("/") for key in keys]
-    known = dict.fromkeys(name for _, kind, _, name in parts if kind == PROGNOSTIC)
-    unknown = [name for name in by_name if name not in known]
-    if not unknown:
-        return []
-    return [
-        f"inference.perturbation.std: {', '.join(unknown)}: no prognostic variable; "
-        f"there are: {', '.join(known)}"
-    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,18 +8,19 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
-from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.forecast.archive import Archive, software
 from credit_jax.forecast.campaign import Campaign
 from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.online_scores import online_scores
-from credit_jax.forecast.plan import ForecastPlan
+from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.stores import NoStore, Store
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
+from credit_jax.plan.forecast import ForecastPlan
 
 
 def score_campaign(
@@ -59,7 +60,7 @@ def score_campaign(
             with another identity.
         NonFiniteForecastError: values are not finite, and `fill_nan` is False.
     """
-    schedule, outputs = plan.schedule, plan.outputs(model)
+    schedule, outputs = plan.schedule, outputs_of(plan, model)
     size = batch * model.axes.num_data
     if options is None:
         training = NamedData.before(plan.config.preblocks, plan.config.data)

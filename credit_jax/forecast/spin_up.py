@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config.dates import duration
-from credit_jax.config.inference import PerturbationConfig
-from credit_jax.data.calendars import shift_all
+from credit_jax.data.forecast_reader import FirstStep, ForecastReader
+from credit_jax.data.schedule import Task
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.member_noise import MemberNoise
@@ -21,8 +20,6 @@ from credit_jax.forecast.perturbation import (
     NoisePerturbation,
     add,
 )
-from credit_jax.forecast.reading import FirstStep, ForecastReader
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.parallel.placement import place_batch
 from credit_jax.transforms import FieldTree
 
@@ -185,41 +182,6 @@ class LaggedStarts:
             )
             for key in advanced[0]
         }
-
-
-def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
-    """Number of steps before the start dates at which reading of data begins.
-
-    Raises:
-        ValueError: the lag is no multiple of the time step.
-    """
-    if schedule.num_members == 1:
-        return 0
-    if config.type == "bred":
-        return config.num_cycles
-    if config.type == "lagged":
-        return steps_of(config.lag, schedule) * (schedule.num_members - 1)
-    return 0
-
-
-def steps_of(lag: str, schedule: Schedule) -> int:
-    """Number of steps of a lag, a duration; ValueError unless it is whole."""
-    length = duration(lag)
-    if length % schedule.timestep != duration("0h"):
-        raise ValueError(
-            f"inference.perturbation.lag: {lag} is no multiple of the time step "
-            f"{schedule.timestep}"
-        )
-    return int(length / schedule.timestep)
-
-
-def before(schedule: Schedule, steps: int) -> np.ndarray:
-    """All dates up to `steps` steps before each start date."""
-    moved = [
-        shift_all(schedule.starts, -k * schedule.timestep, schedule.calendar)
-        for k in range(steps + 1)
-    ]
-    return np.unique(np.concatenate(moved))
 
 
 def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from credit_jax.forecast.schedule import Task
+from credit_jax.data.schedule import Task
 
 # Key -> (level, lat, lon), the levels that are written.
 HostFields: TypeAlias = dict[str, np.ndarray]

@@ -25,10 +25,10 @@ import tensorstore
 import zarr
 
 from credit_jax.data.calendars import STANDARD
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.evaluation.open_forecasts import STORE
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs, OutputVariable, as_dates
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_folder
 

@@ -22,10 +22,10 @@ from credit_jax.data.schema import ChannelGroup
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
-from credit_jax.forecast.plan import levels_of
 from credit_jax.named_fields.coordinates import SAME_DEGREES, Kind, as_values, places_of
 from credit_jax.packages.package import Package, is_package, open_package
 from credit_jax.packages.stepping import StateForecaster, load_forecaster
+from credit_jax.plan.forecast import levels_of
 from credit_jax.training.run_weights import open_weights
 from credit_jax.transforms.unit_names import differ
 

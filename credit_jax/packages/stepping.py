@@ -17,25 +17,20 @@ from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.data.schema import ChannelSchema
-from credit_jax.data.sources.source import SourceFields
-from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.forecast_data import (
+from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
     GivenState,
     open_forecast_data,
 )
+from credit_jax.data.forecast_reader import ForecastReader, Perturb
+from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schema import ChannelSchema
+from credit_jax.data.sources.source import SourceFields
+from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecaster import Forecaster
 from credit_jax.forecast.member_noise import MemberNoise, member_noise
 from credit_jax.forecast.perturbation import noise_perturbation
-from credit_jax.forecast.plan import (
-    forecast_pipeline,
-    forecast_rollout,
-    forecast_schema,
-)
-from credit_jax.forecast.reading import ForecastReader, Perturb
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.named_fields.coordinates import Axes, as_values
 from credit_jax.packages.channel_table import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
@@ -45,6 +40,11 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
+from credit_jax.plan.forecast import (
+    forecast_pipeline,
+    forecast_rollout,
+    forecast_schema,
+)
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 

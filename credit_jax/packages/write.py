@@ -19,16 +19,15 @@ from credit_jax.checkpoint.choice import label_of
 from credit_jax.config import Config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
-from credit_jax.data.sources.file_source import descriptive
-from credit_jax.forecast.archive import software
-from credit_jax.forecast.forecast_data import (
+from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
     open_forecast_data,
 )
+from credit_jax.data.schema import ChannelGroup, ChannelSchema
+from credit_jax.data.sources.file_source import descriptive
+from credit_jax.forecast.archive import software
 from credit_jax.forecast.outputs import read_attributes
-from credit_jax.forecast.plan import forecast_pipeline, forecast_schema
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files
@@ -50,6 +49,7 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.weights import names_of, write_weights
+from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 

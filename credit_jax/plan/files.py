@@ -28,7 +28,8 @@ def find_missing(
     findings = Findings()
     for key, path in data_patterns(config):
         missing = Findings()
-        missing.attempt(lambda key=key, path=path: discover(path, key))
+        with missing.collecting():
+            discover(path, key)
         if missing.problems and any(matches(path, name) for name in expected):
             findings.notes.append(f"{key}: {path} is made by the first training")
         else:

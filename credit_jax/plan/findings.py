@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-Part = TypeVar("Part")
 
 
 @dataclass
@@ -21,23 +19,27 @@ class Findings:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def attempt(self, build: Callable[[], Part], where: str = "") -> Part | None:
-        """Calls `build` and adds its errors to `problems`.
+    @contextmanager
+    def collecting(self, where: str = "") -> Iterator[None]:
+        """Ends its block at an error of the user, which becomes a problem.
+
+        What the block assigns keeps its value of before where it ends early.
 
         Args:
-            build: raises ValueError or OSError for an error of the user; each problem
-                of a `ConfigError` is added as a line.
             where: dotted path to prepend to each line.
 
-        Returns:
-            The result of `build`, or None if it raised such an error.
+        >>> findings, rows = Findings(), None
+        >>> with findings.collecting("loss"):
+        ...     rows = int("many")
+        >>> rows, findings.problems
+        (None, ["loss: invalid literal for int() with base 10: 'many'"])
         """
         try:
-            return build()
+            yield
         except (OSError, ValueError) as error:
+            # A `ConfigError` has several.
             lines = getattr(error, "problems", [str(error)])
             self.problems += [f"{where}: {line}" if where else line for line in lines]
-            return None
 
     def add(self, other: Findings) -> None:
         """Appends the lines of `other`."""

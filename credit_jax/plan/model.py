@@ -90,15 +90,15 @@ def plan_model(
         The plan, with all problems, and with the parts that could be built.
     """
     findings = Findings()
-    dims = findings.attempt(
-        lambda: ParallelDims.from_config(parallelism, num_devices), where
-    )
+    dims = config = model_def = None
+    with findings.collecting(where):
+        dims = ParallelDims.from_config(parallelism, num_devices)
     if dims is not None and dims.world_size < num_devices:
         findings.notes.append(
             f"data: none uses {dims.world_size} of {num_devices} devices"
         )
-    config = findings.attempt(lambda: parse_model(section))
-    model_def = None
+    with findings.collecting():
+        config = parse_model(section)
     if config is not None:
         findings.problems += model_problems(config, _degrees(parallelism))
         if not config.problems():

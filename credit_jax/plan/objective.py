@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +95,21 @@ def plan_objective(
     read = variance_reader(
         "loss.args.scaler_path", schema.target_counts, findings, opened=opened
     )
-    variances = findings.attempt(lambda: None if path is None else read(path))
-
-    def build(*, validation: bool) -> Callable[..., Any] | None:
-        return findings.attempt(
-            lambda: build_loss(
-                config.loss,
-                schema.target_counts,
-                latitude=rows,
-                variances=variances,
-                num_members=config.trainer.ensemble_size,
-                validation=validation,
-            )
-        )
-
-    loss = build(validation=False)
-    scores = findings.attempt(lambda: _metrics(config, schema, latitudes, findings))
+    variances = loss = scores = rollouts = None
+    with findings.collecting():
+        variances = None if path is None else read(path)
+    build = partial(
+        build_loss,
+        config.loss,
+        schema.target_counts,
+        latitude=rows,
+        variances=variances,
+        num_members=config.trainer.ensemble_size,
+    )
+    with findings.collecting():
+        loss = build(validation=False)
+    with findings.collecting():
+        scores = _metrics(config, schema, latitudes, findings)
     if scores is None:
         return None
     evaluate, measured = None, []
@@ -119,13 +118,16 @@ def plan_objective(
         parts = [f"{PART}{key}" for key in schema.target_counts]
         trained, names = trained + parts, names + parts
     if not config.trainer.skip_validation:
-        valid_loss = build(validation=True)
+        valid_loss = None
+        with findings.collecting():
+            valid_loss = build(validation=True)
         if valid_loss is None:
             return None
         evaluate = together(valid_loss, scores)
         measured = ["loss", *names]
     findings.problems += _training_metric_problems(config, measured, trained)
-    rollouts = findings.attempt(lambda: plan_rollouts(config, schema, pipeline))
+    with findings.collecting():
+        rollouts = plan_rollouts(config, schema, pipeline)
     if loss is None or rollouts is None or len(findings.problems) > before:
         return None
     measure = _spread if config.shares_batches else None
@@ -296,7 +298,9 @@ class Latitudes:
         """
         if not _weighs_rows(self.config, section):
             return None
-        rows = findings.attempt(lambda: self._read(section))
+        rows = None
+        with findings.collecting():
+            rows = self._read(section)
         # The problem of the file is reported; the rest of the section is checked, too.
         return np.zeros(1) if rows is None else rows
 

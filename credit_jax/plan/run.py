@@ -149,8 +149,11 @@ def plan_run(
         missing = find_missing(config, expected_files, model.config)
     findings.add(missing)
     if with_data and model.config is not None and not missing.problems:
-        findings.attempt(model.config.check_files)
-    pipeline = findings.attempt(lambda: _pipeline(config))
+        with findings.collecting():
+            model.config.check_files()
+    pipeline = None
+    with findings.collecting():
+        pipeline = _pipeline(config)
     open_files = OpenFiles() if with_data else None
     loaders = {}
     if open_files and pipeline and not (missing.problems or missing.notes):
@@ -159,7 +162,8 @@ def plan_run(
             pipeline = loaders["train"].pipeline
             read = loaders["train"].dataset.schema.as_read()
             findings.notes += pipeline.notes_on_order(read)
-        findings.attempt(lambda: check_corrections(model.config, loaders.get("train")))
+        with findings.collecting():
+            check_corrections(model.config, loaders.get("train"))
         findings.notes += [note for loader in loaders.values() for note in loader.notes]
         seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
         if seen:
@@ -261,15 +265,15 @@ def _loaders(
     like: Coordinates | None,
 ) -> dict[Split, Loader]:
     """Builds the loaders and checks their files against the config."""
-    loaders = {}
+    loaders: dict[Split, Loader] = {}
     dp_size = model.dims.batch_size if model.dims is not None else 1
     for split in splits(config):
         shared = split == "train" and config.shares_batches
         # Validation data have the coordinates of the training data.
         first = loaders.get("train")
         like = like if first is None else first.coordinates()
-        loaders[split] = findings.attempt(
-            lambda split=split, shared=shared, like=like, first=first: build_loader(
+        with findings.collecting():
+            loaders[split] = build_loader(
                 config,
                 split=split,
                 dp_size=1 if shared else dp_size,
@@ -278,5 +282,4 @@ def _loaders(
                 grid=model.grid,
                 like=like,
             )
-        )
-    return {split: loader for split, loader in loaders.items() if loader is not None}
+    return loaders

@@ -16,25 +16,23 @@ import jax
 import numpy as np
 import xarray as xr
 
-from credit_jax.config import Config
 from credit_jax.config.dates import duration
 from credit_jax.config.load import dump_config
-from credit_jax.config.transforms import PostblocksConfig, TransformConfig
 from credit_jax.data import Loader
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
+from credit_jax.data.named_data import NamedData
+from credit_jax.data.schedule import Task
 from credit_jax.evaluation.opening import ScoreOptions
-from credit_jax.evaluation.references import NamedData
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive, software
 from credit_jax.forecast.identity import identity_of
-from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.plan import ForecastPlan, plan_forecast
-from credit_jax.forecast.schedule import Task
+from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.score_campaign import score_campaign
 from credit_jax.forecast.stores import NoWriter, TaskWriter
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.processes.coordinator import wait_for_all
+from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 
@@ -112,34 +110,20 @@ def plan_held_out(setup: Setup) -> HeldOut:
     assert loader is not None, "asked for by the caller"
     steps = 1
     if config.demo is not None:
-        steps = max(1, int(duration(DEMO_LENGTH) / duration(config.data.timestep)))
+        steps = max(1, int(duration(DEMO_LENGTH) / config.data.time_step))
     starts, steps = held_out_starts(loader.dataset, steps)
     starts, left_out = _usable(loader, starts, steps)
-    overrides = {"data": config.validation_data, "postblocks": _postblocks(config)}
     plan = plan_forecast(
         config.model_copy(update={"inference": None}),
         config.trainer.parallelism,
         num_devices=setup.mesh.size,
         init_times=[str(time) for time in starts],
         num_steps=steps,
-        overrides=overrides,
+        overrides={"data": config.validation_data},
         run=setup.plan,
         like=setup.train_loader.coordinates(),
     )
     return HeldOut(setup, plan, left_out)
-
-
-def _postblocks(config: Config) -> PostblocksConfig:
-    """The postblocks of the training, preceded by `reconstruct` unless it is there."""
-    section = config.postblocks
-    kinds = [
-        (block.type, block.args.get("in_key", "y_pred"))
-        for block in section.per_step.values()
-    ]
-    if ("reconstruct", "y_pred") in kinds:
-        return section
-    first = {"reconstruct_predictions": TransformConfig(type="reconstruct")}
-    return section.model_copy(update={"per_step": {**first, **section.per_step}})
 
 
 @dataclass(frozen=True)
@@ -181,7 +165,7 @@ class HeldOut:
     @cached_property
     def outputs(self) -> Outputs:
         """The fields of a step: all that are predicted."""
-        return self.plan.outputs(self.setup.valid_model)
+        return outputs_of(self.plan, self.setup.valid_model)
 
     def score(self, state: TrainState, folder: Path) -> xr.Dataset:
         """Makes and scores the forecasts; writes that of the last start date.

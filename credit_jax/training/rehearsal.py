@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -46,5 +45,6 @@ def rehearse(plan: RunPlan) -> list[str]:
             continue
         evaluate = make_eval_step(model, measure, rollout=rollout)
         inputs = (*state, loader.shapes, noise)
-        findings.attempt(partial(jax.eval_shape, evaluate, *inputs))
+        with findings.collecting():
+            jax.eval_shape(evaluate, *inputs)
     return [*unique(findings.problems)]

@@ -46,7 +46,7 @@ from credit_jax.transforms.base import (
 )
 from credit_jax.transforms.level_files import check_numbers, matched_by_count
 from credit_jax.transforms.post.normalize import Denormalizer
-from credit_jax.transforms.post.reconstruct import Reconstruct
+from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
@@ -162,6 +162,25 @@ class Pipeline:
             return replace(each, transform=Reconstruct(args))
 
         return Pipeline(tuple(attached(each) for each in self.transforms))
+
+    def with_reconstruct(self) -> Pipeline:
+        """Returns a copy that splits predictions to named fields after each step.
+
+        A `reconstruct` of "y_pred" precedes the postblocks unless one is there.
+        """
+        if any(
+            isinstance(each.transform, Reconstruct)
+            and each.phase is Phase.AFTER_STEP
+            and each.transform.args.in_key == "y_pred"
+            for each in self.transforms
+        ):
+            return self
+        phase, kind = Phase.AFTER_STEP, "reconstruct"
+        entry = TRANSFORMS[phase.section][kind]
+        path = f"{phase.value}.reconstruct_predictions"
+        first = Placed(path, kind, phase, entry.where, Reconstruct(ReconstructArgs()))
+        before = [each for each in self.transforms if each.phase in PREBLOCKS]
+        return Pipeline((*before, first, *self.transforms[len(before) :]))
 
     def for_forecast(self) -> Pipeline:
         """Returns a copy for forecasts, which have no target and need physical units.

@@ -12,10 +12,11 @@ from jaxtyping import Float
 
 from credit_jax.config.dates import date_label, duration
 from credit_jax.config.messages import hint
+from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
-from credit_jax.evaluation.references import NamedData, open_truth
+from credit_jax.evaluation.references import open_truth
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.visualization.labels import field_text, lead_text
 

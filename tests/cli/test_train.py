@@ -172,8 +172,8 @@ def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monke
         for path, store in zip(files, stores, strict=True)
     ]
     names = sorted(os.path.basename(str(path)) for path in paths)
-    # The forecasts at the end have separate transforms, which read their files again.
-    others = ["forecast.zarr", "mean.nc", "std.nc"]
+    # The forecasts at the end take the transforms and the data of the training.
+    others = ["forecast.zarr"]
     own = ["mean.nc", "static.nc", "std.nc", "w_1999.nc", "w_2000.nc"]
     assert names == sorted([*own, *others]), names
     assert (len(models), len(dims), len(pipelines)) == (1, 1, 1)

@@ -6,11 +6,11 @@ import xarray as xr
 
 from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
+from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.grid_file import GridFile, align, level_units
 from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.offline import grid_of
-from credit_jax.evaluation.references import NamedData
 from credit_jax.evaluation.regions import REGIONS
 from tests.evaluation.fields import random_fields, sums_of
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from credit_jax.data.schedule import Schedule
 from credit_jax.forecast.archive import Archive
-from credit_jax.forecast.schedule import Schedule
 
 GRID = {
     "latitude": np.linspace(75, -75, 6),

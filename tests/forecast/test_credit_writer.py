@@ -10,10 +10,11 @@ import pytest
 import xarray as xr
 
 from credit_jax.config.base import parse
+from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig, OutputConfig
+from credit_jax.data.schedule import Schedule, Task, make_schedule
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
-from credit_jax.forecast.schedule import Schedule, Task, make_schedule
 from credit_jax.transforms import Pipeline
 from tests.forecast.layouts import assert_same_layout
 from tests.support.credit_modules import credit_attribute
@@ -122,7 +123,7 @@ def _write_ours(folder: Path, output, start, calendar, fields, grid) -> None:
     config = parse(OutputConfig, output)
     inference = InferenceConfig(output=config)
     schedule: Schedule = make_schedule(
-        inference, "6h", calendar, init_times=[start], num_steps=NUM_STEPS
+        inference, duration("6h"), calendar, init_times=[start], num_steps=NUM_STEPS
     )
     variables = choose_outputs(config, COUNTS, {"A": LEVELS}, Pipeline(()))
     attributes = read_attributes(config.metadata)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from credit_jax.data.schedule import Schedule
 from credit_jax.forecast.perturbation import member_keys
-from credit_jax.forecast.schedule import Schedule
 from credit_jax.forecast.spherical_noise import SphericalNoise
 from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks

@@ -12,10 +12,11 @@ from credit_jax.config import load_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.evaluation.scores import read_scores
 from credit_jax.forecast import Forecaster
-from credit_jax.forecast.plan import plan_forecast
+from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.score_campaign import score_campaign
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.plan.forecast import plan_forecast
 from credit_jax.training.run_weights import open_weights
 from tests.forecast.tiny_run import forecast, make_run, read
 
@@ -83,7 +84,7 @@ def test_scores_from_python(config, tmp_path):
     ).restore(model)
     weights = Forecaster(model, *checkpoint).weights
     python = tmp_path / "python"
-    store = ZarrStore(python, plan.outputs(model), plan.schedule)
+    store = ZarrStore(python, outputs_of(plan, model), plan.schedule)
     found = score_campaign(plan, model, weights, python, store=store)
     theirs = read_scores(command)
     for name in theirs.data_vars:

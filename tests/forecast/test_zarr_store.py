@@ -11,9 +11,9 @@ import pytest
 import xarray as xr
 import zarr
 
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast import zarr_store
 from credit_jax.forecast.outputs import Outputs, OutputVariable
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.write_errors import WriteError, write_errors
 from tests.forecast.tiny_run import forecast, make_run, read

@@ -41,7 +41,7 @@ from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.campaign import Campaign
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.online_scores import OnlineScores
-from credit_jax.forecast.plan import ForecastPlan, plan_forecast
+from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.summary import Summary
 from credit_jax.io.write_errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
@@ -52,6 +52,7 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 from credit_jax.training.restore import no_coordinates
 from credit_jax.training.run_weights import RunWeights, open_weights
 from credit_jax.training.signals import StopRequests
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     plan, model = _planned(args, config, checkpoint, devices)
     if isinstance(checkpoint, RunWeights):
         checkpoint = replace(checkpoint, channels=plan.schema.names)
-    outputs = plan.outputs(model)
+    outputs = outputs_of(plan, model)
     if package is not None:
         groups = channel_groups(plan.schema, plan.reader.data.further)
         package.check_data(groups, outputs.latitude, outputs.longitude)

@@ -19,12 +19,12 @@ from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.online_scores import OnlineScores, online_scores
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.plan import ForecastPlan
 from credit_jax.forecast.stores import NoStore, Store
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package
 from credit_jax.parallel.params.precision import Precision
+from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.training.run_weights import RunWeights
 
 _SCORE_OPTIONS = ("truth", "climatology", "regions", "variables")

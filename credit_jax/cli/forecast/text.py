@@ -8,11 +8,11 @@ import numpy as np
 
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.config.messages import counted
-from credit_jax.forecast.plan import ForecastPlan
 from credit_jax.forecast.summary import Summary
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package
 from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.training.run_weights import RunWeights
 
 

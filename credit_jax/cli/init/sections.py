@@ -13,7 +13,7 @@ import pandas as pd
 
 from credit_jax.cli.init.groups import Group
 from credit_jax.config.base import ConfigError, ConfigWarning
-from credit_jax.config.dates import date_label, duration
+from credit_jax.config.dates import date_label, duration, duration_text
 from credit_jax.models.registry import MODELS, parse_model
 
 PROGNOSTIC, FORCING, DIAGNOSTIC = "prognostic", "dynamic_forcing", "diagnostic"
@@ -215,7 +215,7 @@ def data_sections(
     data = {
         "source": sources,
         **_dates(spans[0], one),
-        "timestep": _text(timestep),
+        "timestep": duration_text(timestep),
         "history_len": history_len,
         "forecast_len": 1,
     }
@@ -260,7 +260,7 @@ def time_step(groups: Sequence[Group], text: str | None, ask: Ask) -> pd.Timedel
             if len(group.times) > 1
         ]
         text = (
-            _text(max(steps))
+            duration_text(max(steps))
             if steps
             else ask("the time step of the model, such as 6h?", "--timestep 6h", ())
         )
@@ -514,9 +514,3 @@ def _trainer(example: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
         warm = int(scheduler.get("warmup_steps", 0))
         scheduler["warmup_steps"] = min(warm, scheduler["total_steps"] // 10)
     return trainer
-
-
-def _text(step: pd.Timedelta) -> str:
-    """A duration as the config has it."""
-    minutes = int(step.total_seconds() // 60)
-    return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}min"

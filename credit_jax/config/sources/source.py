@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import Field, model_validator
 
-from credit_jax.config.dates import Calendar, Dates, Timestep
+from credit_jax.config.dates import Calendar, Dates, Timestep, duration
 from credit_jax.config.fields import VariablesConfig
 
 # xarray's default engine, which is replaced by thread-safe ones.
@@ -63,6 +63,11 @@ class SourceConfig(Dates):
         return {"engine": "h5netcdf reads the same files, and is thread-safe"}
 
     @property
+    def time_step(self) -> pd.Timedelta | None:
+        """The time between its fields; None if it is the time step of the model."""
+        return None if self.timestep is None else duration(self.timestep)
+
+    @property
     def level_values(self) -> tuple[float, ...] | None:
         """The levels that are read; None if only the files define them."""
         return self.levels
@@ -87,7 +92,7 @@ class SourceConfig(Dates):
         if self.temporal_mode != "next":
             return self
         day: Any = pd.Timedelta("1D")
-        if self.timestep is None or day % pd.Timedelta(self.timestep):
+        if self.time_step is None or day % self.time_step:
             raise ValueError(
                 f"temporal_mode: next needs a timestep of the source that divides a "
                 f"day, such as 3h; got {self.timestep}"

@@ -202,7 +202,7 @@ def _check_catalog(
         extent = {"nw": list(extent.nw), "se": list(extent.se)}
     expected: dict[str, Any] = {
         "mode": config.mode,
-        "timestep": str(pd.Timedelta(config.timestep or data.timestep)),
+        "timestep": str(config.time_step or data.time_step),
         "product": config.product,
         "goes_position": config.goes_position,
     }

@@ -130,7 +130,7 @@ def open_tisr(
     """
     config = data.source[name]
     assert isinstance(config, TisrConfig)
-    period: Any = pd.Timedelta(config.timestep or data.timestep)
+    period: Any = config.time_step or data.time_step
     if config.lat_spec is not None and config.lon_spec is not None:
         axes = [_axis(spec) for spec in (config.lat_spec, config.lon_spec)]
     else:

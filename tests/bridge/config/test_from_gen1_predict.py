@@ -10,7 +10,7 @@ import xarray as xr
 
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.forecast.schedule import make_schedule
+from credit_jax.data.schedule import make_schedule
 from credit_jax.transforms.post.laplace_filter import LaplaceFilterArgs
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.compare.credit_import import import_credit
@@ -72,7 +72,7 @@ def test_the_section_forecasts_from_these_dates():
     mapping = copy.deepcopy(GEN1) | {"predict": {"forecasts": forecasts}}
     mapping["save_loc"] = "run"
     config = config_of(convert_config(mapping, to="jax")[0])
-    schedule = make_schedule(config.inference, config.data.timestep, "standard")
+    schedule = make_schedule(config.inference, config.data.time_step, "standard")
     starts = pd.date_range("2020-02-27", "2020-02-29T12", freq="12h")
     assert (schedule.starts == starts.values).all()
     assert schedule.num_steps == 8

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from credit_jax.data.forecast_data import ForecastData
 from credit_jax.data.further_arrays import further_arrays
+from credit_jax.data.schedule import Schedule, Task
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.data.values import (
@@ -23,8 +25,6 @@ from credit_jax.data.values import (
     note_once,
     outlier_error,
 )
-from credit_jax.forecast.forecast_data import ForecastData
-from credit_jax.forecast.schedule import Schedule, Task
 from credit_jax.parallel.placement import place_batch
 from credit_jax.transforms import (
     FORCING,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.preprocess.statistics import Digests, Extremes, Moments
+from credit_jax.transforms.statistics import Digests, Extremes, Moments
 
 SHAPE = (6, 3, 2, 4, 5)
 

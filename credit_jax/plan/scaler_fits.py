@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.config.transforms import PreblocksConfig
-from credit_jax.preprocess.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms import FieldTree, TreeSchema
 from credit_jax.transforms.base import Selects, variable_of
 from credit_jax.transforms.build import parse_preblocks
+from credit_jax.transforms.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms.pipeline import Placed
 from credit_jax.transforms.pre.fill_values import FillValues
 from credit_jax.transforms.pre.normalize import NormalizerArgs

@@ -12,18 +12,19 @@ import yaml
 from rich.console import Console
 
 from credit_jax.cli.commands import INTERRUPTED, OK, USER_ERROR
-from credit_jax.cli.preprocess import main, preprocess
+from credit_jax.cli.preprocess import main
 from credit_jax.config.base import ConfigError
 from credit_jax.data import open_dataset
 from credit_jax.data.dataset import collate
 from credit_jax.data.schema import ChannelGroup
 from credit_jax.named_fields.bridgescaler import read_scalers
-from credit_jax.preprocess import fitting
-from credit_jax.preprocess.fits import ScalerFit
+from credit_jax.training import scaler_fitting as fitting
+from credit_jax.training.scaler_fitting import fit_scalers
 from credit_jax.transforms import build_pipeline
+from credit_jax.transforms.fits import ScalerFit
 from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
+from tests.cli.preprocess.configs import DEEP, FIRST, config, raw, scaler
 from tests.data.damaged import rewrite
-from tests.preprocess.configs import DEEP, FIRST, config, raw, scaler
 
 T, SP, TP = (
     f"ERA5/{n}" for n in ("prognostic/3d/T", "prognostic/2d/SP", "diagnostic/2d/TP")
@@ -34,7 +35,7 @@ def fit(world, blocks, *, overwrite=False, threads=2, **changes):
     """Runs the command; returns its printed lines."""
     out = Console(file=io.StringIO(), width=200)
     own = config(world, blocks, **changes)
-    preprocess(own, num_threads=threads, overwrite=overwrite, console=out)
+    fit_scalers(own, num_threads=threads, overwrite=overwrite, console=out)
     return out.file.getvalue()
 
 

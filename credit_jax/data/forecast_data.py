@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, most_restrictive, shift_all
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.dataset import path_at
@@ -276,12 +275,11 @@ def open_forecast_data(
     Raises:
         FileNotFoundError, ValueError: see `open_source` and `arrange`.
     """
-    timestep = duration(data.timestep)
     if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
         first, last = (pd.Timestamp(starts[i]) for i in (0, -1))
         dates = {
-            "start_datetime": str(first - (data.history_len - 1) * timestep),
-            "end_datetime": str(last + num_steps * timestep),
+            "start_datetime": str(first - (data.history_len - 1) * data.time_step),
+            "end_datetime": str(last + num_steps * data.time_step),
         }
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
@@ -316,7 +314,14 @@ def open_forecast_data(
         further = further.counted_in(calendar)
     left_out = _keeping(data, unread)
     return ForecastData(
-        sources, clocks, schema, timestep, calendar, further, left_out, open_files
+        sources,
+        clocks,
+        schema,
+        data.time_step,
+        calendar,
+        further,
+        left_out,
+        open_files,
     )
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.cli.preprocess import preprocess
 from credit_jax.named_fields.bridgescaler import read_scalers
+from credit_jax.training.scaler_fitting import fit_scalers
 from credit_torch_bridge.compare.credit_import import import_torchvision
+from tests.cli.preprocess.configs import all_kinds, config, raw
 from tests.data.credit_batches import credit_loader
-from tests.preprocess.configs import all_kinds, config, raw
 from tests.support import assert_close
 
 pytestmark = pytest.mark.reference
@@ -56,7 +56,7 @@ def fitted(credit, world, tmp_path_factory):
     theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
     made = raw(world, all_kinds(theirs), **CHANGES, save_loc=str(theirs))
     credit_preprocess(copy.deepcopy(made), theirs)
-    preprocess(config(world, all_kinds(ours), **CHANGES), num_threads=2)
+    fit_scalers(config(world, all_kinds(ours), **CHANGES), num_threads=2)
     return theirs, ours
 
 

@@ -17,12 +17,12 @@ from credit_jax.config.base import StrictModel, parse
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.named_fields.write_scalers import write_scalers
-from credit_jax.preprocess.statistics import Digests, Extremes, Moments, Statistics
 from credit_jax.transforms import FieldTree
 from credit_jax.transforms.base import variable_of
 from credit_jax.transforms.pre.normalize import NormalizerArgs
 from credit_jax.transforms.pre.scaler import ScalerArgs
 from credit_jax.transforms.selection import Selection, Variables
+from credit_jax.transforms.statistics import Digests, Extremes, Moments, Statistics
 
 # Statistics by entry of the batch, source and key, or by variable.
 Collected: TypeAlias = Mapping[str, Any]

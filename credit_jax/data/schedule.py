@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from credit_jax.config.dates import date_label, duration
-from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.dates import date_label, duration, duration_text
+from credit_jax.config.inference import InferenceConfig, PerturbationConfig
 from credit_jax.data.calendars import STANDARD, shift_all, time_range
 
 DEFAULT_LENGTH = "10d"
@@ -79,6 +79,14 @@ class Schedule:
         lead: Any = step * self.timestep
         return lead
 
+    def before(self, steps: int) -> np.ndarray:
+        """All dates up to `steps` steps before each start date."""
+        moved = [
+            shift_all(self.starts, -k * self.timestep, self.calendar)
+            for k in range(steps + 1)
+        ]
+        return np.unique(np.concatenate(moved))
+
     def groups(self, size: int, shard: tuple[int, int] = (1, 1)) -> list[list[Task]]:
         """The tasks that run together in a batch.
 
@@ -97,7 +105,7 @@ class Schedule:
 
 def make_schedule(
     inference: InferenceConfig,
-    timestep: str,
+    timestep: pd.Timedelta,
     calendar: str,
     *,
     init_times: Sequence[str] = (),
@@ -108,7 +116,7 @@ def make_schedule(
 
     Args:
         inference: the section.
-        timestep: time step of the data section.
+        timestep: time step of the model.
         calendar: calendar of the start dates.
         init_times: replace the start dates of the section.
         num_steps: replaces the length of the section.
@@ -119,24 +127,27 @@ def make_schedule(
             step, `length` is no whole number of steps, or no step would be written.
             (The length of the section is rounded down, as in CREDIT.)
     """
-    step = duration(timestep)
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
         num_steps = _num_steps(length or _length(inference), timestep)
-        if length is not None and num_steps * step != duration(length):
+        if length is not None and num_steps * timestep != duration(length):
             raise ValueError(
-                f"--length: {length} is no whole number of steps of {timestep}; take "
+                f"--length: {length} is no whole number of steps of "
+                f"{duration_text(timestep)}; take "
                 f"--steps {num_steps} or {num_steps + 1}"
             )
     if num_steps < 1:
         raise ValueError(f"--steps must be at least 1, got {num_steps}")
     text = inference.output.output_interval
     interval = None if text is None else duration(text)
-    schedule = Schedule(starts, num_steps, step, calendar, inference.members, interval)
+    schedule = Schedule(
+        starts, num_steps, timestep, calendar, inference.members, interval
+    )
     if not schedule.written:
         raise ValueError(
             f"inference.output.output_interval: {text}: no lead time of {num_steps} "
-            f"steps of {timestep} is a multiple of it, so that nothing would be written"
+            f"steps of {duration_text(timestep)} is a multiple of it, so that nothing "
+            "would be written"
         )
     return schedule
 
@@ -190,14 +201,41 @@ def _length(inference: InferenceConfig) -> str:
     return batch.forecast_length if batch else DEFAULT_LENGTH
 
 
-def _num_steps(length: str, timestep: str) -> int:
+def _num_steps(length: str, timestep: pd.Timedelta) -> int:
     try:
         total = duration(length)
     except ValueError:
         raise ValueError(f"--length: {length!r} is no duration such as 10d") from None
-    count = int(total / duration(timestep))
+    count = int(total / timestep)
     if count < 1:
         raise ValueError(
-            f"a forecast of {length} has no step of {timestep}; take a longer one"
+            f"a forecast of {length} has no step of {duration_text(timestep)}; take a "
+            "longer one"
         )
     return count
+
+
+def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
+    """Number of steps before the start dates at which reading of data begins.
+
+    Raises:
+        ValueError: the lag is no multiple of the time step.
+    """
+    if schedule.num_members == 1:
+        return 0
+    if config.type == "bred":
+        return config.num_cycles
+    if config.type == "lagged":
+        return steps_of(config.lag, schedule) * (schedule.num_members - 1)
+    return 0
+
+
+def steps_of(lag: str, schedule: Schedule) -> int:
+    """Number of steps of a lag, a duration; ValueError unless it is whole."""
+    length = duration(lag)
+    if length % schedule.timestep != duration("0h"):
+        raise ValueError(
+            f"inference.perturbation.lag: {lag} is no multiple of the time step "
+            f"{schedule.timestep}"
+        )
+    return int(length / schedule.timestep)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from rich.console import Console
 
 from credit_jax.config import Config
 from credit_jax.data import Dataset, open_dataset
@@ -28,10 +29,10 @@ from credit_jax.data.sampler import Sampler
 from credit_jax.data.values import BadValuesError, check_sample
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
-from credit_jax.preprocess.fits import Collected, leaves
-from credit_jax.preprocess.planning import FitPlan
-from credit_jax.preprocess.statistics import Statistics, merge_trees
+from credit_jax.plan.scaler_fits import FitPlan, plan_fits
 from credit_jax.training.display import Display
+from credit_jax.transforms.fits import Collected, ScalerFit, leaves
+from credit_jax.transforms.statistics import Statistics, merge_trees
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,6 +54,65 @@ class Samples:
     def count(self) -> int:
         """Number of samples."""
         return sum(map(len, self.batches))
+
+
+def fit_scalers(
+    config: Config,
+    *,
+    num_threads: int | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> list[Path]:
+    """Fits the scalers, means and deviations of a config, as the command does.
+
+    Args:
+        config: the config, see `load_config`.
+        num_threads: number of threads that read; None uses `trainer.thread_workers`.
+        overwrite: whether to fit existing files again; old ones are renamed.
+        console: console that receives messages; None is stdout.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ValueError, OSError: there is nothing to fit, or the data are damaged.
+    """
+    if num_threads is None:
+        num_threads = config.trainer.thread_workers
+    plan = plan_fits(config.preblocks, overwrite=overwrite)
+    samples = open_samples(config, in_order=plan.in_order)
+    schema = samples.dataset.schema.as_read()
+    plan = plan.with_units(samples.dataset.units()).with_levels(schema)
+    with Display(console) as display:
+        for path in plan.existing:
+            display.message(f"note: {path} is there and kept")
+        for path in plan.unpaired:
+            display.message(
+                f"note: {path} is there without the other file of the pair: both are "
+                "fitted anew, and it is moved to a name with the time"
+            )
+        for line in (*plan.notes(schema), *_notes_of_channels(plan.fits)):
+            display.message(f"note: {line}")
+        collected = fit_samples(plan, samples, display, num_threads=num_threads)
+        moved = write_fits(plan, collected)
+        for _, name, statistics in results(plan, collected):
+            display.message(f"  {name}: {statistics.summary()}")
+        for old, new in moved:
+            display.message(f"{old} is now {new}")
+        written = [path for fit in plan.fits for path in fit.files]
+        for path in written:
+            display.message(f"Fitted to {samples.count} samples: {path}")
+    return written
+
+
+def _notes_of_channels(fits: Sequence[object]) -> list[str]:
+    """Notes on scalers whose channels are longitudes, which is CREDIT's default."""
+    return [
+        f"{fit.path}: one scaler for each longitude, as in CREDIT; for one a level "
+        "write scaler_params: {channels_last: false}"
+        for fit in fits
+        if isinstance(fit, ScalerFit) and fit.params.channels_last
+    ]
 
 
 def open_samples(config: Config, *, in_order: bool) -> Samples:

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
-
-import jax
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
-from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.inference import InferenceConfig, PerturbationConfig
 from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.data.calendars import STANDARD
 from credit_jax.data.checks import check_grid
+from credit_jax.data.forecast_data import ForecastData, open_forecast_data
+from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.named_data import NamedData
+from credit_jax.data.schedule import Schedule, earliest, make_schedule
 from credit_jax.data.schema import ChannelSchema, channel_problems
-from credit_jax.evaluation.references import NamedData
-from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.forecast_data import ForecastData, open_forecast_data
-from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
-from credit_jax.forecast.perturbation import unknown_variables
-from credit_jax.forecast.reading import ForecastReader
-from credit_jax.forecast.schedule import Schedule, make_schedule
-from credit_jax.forecast.spin_up import before, earliest
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import Coordinates, as_values, places_of
-from credit_jax.plan import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
+from credit_jax.plan.model import ModelPlan, plan_model
+from credit_jax.plan.run import RunPlan
 from credit_jax.transforms import (
     Advance,
     Phase,
@@ -82,56 +77,6 @@ class ForecastPlan:
         """See `forecast_truth`."""
         return forecast_truth(self.config, self.inference)
 
-    def outputs(self, model: ParallelModel) -> Outputs:
-        """The variables that are written; nothing is compiled.
-
-        Args:
-            model: model on its mesh.
-
-        Raises:
-            ValueError: a variable or level is not predicted, or the first initial state
-                cannot be read.
-        """
-        task = self.schedule.tasks[0]
-        size = model.axes.num_data
-        first = _shapes_on(model, self.reader.first([task]).arrays, size)
-        forcing: Any = {}
-        if self.schedule.num_steps > 1:
-            forcing = _shapes_on(model, self.reader.forcing([task], 1), size)
-        shapes = ForecastStep(model, self.rollout).shapes(first, forcing)
-        order = [key for key in self.schema.target_slices() if key in shapes]
-        order += [key for key in shapes if key not in order]
-        pipeline, data = self.reader.pipeline, self.reader.data
-        grid = pipeline.grid
-        if grid is None:
-            latitude, longitude = data.coordinates()
-        else:
-            latitude, longitude = grid.latitude, grid.longitude
-        if latitude is None or longitude is None:
-            raise ValueError(
-                "the weight file of the regrid block gives no latitudes and longitudes "
-                "of rows and columns, which forecasts are written with"
-            )
-        config = self.inference.output
-        variables = choose_outputs(
-            config,
-            {key: shapes[key] for key in order},
-            levels_of(self.config, self.schema),
-            pipeline,
-        )
-        return Outputs(
-            variables,
-            latitude,
-            longitude,
-            self.schedule.calendar,
-            read_attributes(config.metadata),
-            pipeline.described(data.attributes()),
-        )
-
-    def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:
-        """The step that returns the variables that are written."""
-        return ForecastStep(model, self.rollout, outputs.selection)
-
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
         return _sections(self.config)
@@ -178,8 +123,8 @@ def plan_forecast(
         num_devices: devices to plan for.
         init_times, num_steps, length: see `make_schedule`.
         overrides: keys of the `inference:` section that the command line replaces.
-        run: the plan of a training run, whose model, mesh, channels and open files are
-            used; `parallelism` and `num_devices` are then ignored.
+        run: the plan of a training run, whose model, mesh, channels, transforms and
+            open files are used; `parallelism` and `num_devices` are then ignored.
         like: coordinates of the run, at which the data are read; None takes those of
             the first file.
 
@@ -192,52 +137,58 @@ def plan_forecast(
     model = run.model if run is not None else _model(config, parallelism, num_devices)
     findings = Findings([*model.problems], [*model.notes])
     data: DataConfig = inference.data or config.data
-    calendar = data.calendar or "standard"
     # Files are opened for start dates, and say in which calendar those are: a schedule
     # in the calendar of the config comes first, and below one in theirs.
-    options = {"init_times": init_times, "num_steps": num_steps, "length": length}
-    schedule = findings.attempt(
-        lambda: make_schedule(inference, data.timestep, calendar, **options)
+    schedule_in = partial(
+        make_schedule,
+        inference,
+        data.time_step,
+        init_times=init_times,
+        num_steps=num_steps,
+        length=length,
     )
-    pipeline = findings.attempt(lambda: forecast_pipeline(config, inference))
-    opened, read_from = None, 0
+    schedule = pipeline = opened = schema = rollout = None
+    num_before = 0
+    with findings.collecting():
+        schedule = schedule_in(data.calendar or STANDARD)
+    with findings.collecting():
+        pipeline = forecast_pipeline(config, inference, run)
     if schedule is not None:
-        first = schedule
-        read_from = findings.attempt(lambda: earliest(inference.perturbation, first))
-        starts, steps = before(first, read_from or 0), first.num_steps
-        files = (run.open_files if run is not None else None) or OpenFiles()
+        with findings.collecting():
+            num_before = earliest(inference.perturbation, schedule)
         # Blocks of `inference.preblocks` bring other data to those of the run.
         of_run = like if inference.data is None or run is not None else None
-        regrids = pipeline is not None and pipeline.grid is not None
-        options_of_data = {"like": of_run, "same_grid": not regrids}
-        opened = findings.attempt(
-            lambda: open_forecast_data(data, starts, steps, files, **options_of_data)
-        )
-    if schedule is None or pipeline is None or opened is None or model.config is None:
+        with findings.collecting():
+            opened = open_forecast_data(
+                data,
+                schedule.before(num_before),
+                schedule.num_steps,
+                (None if run is None else run.open_files) or OpenFiles(),
+                like=of_run,
+                same_grid=pipeline is None or pipeline.grid is None,
+            )
+    if pipeline is None or opened is None or model.config is None:
         raise ConfigError(unique(findings.problems), _TITLE)
-    schedule = findings.attempt(
-        lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
-    )
     # Scores at the end of training plan with the schema that the run trains with.
     trained = None if run is None else run.schema
-    schema = findings.attempt(
-        lambda: forecast_schema(
+    schedule = None
+    with findings.collecting():
+        schedule = schedule_in(opened.calendar)
+    with findings.collecting():
+        schema = forecast_schema(
             config, inference, model.config, pipeline, opened, trained
         )
-    )
     if schedule is None or schema is None:
         raise ConfigError(unique(findings.problems), _TITLE)
     # What follows compares with files, and needs the transforms in their order.
     located = _located(pipeline, opened, schema, like, findings)
     findings.problems += _data_problems(model, located, opened, schedule, schema, data)
-    if read_from:
-        findings.problems += opened.problems(before(schedule, read_from), 1)
-    findings.problems += unknown_variables(
-        inference.perturbation, schema.target_slices()
-    )
-    rollout = findings.attempt(
-        lambda: forecast_rollout(located, schema, schedule.num_steps)
-    )
+    if num_before:
+        findings.problems += opened.problems(schedule.before(num_before), 1)
+    keys = schema.target_slices()
+    findings.problems += _unknown_variables(inference.perturbation, keys)
+    with findings.collecting():
+        rollout = forecast_rollout(located, schema, schedule.num_steps)
     if rollout is None or findings.problems:
         raise ConfigError(unique(findings.problems), _TITLE)
     if config.postblocks.post_rollout and inference.postblocks is None:
@@ -247,18 +198,18 @@ def plan_forecast(
         )
     for source in opened.sources.values():
         findings.notes += source.notes()
-    findings.notes += notes_on_inverses(located, opened.schema.as_read())
+    tree_schema = opened.schema.as_read()
+    findings.notes += notes_on_inverses(located, tree_schema)
     findings.notes += notes_on_initial(located)
-    findings.notes += located.notes_on_order(opened.schema.as_read())
+    findings.notes += located.notes_on_order(tree_schema)
     findings.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
-    reader = ForecastReader(opened, located, schedule, schema)
     return ForecastPlan(
         config,
         inference,
         data,
         model,
         schedule,
-        reader,
+        ForecastReader(opened, located, schedule, schema),
         rollout,
         schema,
         unique(findings.notes),
@@ -275,12 +226,22 @@ def _model(
     return plan_model(config.model, parallelism, num_devices=num_devices, where=where)
 
 
-def forecast_pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
-    """Builds the transforms of forecasts; their files are read.
+def forecast_pipeline(
+    config: Config, inference: InferenceConfig, run: RunPlan | None = None
+) -> Pipeline:
+    """Builds the transforms of forecasts.
+
+    Args:
+        config: the config of the run.
+        inference: its `inference:` section.
+        run: the plan of the training run, whose transforms are taken; None builds them
+            from the config, and reads their files.
 
     Raises:
         OSError, ValueError: a block or one of its files is invalid.
     """
+    if run is not None and run.pipeline is not None:
+        return run.pipeline.with_reconstruct().for_forecast()
     return build_pipeline(
         inference.preblocks or config.preblocks,
         inference.postblocks or config.postblocks,
@@ -362,7 +323,8 @@ def _data_problems(
     findings.problems += further_problems(data, model.config, opened.further)
     findings.problems += opened.problems(schedule.starts, schedule.num_steps)
     grid = model.grid if pipeline.grid is None else None
-    findings.attempt(lambda: check_grid(opened, grid))
+    with findings.collecting():
+        check_grid(opened, grid)
     return findings.problems
 
 
@@ -401,13 +363,18 @@ def _located(
         like: coordinates of the run; None if unknown.
         findings: receives the problems of files with other coordinates.
     """
-    tree_schema = opened.schema.as_read()
-    findings.attempt(lambda: check_schema(pipeline, tree_schema))
-    data = findings.attempt(opened.located)
+    tree_schema, data = opened.schema.as_read(), None
+    with findings.collecting():
+        check_schema(pipeline, tree_schema)
+    with findings.collecting():
+        data = opened.located()
     if data is None:
         return pipeline
-    findings.attempt(lambda: _check_like(like, pipeline, schema, data))
-    return findings.attempt(lambda: pipeline.at(tree_schema, data.grid)) or pipeline
+    with findings.collecting():
+        _check_like(like, pipeline, schema, data)
+    with findings.collecting():
+        pipeline = pipeline.at(tree_schema, data.grid)
+    return pipeline
 
 
 def _check_like(
@@ -465,15 +432,20 @@ def forecast_rollout(
     return Rollout(num_steps, postprocess=postprocess, advance=advance)
 
 
-def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
-    """Shapes of arrays of one sample as global arrays of `size` samples on the mesh."""
-    domain = model.axes.num_domain
+def _unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
+    """What is wrong with the names of `std`, one line at most.
 
-    def shape(x: Any) -> jax.ShapeDtypeStruct:
-        if x.ndim < 5:
-            return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-        rows = -(-x.shape[-2] // domain) * domain
-        whole = (size, *x.shape[1:-2], rows, x.shape[-1])
-        return jax.ShapeDtypeStruct(whole, x.dtype)
-
-    return jax.tree.map(shape, arrays)
+    Args:
+        config: config of the perturbation.
+        keys: keys of the predicted variables.
+    """
+    by_name = config.std if isinstance(config.std, Mapping) else {}
+    parts = [key.split("/") for key in keys]
+    known = dict.fromkeys(name for _, kind, _, name in parts if kind == "prognostic")
+    unknown = [name for name in by_name if name not in known]
+    if not unknown:
+        return []
+    return [
+        f"inference.perturbation.std: {', '.join(unknown)}: no prognostic variable; "
+        f"there are: {', '.join(known)}"
+    ]

@@ -1,1 +1,0 @@
-"""Fits the scalers, means and deviations that the preblocks of a config read."""

@@ -1,0 +1,27 @@
+"""The data of forecasts, opened for their start dates."""
+
+import numpy as np
+import pytest
+
+from credit_jax.data.forecast_data import open_forecast_data
+from tests.data.world import parsed, raw_config
+
+START = np.datetime64("2000-01-05", "ns")
+
+
+@pytest.mark.parametrize(("start", "is_noted"), [("1999-12-30", False), (START, True)])
+def test_a_persistent_source_behind_its_dates(world, start, is_noted):
+    """Its fields are those of the last date of the config, whatever the start is."""
+    raw = raw_config(
+        world,
+        data__source__ERA5__temporal_mode="persist",
+        data__start_datetime="1999-12-25",
+        data__end_datetime="2000-01-02",
+    )
+    starts = np.array([start], "datetime64[ns]")
+    data = open_forecast_data(parsed(raw).data, starts, 2)
+    notes = data.notes_on_persistence(starts, 2)
+    assert len(notes) == is_noted
+    for note in notes:
+        assert note.startswith("data.source.ERA5: temporal_mode: persist: 1 of 1")
+        assert "2000-01-0" in note
