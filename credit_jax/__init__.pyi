@@ -1,3 +1,5 @@
+from .certification.certify import Certificate as Certificate
+from .certification.certify import certify as certify
 from .checkpoint import CheckpointStore as CheckpointStore
 from .config import Config as Config
 from .config import ConfigError as ConfigError

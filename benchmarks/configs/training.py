@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -16,13 +15,11 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from benchmarks.configs.fields import write_files
-from benchmarks.configs.small import make_small
-from credit_jax.config import Config, build_config
-from credit_jax.config.base import ConfigError
+from credit_jax.certification.random_files import fit_scalers, write_files
+from credit_jax.certification.small_config import make_small
+from credit_jax.config import build_config
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.plan import plan_run
-from credit_jax.training import scaler_fitting
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.run import run_training
@@ -30,8 +27,6 @@ from credit_jax.training.setup import prepare
 
 # Devices that the largest of these meshes needs: dp 2 x tp 2 x domain 2.
 NUM_DEVICES = 8
-_FITTED = ("bridgescaler_transform", "era5_normalizer")
-_FILES = ("scaler_path", "mean_path", "std_path")
 
 
 @dataclass(frozen=True)
@@ -80,33 +75,3 @@ def train_two_steps(mapping: Mapping[str, Any], folder: Path) -> Trained:
     valid = row.get("valid_loss")
     seconds = time.perf_counter() - start
     return Trained(mesh, float(row["train_loss"]), valid, seconds)
-
-
-def fit_scalers(config: Config) -> None:
-    """Fits the scalers of the preblocks; other files of scalers are copies of them."""
-    blocks = [
-        block
-        for phase in (config.preblocks.ic_only, config.preblocks.per_step)
-        for block in phase.values()
-        if block.type in _FITTED
-    ]
-    if not blocks:
-        return
-    for path in _scaler_files(config):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(ConfigError):
-        scaler_fitting.fit_scalers(config, console=Console(file=io.StringIO()))
-    existing = [path for path in _scaler_files(config) if path.exists()]
-    for path in _scaler_files(config):
-        if not path.exists():
-            shutil.copy(existing[0], path)
-
-
-def _scaler_files(config: Config) -> list[Path]:
-    """Every file of a scaler that a block or the loss names."""
-    phases = (config.preblocks.per_step, config.preblocks.ic_only)
-    blocks = [block for phase in phases for block in phase.values()]
-    blocks += config.postblocks.per_step.values()
-    paths = [block.args.get(key) for block in blocks for key in _FILES]
-    paths.append(config.loss.scaler_file)
-    return [Path(path) for path in dict.fromkeys(paths) if path]

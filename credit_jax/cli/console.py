@@ -45,6 +45,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
             "credit_jax.cli.plot", "maps of forecasts, figures of scores", "", "cpu"
         ),
         "score": Entry("credit_jax.cli.score", "scores of forecasts, to files"),
+        "certify": Entry(
+            "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"
+        ),
         "predict": Entry("credit_jax.cli.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.cli.demo", "make the demo data set"),
     }

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
 
 from credit_jax.visualization.labels import number_text
 
@@ -179,3 +180,22 @@ def definitions(pairs: Mapping[str, str]) -> str:
             shown = element("details", brief + element("pre", shown))
         items.append(element("dt", escape(name)) + element("dd", shown))
     return element("dl", "".join(items))
+
+
+def document(title: str, body: str) -> str:
+    """Returns a page with its styles and its script, which needs no network.
+
+    Args:
+        title: title of the page, plain text.
+        body: HTML.
+    """
+    css, script = (
+        files("credit_jax.visualization").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js")
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n"
+        f"<body>\n{body}\n<script>\n{script}</script>\n</body>\n</html>\n"
+    )

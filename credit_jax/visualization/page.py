@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,13 @@ from credit_jax.io.atomic import new_file
 from credit_jax.visualization.card import card_panel, differences
 from credit_jax.visualization.charts import DASHES, Chart
 from credit_jax.visualization.curves import LOOKS, NAMES, curve_charts
-from credit_jax.visualization.html import choices, definitions, element, image
+from credit_jax.visualization.html import (
+    choices,
+    definitions,
+    document,
+    element,
+    image,
+)
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
 from credit_jax.visualization.panels import Panel, panel_svg
 from credit_jax.visualization.provenance import provenance_texts
@@ -88,20 +93,7 @@ def page_of(
         for name, content in sections.items()
     )
     head = f"<h1>{escape(title)}</h1>\n{_of_what(scores)}{element('nav', links)}"
-    return _document(title, f"{head}\n{body}")
-
-
-def _document(title: str, body: str) -> str:
-    css, script = (
-        files("credit_jax.visualization").joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.css", "page.js")
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n"
-        f"<body>\n{body}\n<script>\n{script}</script>\n</body>\n</html>\n"
-    )
+    return document(title, f"{head}\n{body}")
 
 
 def _anchor(name: str) -> str:

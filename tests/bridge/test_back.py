@@ -12,9 +12,8 @@ import pytest
 import xarray as xr
 import yaml
 
-from benchmarks.configs.fields import write_files
-from benchmarks.configs.small import make_small
-from benchmarks.configs.training import fit_scalers
+from credit_jax.certification.random_files import fit_scalers, write_files
+from credit_jax.certification.small_config import make_small
 from credit_jax.checkpoint import Progress
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast.command import main as forecast

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from credit_jax.certification.grib_messages import NX, NY, message
 from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
 from credit_jax.data.sources.grib import read_inventory
-from tests.data.sources.grib import NX, NY, message
 from tests.data.sources.server import same_samples, served
 
 TIMES = pd.date_range("2024-01-01", "2024-01-01T04", freq="1h")

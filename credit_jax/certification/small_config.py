@@ -1,4 +1,8 @@
-"""A config of CREDIT made small: a few days, a small grid, few channels, two steps."""
+"""A config made small: a few days, a small grid, narrow layers, short epochs.
+
+What a config is about stays: sources, variables, levels, blocks, loss, metrics,
+schedule and numbers of steps.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ _UNET = {
         "decoder_channels": [32, 32, 16, 16, 16],
     }
 }
+_U_TRANSFORMER = {"num_groups": 4, "num_heads": 4, "depth": 2, "window_size": 4}
 # Sizes of models that have other keys than `STAGES`; of others only what is named.
 SIZES: dict[str, dict[str, Any]] = {
     "camulator": {**STAGES, "cross_embed_strides": [2, 2, 2, 2]},
@@ -60,10 +65,34 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "unet": _UNET,
     "unet_downscaling": _UNET,
+    "unet-diffusion": {
+        "dim": [8],
+        "dim_mults": [1, 2, 4],
+        "attn_dim_head": 4,
+        "attn_heads": 2,
+    },
+    "debugger": {},
+    "graph": {"hidden_size": 16, "dim_head": 4, "n_blocks": 2},
+    "dscale": {
+        "dim": 16,
+        "num_groups": 4,
+        "num_heads": 4,
+        "depth": 2,
+        "window_size": 4,
+    },
+    "wrf": {"num_groups": 4, "num_heads": 4, "depth": 2, "window_size": 4},
+}
+# Sizes of the two regions of `wrf`.
+_REGIONS: dict[str, dict[str, Any]] = {
+    "param_interior": {"image_height": 32, "image_width": 64, "dim": 16},
+    "param_outside": {"image_height": 8, "image_width": 16, "dim": 16},
 }
 # Models without padding, or whose configs have none.
 _WITHOUT_PADDING = (
     "crossformer_downscaling",
+    "debugger",
+    "dscale",
+    "graph",
     "nextgen_wxformer",
     "swin",
     "unet",
@@ -82,6 +111,8 @@ TRAINER = {
     "load_weights": False,
     "start_epoch": 0,
 }
+# So that FSDP splits the parameters of a small model, too.
+MIN_SHARD_SIZE = 16
 _STORES = ("store", "model_level_store")
 
 
@@ -112,6 +143,10 @@ def _make_model_small(model: dict[str, Any]) -> None:
     kind = model.get("type")
     padded = kind not in _WITHOUT_PADDING
     model |= SIZES.get(str(kind), STAGES)
+    if kind == "wrf":
+        for region, sizes in _REGIONS.items():
+            model[region] |= sizes
+        return
     if "img_size" not in model:
         rows, columns = GRID if padded else UNPADDED
         model |= {"image_height": rows, "image_width": columns}
@@ -125,11 +160,18 @@ def _make_model_small(model: dict[str, Any]) -> None:
         model["diffusion"]["image_size"] = [*GRID]
 
 
-def grid_of(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns of a model section."""
+def grid_of(model: Mapping[str, Any], name: str = "x") -> tuple[int, int]:
+    """Rows and columns of an input of a model section.
+
+    Args:
+        model: the section.
+        name: name of the input.
+    """
     if "img_size" in model:
         rows, columns = model["img_size"]
         return rows, columns
+    if "param_interior" in model:
+        model = model["param_interior" if name == "x" else "param_outside"]
     return model["image_height"], model["image_width"]
 
 
@@ -174,3 +216,28 @@ def _make_source_small(source: dict[str, Any], place: Path) -> None:
         source |= {key: f"{place}_{key}.zarr" for key in keys}
     if kind.startswith("hrrr"):
         source |= {"mode": "local", "base_path": str(place), "extent": None}
+
+
+def certified_mapping(
+    mapping: Mapping[str, Any], folder: Path, *, num_samples: int, num_updates: int
+) -> dict[str, Any]:
+    """Returns a small config for a certificate, of which any mesh can be built.
+
+    Args:
+        mapping: config for credit_jax, not modified.
+        folder: folder of all files.
+        num_samples: samples of a batch.
+        num_updates: batches of an epoch.
+    """
+    config = make_small(mapping, folder)
+    config.pop("demo", None)
+    config["trainer"] |= {
+        "train_batch_size": num_samples,
+        "valid_batch_size": num_samples,
+        "batches_per_epoch": num_updates,
+        "num_devices": None,
+        "fsdp": {"min_shard_size": MIN_SHARD_SIZE},
+    }
+    members_are_ranks = config["loss"].get("training_loss") == "ring-crps"
+    config["trainer"]["parallelism"] = {"data": "ddp" if members_are_ranks else "none"}
+    return config

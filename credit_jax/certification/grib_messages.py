@@ -51,14 +51,14 @@ def _product(category, number, level_type, level):
 
 
 def _data(values):
-    there = np.isfinite(values).ravel()
-    kept = values.ravel()[there]
-    low = np.float32(kept.min())
-    scale = int(np.ceil(np.log2(max(float(kept.max() - low), 1e-9) / 65535)))
-    packed = np.round((kept - low) / 2.0**scale).astype(">u2").tobytes()
+    real = np.isfinite(values).ravel()
+    present = values.ravel()[real]
+    low = np.float32(present.min())
+    scale = int(np.ceil(np.log2(max(float(present.max() - low), 1e-9) / 65535)))
+    packed = np.round((present - low) / 2.0**scale).astype(">u2").tobytes()
     exponent = abs(scale) | (0x8000 if scale < 0 else 0)
-    head = struct.pack(">IHfHHBB", kept.size, 0, low, exponent, 0, 16, 0)
+    head = struct.pack(">IHfHHBB", present.size, 0, low, exponent, 0, 16, 0)
     bitmap = bytes([255])
-    if not there.all():
-        bitmap = bytes([0]) + np.packbits(there).tobytes()
+    if not real.all():
+        bitmap = bytes([0]) + np.packbits(real).tobytes()
     return _section(5, head), _section(6, bitmap), _section(7, packed)

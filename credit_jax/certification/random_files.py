@@ -1,8 +1,11 @@
-"""Writes files in the layout of a config: random fields and grids."""
+"""Writes files in the layout of a config: random fields, grids, and fitted scalers."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +14,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
+from rich.console import Console
 
-from benchmarks.configs.small import grid_of
+from credit_jax.certification.grib_messages import message
+from credit_jax.certification.small_config import grid_of
 from credit_jax.config import Config
+from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.hrrr import VARIABLES as HRRR_VARIABLES
-from tests.data.sources.grib import message
+from credit_jax.training import scaler_fitting
 
+_FITTED = ("bridgescaler_transform", "era5_normalizer")
+_FILES = ("scaler_path", "mean_path", "std_path")
+# Of a point of a graph, itself included.
+NEIGHBORS = 6
 # Name of a variable, in lower case -> smallest and largest value.
 RANGES = {
     **dict.fromkeys(("sp", "ps", "surface_pressure", "pressfc"), (9.5e4, 1.02e5)),
@@ -38,17 +48,19 @@ class Store:
         times: times of those with time.
         levels: name of a level dim -> its values.
         transposed: whether columns precede rows.
+        grid: its rows and columns.
     """
 
+    grid: tuple[int, int]
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     times: set[pd.Timestamp] = field(default_factory=set)
     levels: dict[str, set[float]] = field(default_factory=dict)
     transposed: bool = False
 
-    def dataset(self, seed: int, grid: tuple[int, int]) -> xr.Dataset:
+    def dataset(self, seed: int) -> xr.Dataset:
         """The fields, drawn evenly between the limits of each variable."""
         rng = np.random.default_rng(seed)
-        coords: dict[str, Any] = _coordinates(grid)
+        coords: dict[str, Any] = _coordinates(self.grid)
         coords |= {name: sorted(values) for name, values in self.levels.items()}
         if self.times:
             coords["time"] = sorted(self.times)
@@ -82,14 +94,36 @@ def write_files(config: Config) -> None:
             if source.dataset_type.startswith("hrrr"):
                 _write_hrrr(source, times, grid)
             elif source.dataset_type != "tisr":
-                _add_source(stores, source, times, model_levels)
+                _add_source(stores, source, times, config.model)
+    if "edge_path" in config.model:
+        _write_edges(config.model["edge_path"], grid)
     extra = {
         path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
     }
     for path in {*stores, *extra, *_latitude_files(config)}:
-        dataset = stores.get(path, Store()).dataset(len(path), grid)
+        dataset = stores.get(path, Store(grid)).dataset(len(path))
         dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
         _write(dataset, path)
+
+
+def _write_edges(path: str, grid: tuple[int, int]) -> None:
+    """Writes the nearest neighbors of every point, as CREDIT's `graph_edges_knn`."""
+    coordinates = _coordinates(grid)
+    east = (coordinates["longitude"] + 180.0) % 360.0 - 180.0
+    lon, lat = (x.ravel() for x in np.meshgrid(east, coordinates["latitude"]))
+    a, b = np.deg2rad(lat), np.deg2rad(lon)
+    points = np.stack([np.cos(a) * np.cos(b), np.cos(a) * np.sin(b), np.sin(a)], 1)
+    angle = np.arccos(np.clip(points @ points.T, -1, 1))
+    nearest = np.argsort(angle, axis=1, kind="stable")[:, :NEIGHBORS]
+    end = np.repeat(np.arange(len(points)), NEIGHBORS)
+    pairs = np.stack([nearest.ravel(), end], 1)
+    fields = {
+        "edges": (("node", "pair"), pairs),
+        "distances": (("node",), 6371 * angle[pairs[:, 0], pairs[:, 1]]),
+        "longitude": (("index",), lon),
+        "latitude": (("index",), lat),
+    }
+    _write(xr.Dataset(fields), path)
 
 
 def _times(data: DataConfig, source: SourceConfig) -> Any:
@@ -108,9 +142,11 @@ def _add_source(
     stores: dict[str, Store],
     source: SourceConfig,
     times: Any,
-    model_levels: int,
+    model: Mapping[str, Any],
 ) -> None:
     """Adds the variables of a source to its files."""
+    model_levels = int(model.get("levels", 1))
+    grid = grid_of(model, source.input)
     remote = source.dataset_type in ("arco_era5", "weatherbench2_era5")
     level = source.level_coord or "level"
     values = source.level_values or tuple(map(float, range(1, model_levels + 1)))
@@ -121,7 +157,7 @@ def _add_source(
                 continue
             template = str(section.path) if not remote else _store_of(source, deep)
             for path, path_times in _paths(template, times if timed else times[:1]):
-                store = stores.setdefault(path, Store())
+                store = stores.setdefault(path, Store(grid))
                 store.transposed = source.dataset_type == "weatherbench2_era5"
                 head = ("time",) if timed else ()
                 head += (level,) if deep else ()
@@ -230,3 +266,33 @@ def _write(dataset: xr.Dataset, path: str) -> None:
         dataset.to_netcdf(path, engine="h5netcdf")
     else:
         dataset.to_zarr(path, zarr_format=2, consolidated=True, mode="w")
+
+
+def fit_scalers(config: Config) -> None:
+    """Fits the scalers of the preblocks; other files of scalers are copies of them."""
+    blocks = [
+        block
+        for phase in (config.preblocks.ic_only, config.preblocks.per_step)
+        for block in phase.values()
+        if block.type in _FITTED
+    ]
+    if not blocks:
+        return
+    for path in _scaler_files(config):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(ConfigError):
+        scaler_fitting.fit_scalers(config, console=Console(file=io.StringIO()))
+    existing = [path for path in _scaler_files(config) if path.exists()]
+    for path in _scaler_files(config):
+        if not path.exists():
+            shutil.copy(existing[0], path)
+
+
+def _scaler_files(config: Config) -> list[Path]:
+    """Every file of a scaler that a block or the loss names."""
+    phases = (config.preblocks.per_step, config.preblocks.ic_only)
+    blocks = [block for phase in phases for block in phase.values()]
+    blocks += config.postblocks.per_step.values()
+    paths = [block.args.get(key) for block in blocks for key in _FILES]
+    paths.append(config.loss.scaler_file)
+    return [Path(path) for path in dict.fromkeys(paths) if path]

@@ -1,0 +1,314 @@
+"""Certificates: what was compared on which meshes, and whether it is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from credit_jax.certification.measure import Measured, measure
+from credit_jax.certification.meshes import (
+    CANDIDATES,
+    ONE_DEVICE,
+    dims_of,
+    fitting_meshes,
+    problems_of,
+)
+from credit_jax.certification.place import block_outputs, first_difference
+from credit_jax.certification.subject import (
+    NUM_SAMPLES,
+    Subject,
+    subject_of_model,
+)
+from credit_jax.certification.verdict import (
+    FLOAT32,
+    FLOAT64,
+    Bounds,
+    Check,
+    compare,
+    vanishing,
+)
+from credit_jax.models.model_def import ModelDef
+
+
+@dataclass(frozen=True)
+class MeshVerdict:
+    """The comparison of one mesh with one device.
+
+    Attributes:
+        mesh: name of the mesh.
+        checks: the checks in float32, or as the certificate says; empty if it does not
+            run.
+        in_float64: the same in float64, where a bound in float32 is broken; else empty.
+        place: the first place that differs; "" if nothing does.
+    """
+
+    mesh: str
+    checks: tuple[Check, ...] = ()
+    in_float64: tuple[Check, ...] = ()
+    place: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every bound holds, of float64 where that of float32 is broken."""
+        decisive = self.in_float64 or self.checks
+        return bool(decisive) and all(check.passed for check in decisive)
+
+    def lines(self) -> Iterator[str]:
+        """The verdict as text: the check nearest to its bound, and what differs."""
+        name = f"{self.mesh:24}"
+        state = "the same" if self.passed else "DIFFERS"
+        if self.checks:
+            worst = max(
+                self.checks, key=lambda check: (not check.passed, _share(check))
+            )
+            where = f" ({worst.where})" if worst.where else ""
+            decided = ""
+            if self.in_float64 and self.passed:
+                decided = ", the same in float64"
+            yield (
+                f"{name} {state}: {worst.quantity}{where} {worst.error:.1e}, bound "
+                f"{worst.bound:.0e}{decided}"
+            )
+        if self.place:
+            yield f"{name} first difference: {self.place}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The comparisons of all meshes.
+
+    Attributes:
+        subject: what it is about, such as the type of the model.
+        reference: name of the mesh that the others are compared with.
+        bounds: bounds of `MeshVerdict.checks`.
+        verdicts: verdict of each mesh.
+        left_out: why a mesh that was asked for was not run, by its name.
+        credit: lines of the comparison with serial CREDIT; empty without.
+        credit_passed: whether that comparison passed.
+        vanishing: parameters whose gradient is of rounding errors alone.
+        provenance: versions, digests, command and the like, by name.
+
+    >>> certificate = credit_jax.certify(model.model_def, meshes=["1"])
+    >>> list(certificate.lines())
+    []
+    """
+
+    subject: str
+    reference: str
+    bounds: Bounds
+    verdicts: tuple[MeshVerdict, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    credit: tuple[str, ...] = ()
+    credit_passed: bool = True
+    vanishing: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every mesh gives the same as one device, and as CREDIT if asked."""
+        return self.credit_passed and all(v.passed for v in self.verdicts)
+
+    def lines(self) -> Iterator[str]:
+        """The certificate as text: a line for each mesh, and the places that differ."""
+        for verdict in self.verdicts:
+            yield from verdict.lines()
+        yield from self.credit
+
+    def to_json(self) -> dict[str, Any]:
+        """The certificate as JSON values."""
+        return {
+            **dataclasses.asdict(self),
+            "passed": self.passed,
+            "verdicts": [
+                {**dataclasses.asdict(verdict), "passed": verdict.passed}
+                for verdict in self.verdicts
+            ],
+        }
+
+
+def _share(check: Check) -> float:
+    """An error as a share of its bound."""
+    return check.error / check.bound if check.bound else check.error
+
+
+def certify(
+    model_def: ModelDef,
+    *,
+    meshes: Sequence[str] | None = None,
+    devices: Sequence[Any] | None = None,
+    seed: int = 0,
+) -> Certificate:
+    """Compares a model on many meshes with itself on one device, in this process.
+
+    The forward pass, the losses, all gradients and the weights of three updates, and a
+    checkpoint of one device that every mesh goes on from.
+
+    Args:
+        model_def: any model, also one that no config names.
+        meshes: names such as "fsdp2xdomain3"; None for all that the model and the
+            devices fit.
+        devices: None for all of this process. On a CPU, call
+            `credit_jax.ensure_devices(8)` first.
+        seed: seed of weights and inputs.
+
+    Returns:
+        The certificate; `passed` says whether all meshes give the same.
+
+    Raises:
+        ValueError: a mesh that was asked for does not fit the model or the devices.
+
+    >>> certificate = credit_jax.certify(model.model_def, meshes=["1"])
+    >>> certificate.passed
+    True
+    """
+    present = list(jax.devices() if devices is None else devices)
+    x64 = bool(jax.config.values["jax_enable_x64"])
+    names = [
+        name
+        for name in chosen_meshes(model_def, meshes, len(present))
+        if name != ONE_DEVICE
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        runner = _InProcess(model_def, present, Path(folder), seed)
+        verdicts = [judge(runner, name, ONE_DEVICE, x64=x64) for name in names]
+        expected = runner.measured(ONE_DEVICE, x64=x64)
+    return Certificate(
+        str(model_def.config.type),
+        ONE_DEVICE,
+        FLOAT64 if x64 else FLOAT32,
+        tuple(verdicts),
+        vanishing=tuple(vanishing(expected)),
+    )
+
+
+def chosen_meshes(
+    model_def: ModelDef,
+    names: Sequence[str] | None,
+    num_devices: int,
+    *,
+    num_ranks: int | None = None,
+) -> list[str]:
+    """Returns the meshes to compare; all that fit, or those asked for.
+
+    Args:
+        model_def: the model.
+        names: names of the meshes; None for all of `CANDIDATES` that fit.
+        num_devices: number of devices.
+        num_ranks: see `fitting_meshes`.
+
+    Raises:
+        ValueError: one that was asked for does not fit.
+    """
+    fitting = fitting_meshes(
+        model_def,
+        num_devices=num_devices,
+        num_samples=NUM_SAMPLES,
+        num_ranks=num_ranks,
+        names=CANDIDATES if names is None else names,
+    )
+    for name in () if names is None else names:
+        if name not in fitting:
+            ranks = dims_of(name).batch_size
+            reasons = problems_of(name, model_def, num_devices) or [
+                f"its {ranks} data-parallel ranks do not fit: expected "
+                + (f"{num_ranks}" if num_ranks else f"a divisor of {NUM_SAMPLES}")
+            ]
+            raise ValueError(f"--meshes: {name} does not fit: {'; '.join(reasons)}")
+    return fitting
+
+
+def reference_of(num_ranks: int | None) -> str:
+    """Name of the mesh that others are compared with: one device if it can be."""
+    return ONE_DEVICE if num_ranks is None else f"ddp{num_ranks}"
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Runs a subject on meshes."""
+
+    def measured(self, mesh: str, *, x64: bool) -> Measured:
+        """The numbers of a mesh; those of the reference are computed once."""
+        ...
+
+    def place(self, mesh: str, *, x64: bool) -> str:
+        """The first place where a mesh differs from the reference."""
+        ...
+
+
+def judge(runner: Runner, mesh: str, reference: str, *, x64: bool) -> MeshVerdict:
+    """Compares a mesh with the reference, in float64 where float32 does not decide.
+
+    Args:
+        runner: runs the subject.
+        mesh, reference: their names.
+        x64: compare in float64 at once.
+    """
+
+    def checks(*, x64: bool) -> tuple[Check, ...]:
+        expected = runner.measured(reference, x64=x64)
+        actual = runner.measured(mesh, x64=x64)
+        return tuple(compare(actual, expected, FLOAT64 if x64 else FLOAT32))
+
+    def broken(results: Sequence[Check]) -> bool:
+        return not all(check.passed for check in results)
+
+    runner.measured(reference, x64=x64)  # its errors are not those of the mesh
+    try:
+        first, wide, place = checks(x64=x64), (), ""
+        if not x64 and broken(first):
+            wide = checks(x64=True)
+        if broken(wide or first):
+            place = runner.place(mesh, x64=x64 or bool(wide))
+    except Exception as error:  # whatever a wrong sharding raises is a finding
+        return MeshVerdict(mesh, place=f"it does not run: {error}")
+    return MeshVerdict(mesh, first, wide, place)
+
+
+class _InProcess:
+    """Runs a model on the devices of this process."""
+
+    def __init__(
+        self, model_def: ModelDef, devices: Sequence[Any], folder: Path, seed: int
+    ) -> None:
+        self._model_def = model_def
+        self._devices = devices
+        self._folder = folder
+        self._seed = seed
+        self._seen: dict[tuple[str, bool], Measured] = {}
+
+    def measured(self, mesh: str, *, x64: bool) -> Measured:
+        key = (mesh, x64)
+        if key not in self._seen:
+            folder = self._folder / ("float64" if x64 else "float32")
+            reference, start = None, None
+            if mesh != ONE_DEVICE:
+                reference = folder / ONE_DEVICE
+                start = self.measured(ONE_DEVICE, x64=x64).start
+            with jax.enable_x64(x64):
+                self._seen[key] = measure(
+                    self._subject(x64=x64),
+                    mesh,
+                    self._devices,
+                    folder=folder / mesh,
+                    reference=reference,
+                    start=start,
+                )
+        return self._seen[key]
+
+    def place(self, mesh: str, *, x64: bool) -> str:
+        actual = self.measured(mesh, x64=x64)
+        expected = self.measured(ONE_DEVICE, x64=x64)
+        bounds = FLOAT64 if x64 else FLOAT32
+        with jax.enable_x64(x64):
+            subject, devices = self._subject(x64=x64), self._devices
+            outputs = block_outputs(subject, ONE_DEVICE, devices, expected.start)
+            return first_difference(subject, devices, actual, expected, bounds, outputs)
+
+    def _subject(self, *, x64: bool) -> Subject:
+        return subject_of_model(self._model_def, x64=x64, seed=self._seed)

@@ -1,0 +1,339 @@
+"""What one mesh gives: a forecast, losses, every gradient, weights before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import PartitionSpec
+
+from credit_jax.certification.meshes import dims_of
+from credit_jax.certification.subject import NUM_STEPS, Subject
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.named_fields import FieldContext
+from credit_jax.nn.model_state import COLLECTIONS
+from credit_jax.nn.noise import Noise
+from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.placement import place_batch
+from credit_jax.training.restore import RunStore, place_weights
+from credit_jax.training.state import (
+    TrainState,
+    place_state,
+    state_of,
+    state_specs,
+)
+from credit_jax.training.step import make_train_step
+
+Arrays = dict[str, np.ndarray]
+# The update after which a checkpoint is written, and restored on another mesh.
+SAVED = 1
+# Of the names of `Measured.start`.
+_PARAMS, _SEPARATOR = "params", "|"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of one mesh, whole arrays on the host.
+
+    Attributes:
+        mesh: its name.
+        forecast: prediction of each step, (batch, channel, time, lat, lon), samples in
+            the order of one device; by "prediction" for one step, "step 2", ...
+        losses: (update,).
+        gradients: gradients of the first update by path, before clipping.
+        start: weights and model state of the reference before the first update, which
+            all meshes take; empty for the others.
+        initial: weights as this mesh itself draws or reads them.
+        updated: weights after the last update.
+        average: average of the weights after the last update; empty without.
+        saved: the weights in the checkpoint after update `SAVED`, with the counts of
+            micro-batches and updates.
+        restored: the weights, read from the checkpoint of one device, that this mesh
+            goes on from; None on one device.
+        restored_loss: loss of the update that follows; None on one device.
+    """
+
+    mesh: str
+    forecast: Arrays
+    losses: np.ndarray
+    gradients: Arrays
+    start: Arrays
+    initial: Arrays
+    updated: Arrays
+    average: Arrays
+    saved: Arrays
+    restored: Arrays | None = None
+    restored_loss: float | None = None
+
+
+class RecordedGradient(NamedTuple):
+    """The state of `record_gradient`."""
+
+    gradient: Any
+
+
+def record_gradient() -> optax.GradientTransformation:
+    """A transformation that keeps the last gradient as its state, and passes it on."""
+
+    def init(params: Any) -> RecordedGradient:
+        return RecordedGradient(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del state, params
+        return updates, RecordedGradient(updates)
+
+    return optax.GradientTransformation(init, update)
+
+
+def build_model(subject: Subject, mesh: str, devices: Sequence[Any]) -> ParallelModel:
+    """Builds the model of a subject on the mesh of a name."""
+    dims = dims_of(mesh)
+    return build_parallel_model(
+        subject.model_def,
+        dims,
+        devices=devices[: dims.world_size],
+        mp_policy=subject.precision,
+        **subject.options,
+    )
+
+
+def measure(
+    subject: Subject,
+    mesh: str,
+    devices: Sequence[Any],
+    *,
+    folder: Path,
+    reference: Path | None = None,
+    start: Arrays | None = None,
+) -> Measured:
+    """Runs the forecast and the updates of a subject on a mesh.
+
+    Two programs are compiled: a step of the forecast, and the training step, whose
+    optimizer records the gradient, too.
+
+    Args:
+        subject: what to run.
+        mesh: name of the mesh.
+        devices: devices, at least as many as the mesh has.
+        folder: folder where the checkpoint of this mesh is written; empty.
+        reference: folder of the checkpoint of one device; None on one device.
+        start: `Measured.start` of one device; None on one device.
+    """
+    model = build_model(subject, mesh, devices)
+    order = samples_of_mesh(subject.num_samples, model, subject)
+    optimizer = optax.chain(record_gradient(), subject.optimizer)
+    weights = drawn_weights(subject, model)
+    initial = _host(weights[0])
+    if start is None:
+        weights = _as_computed(subject, weights)
+    else:
+        weights = placed_weights(model, start)
+    state = _first_state(subject, model, optimizer, weights)
+    forecast = _forecast(subject, model, state, order)
+    train = make_train_step(
+        model,
+        optimizer,
+        subject.loss,
+        rollout=subject.rollout,
+        loss_optimizer=subject.loss_optimizer,
+        ema_decay=subject.ema_decay,
+    )
+    step = compile_program(train, model.mesh)
+
+    def update(state: TrainState, index: int) -> tuple[TrainState, float]:
+        batch = jax.tree.map(lambda leaf: leaf[None], subject.batches[index])
+        batch = placed_batch(batch, model, subject, order, sample_dim=1)
+        state, info = step(state, batch, jnp.float32(subject.learning_rate))
+        return state, float(info["loss"][0])
+
+    fresh, losses, gradients, saved = state, [], {}, {}
+    store = RunStore(CheckpointStore(folder), model.model_def.param_specs)
+    try:
+        for index in range(len(subject.batches)):
+            state, loss = update(state, index)
+            losses.append(loss)
+            if index == 0:
+                gradients = _host(state.opt_state[0].gradient)
+            if index + 1 == SAVED:
+                saved = _checkpointed(state)
+                store.save(SAVED, state, Progress())
+    finally:
+        store.checkpoints.close()
+    restored, restored_loss = None, None
+    if reference is not None:
+        other = CheckpointStore(reference)
+        try:
+            reader = RunStore(other, model.model_def.param_specs)
+            again = reader.restore_all(SAVED, fresh)
+        finally:
+            other.close()
+        restored = _checkpointed(again)
+        restored_loss = update(again, SAVED)[1]
+    return Measured(
+        mesh,
+        forecast,
+        np.asarray(losses),
+        gradients,
+        _flat(*weights) if start is None else {},
+        initial,
+        _host(state.params),
+        _host(state.ema or {}),
+        saved,
+        restored,
+        restored_loss,
+    )
+
+
+def _checkpointed(state: TrainState) -> Arrays:
+    """The weights of a state, and its position in the training."""
+    counts = {"micro-batches": state.micro_step, "updates": state.update_step}
+    return _host({**state.params, **counts})
+
+
+def drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:
+    """Parameters and model state as a mesh draws them, or reads them from a run."""
+    if subject.weights is None:
+        return model.init(jax.random.key(subject.seed))
+    return subject.weights.restore(model)
+
+
+def placed_weights(model: ParallelModel, start: Arrays) -> tuple[Any, Any]:
+    """Parameters and model state of `Measured.start` on the mesh of a model."""
+    tree: Any = unflatten_dict(start, sep=_SEPARATOR)
+    collections = {name: tree.get(name, {}) for name in COLLECTIONS}
+    return place_weights(model, tree[_PARAMS], collections)
+
+
+def _flat(params: Any, model_state: Any) -> Arrays:
+    """Weights and state as one dict of arrays on the host."""
+    tree = {_PARAMS: dict(params), **model_state}
+    return _host(flatten_dict(tree, sep=_SEPARATOR))
+
+
+def _as_computed(subject: Subject, weights: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Weights in the dtype that the subject stores them in: float64 with x64."""
+    dtype = jnp.promote_types(subject.precision.compute, jnp.float32)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), weights)
+
+
+def _first_state(
+    subject: Subject,
+    model: ParallelModel,
+    optimizer: optax.GradientTransformation,
+    weights: tuple[Any, Any],
+) -> TrainState:
+    loss_state, ema = subject.loss_state, subject.ema_decay is not None
+    options = {"ema": ema, "loss_state": loss_state}
+    key = jax.random.key(subject.seed)
+    state = state_of(model, *weights, optimizer, key, **options)
+    return place_state(state, state_specs(model, optimizer, **options), model.mesh)
+
+
+def samples_of_mesh(
+    num_samples: int, model: ParallelModel, subject: Subject
+) -> np.ndarray:
+    """The samples of one device in the order of this mesh's ranks.
+
+    Rank r of n has samples r, r + n, ..., as the sampler gives them: dropout and noise
+    go by these numbers.
+    """
+    ranks = 1 if subject.shared else model.axes.num_data
+    return np.concatenate([np.arange(r, num_samples, ranks) for r in range(ranks)])
+
+
+def placed_batch(
+    batch: Mapping[str, Any],
+    model: ParallelModel,
+    subject: Subject,
+    order: np.ndarray,
+    *,
+    sample_dim: int = 0,
+) -> dict[str, Any]:
+    """Puts samples on the mesh of a model, in the order of its ranks."""
+    ordered = jax.tree.map(lambda leaf: np.take(leaf, order, sample_dim), dict(batch))
+    return place_batch(ordered, model.mesh, shared=subject.shared)
+
+
+def _host(tree: Mapping[str, Any]) -> Arrays:
+    return {path: np.asarray(leaf) for path, leaf in jax.device_get(dict(tree)).items()}
+
+
+def _forecast(
+    subject: Subject, model: ParallelModel, state: TrainState, order: np.ndarray
+) -> Arrays:
+    """The predictions of each step of a forecast in evaluation mode."""
+    if subject.first is None:
+        return {}
+    run = forecast_step(subject, model, tuple(subject.first))
+    batch = placed_batch(subject.first, model, subject, order)
+    rollout, names = subject.forecast, ["prediction"]
+    steps = min(rollout.num_steps, NUM_STEPS)
+    names += [f"step {number}" for number in range(2, steps + 1)]
+    noise = None
+    if model.model_def.draws_noise:
+        noise = Noise(jax.random.key(subject.seed))
+    fields = {name: batch[name] for name in ("x", "x_physical") if name in batch}
+    predictions = {}
+    back = np.argsort(order)
+    for index, name in enumerate(names):
+        drawn = noise.fold_in(index) if noise is not None and steps > 1 else noise
+        number = jnp.asarray(index, jnp.int32)
+        now = (batch, fields, number, drawn)
+        fields, y = run(state.params, state.model_state, now)
+        rows = model.model_def.image_height
+        y = np.asarray(y)[..., :rows, :]
+        # Members and samples of a loss of ranks stay in the order of the mesh.
+        predictions[name] = y[back] if len(y) == len(back) else y
+    return predictions
+
+
+def forecast_step(
+    subject: Subject, model: ParallelModel, names: tuple[str, ...]
+) -> Callable[..., tuple[dict[str, Any], Any]]:
+    """Compiles one step of the forecast of a subject.
+
+    Args:
+        subject: the model and its forecast.
+        model: the model on its mesh.
+        names: entries of a batch.
+
+    Returns:
+        Function (params, model_state, (batch, fed-back fields, index of the step,
+        noise)) -> (fed-back fields of the next step, prediction).
+    """
+    rollout = subject.forecast
+    context = FieldContext(model.reducer, num_members=rollout.num_members)
+
+    def body(params: Any, model_state: Any, step: Any) -> Any:
+        batch, fields, index, noise = step
+        target, forcing = rollout.per_step(batch)
+        now = jax.tree.map(lambda leaf: leaf[index], (target, forcing))
+        shapes = model.model_def.input_shapes
+        prediction = model.local_forward(
+            params,
+            model_state,
+            rollout.inputs(shapes, batch, fields, index),
+            noise,
+            interleaved=True,
+            num_members=rollout.num_members,
+        )
+        tree = rollout.after(batch, fields, now[0], prediction, context)
+        return rollout.next(batch, fields, tree, now[1], context), tree["y_pred"]
+
+    known = model.batch_specs()
+    specs = {name: known.get(name, known["y"]) for name in names}
+    fed_back = {name: specs[name] for name in ("x", "x_physical") if name in specs}
+    sharded = model.shard_map(
+        body,
+        batch_specs=(specs, fed_back, PartitionSpec(), PartitionSpec()),
+        out_specs=(fed_back, known["y"]),
+    )
+    return compile_program(sharded, model.mesh)

@@ -1,0 +1,125 @@
+"""The meshes of a certificate, by names such as "fsdp2xtp2xdomain3"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from credit_jax.models.model_def import ModelDef
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, EP, TP
+from credit_jax.parallel.mesh.degrees import ETP
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
+
+ONE_DEVICE = "1"
+_DEGREES: Mapping[str, str] = MappingProxyType(
+    {
+        "ddp": DP_REPLICATE,
+        "fsdp": DP_SHARD,
+        "ep": EP,
+        "etp": ETP,
+        "tp": TP,
+        "domain": DOMAIN,
+        "ulysses": ULYSSES,
+    }
+)
+_FACTOR = re.compile(r"([a-z]+)(\d+)")
+# Degrees that are no axes of a mesh: they say how others are used.
+_USES = (ULYSSES, ETP)
+
+# The meshes of "all", up to 8 devices. Every kind of parallelism by itself, even and
+# uneven rows, then two and three kinds together.
+CANDIDATES = (
+    "ddp2",
+    "fsdp2",
+    "tp2",
+    "domain2",
+    "domain3",
+    "fsdp4",
+    "tp4",
+    "domain4",
+    "domain5",
+    "ddp2xfsdp2",
+    "fsdp2xtp2",
+    "fsdp2xdomain2",
+    "tp2xdomain2",
+    "tp2xdomain3",
+    "domain2xulysses2",
+    "domain4xulysses2",
+    "ep2",
+    "ep4",
+    "ep2xtp2",
+    "ep2xtp2xetp1",
+    "ep2xdomain2",
+    "fsdp2xtp2xdomain2",
+    "ddp2xfsdp2xdomain2",
+    "tp2xdomain4xulysses2",
+    "fsdp2xdomain4",
+    "domain8",
+)
+
+
+def dims_of(name: str) -> ParallelDims:
+    """Returns the degrees of the mesh of a name; "1" is one device.
+
+    `ddp` replicates parameters, `fsdp` shards them; `ep` and `etp` are of experts,
+    `ulysses` trades heads for rows.
+
+    Raises:
+        ValueError: the name is not that of a mesh.
+
+    >>> dims_of("fsdp2xdomain4").axis_degrees
+    {'dp_shard': 2, 'domain': 4}
+    """
+    degrees: dict[str, int] = {}
+    for factor in [] if name == ONE_DEVICE else name.split("x"):
+        match = _FACTOR.fullmatch(factor)
+        kind = _DEGREES.get(match[1]) if match else None
+        if match is None or kind is None or kind in degrees or int(match[2]) < 1:
+            raise ValueError(
+                f"--meshes: got {name!r}; expected 1, or factors "
+                f"{', '.join(f'{kind}N' for kind in _DEGREES)} joined by x, each at "
+                "most once, such as fsdp2xtp2xdomain2"
+            )
+        degrees[kind] = int(match[2])
+    world_size = 1
+    for kind, degree in degrees.items():
+        world_size *= 1 if kind in _USES else degree
+    return ParallelDims(**degrees, world_size=world_size)
+
+
+def problems_of(name: str, model_def: ModelDef, num_devices: int) -> list[str]:
+    """Returns why a model cannot run on a mesh of some devices, one line each."""
+    dims = dims_of(name)
+    if dims.world_size > num_devices:
+        return [f"it has {dims.world_size} devices, there are {num_devices}"]
+    degrees = {**dims.axis_degrees, ULYSSES: dims.ulysses_degree}
+    problems = model_problems(model_def, degrees)
+    return [*problems, *model_def.validate(dims.tp, dims.domain)]
+
+
+def fitting_meshes(
+    model_def: ModelDef,
+    *,
+    num_devices: int,
+    num_samples: int,
+    num_ranks: int | None = None,
+    names: Iterable[str] = CANDIDATES,
+) -> list[str]:
+    """Returns the names of the meshes that a model runs on.
+
+    Args:
+        model_def: the model.
+        num_devices: number of devices.
+        num_samples: samples of a batch, which the data-parallel ranks share equally.
+        num_ranks: number of data-parallel ranks; None for any that divide the samples.
+        names: names of the meshes to choose from.
+    """
+
+    def fits(name: str) -> bool:
+        ranks = dims_of(name).batch_size
+        shared = num_samples % ranks == 0 if num_ranks is None else ranks == num_ranks
+        return shared and not problems_of(name, model_def, num_devices)
+
+    return [name for name in names if fits(name)]

@@ -1,0 +1,110 @@
+"""The page of a certificate: one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from credit_jax.certification.certify import Certificate, MeshVerdict
+from credit_jax.certification.verdict import Check
+from credit_jax.visualization.html import (
+    Cell,
+    Row,
+    definitions,
+    document,
+    element,
+    table,
+)
+
+
+def page_of(certificate: Certificate) -> str:
+    """Returns the text of the page.
+
+    Args:
+        certificate: what was compared.
+    """
+    title = f"Certificate: {certificate.subject}"
+    sections = {
+        "Meshes": _meshes(certificate),
+        "Places that differ": _places(certificate),
+        "Serial CREDIT": element("pre", escape("\n".join(certificate.credit)))
+        if certificate.credit
+        else "",
+        "Bounds": _bounds(certificate),
+        "Provenance": definitions(certificate.provenance),
+    }
+    body = "\n".join(
+        element("section", f"<h2>{name}</h2>\n{content}")
+        for name, content in sections.items()
+        if content
+    )
+    head = f"<h1>{escape(title)}</h1>\n{element('p', escape(_verdict(certificate)))}"
+    return document(title, f"{head}\n{body}")
+
+
+def _verdict(certificate: Certificate) -> str:
+    count = len(certificate.verdicts)
+    broken = [v.mesh for v in certificate.verdicts if not v.passed]
+    if not certificate.credit_passed:
+        broken.append("serial CREDIT")
+    if not broken:
+        text = f"Passed: {count} meshes give what mesh {certificate.reference} gives."
+    else:
+        text = f"Not passed: {', '.join(broken)}."
+    return (
+        f"{text} Compared were forecasts, losses, every gradient, the weights after "
+        "some updates, and a checkpoint written on one mesh and restored on another. "
+        "Errors are relative, in the L2 norm; 0 means the same bits."
+    )
+
+
+def _meshes(certificate: Certificate) -> str:
+    quantities = [check.quantity for check in _checks(certificate)]
+    columns = [("mesh", True), ("verdict", True)]
+    columns += [(quantity, False) for quantity in quantities]
+    return table("meshes", columns, _rows(certificate), "errors by mesh")
+
+
+def _checks(certificate: Certificate) -> tuple[Check, ...]:
+    """Those of any mesh that runs; all have the same quantities and bounds."""
+    return max((v.checks for v in certificate.verdicts), key=len, default=())
+
+
+def _rows(certificate: Certificate) -> Iterator[Row]:
+    for verdict in certificate.verdicts:
+        missing = len(_checks(certificate)) - len(verdict.checks)
+        cells = [*map(_cell, verdict.checks), *[Cell("")] * missing]
+        yield Row(verdict.mesh, [_state(verdict), *cells])
+        if verdict.in_float64:
+            name = f"{verdict.mesh}, float64"
+            yield Row(name, [_state(verdict), *map(_cell, verdict.in_float64)])
+
+
+def _state(verdict: MeshVerdict) -> Cell:
+    return Cell("passed" if verdict.passed else "differs", kind="text")
+
+
+def _cell(check: Check) -> Cell:
+    where = f" ({check.where})" if check.where and not check.passed else ""
+    return Cell(f"{check.error:.1e}{where}" if check.error else "0", check.error)
+
+
+def _places(certificate: Certificate) -> str:
+    places = {v.mesh: v.place for v in certificate.verdicts if v.place}
+    return definitions(places) if places else ""
+
+
+def _bounds(certificate: Certificate) -> str:
+    bounds = {
+        check.quantity: f"{check.bound:.0e}" if check.bound else "the same bits"
+        for check in _checks(certificate)
+    }
+    vanishing = ""
+    if certificate.vanishing:
+        vanishing = element(
+            "p",
+            "Left out of the change of weights, because their gradient is 0 but for "
+            f"rounding: {escape(', '.join(certificate.vanishing))}.",
+        )
+    origin = element("p", escape(certificate.bounds.origin))
+    return definitions(bounds) + origin + vanishing

@@ -1,0 +1,213 @@
+"""What a certificate is about: a model, how it is trained, and data to run it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from credit_jax.config import Config
+from credit_jax.data import Batch
+from credit_jax.losses import Loss
+from credit_jax.models.model_def import ModelDef
+from credit_jax.named_fields import FieldContext
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.plan import RunPlan, plan_run
+from credit_jax.training.loss_state import init_loss_state
+from credit_jax.training.optimizer import (
+    adamw,
+    build_loss_optimizer,
+    build_optimizer,
+)
+from credit_jax.training.run_weights import RunWeights
+from credit_jax.transforms import ONE_STEP, FieldTree, Rollout
+
+# Samples of a batch: the degrees of data parallelism up to 4 divide them.
+NUM_SAMPLES = 4
+NUM_UPDATES = 3
+# Of a gradient, so small that it is clipped.
+MAX_NORM = 0.1
+NUM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, its training and its forecast, and batches of all ranks.
+
+    Attributes:
+        model_def: the model.
+        loss: loss of the fields after a step of `rollout`.
+        optimizer: optimizer of the weights, with elementwise state.
+        batches: batches of the updates: arrays of `num_samples` samples by name.
+        first: start of the forecast and what its steps need, as a batch; None for no
+            forecast.
+        rollout: the forecast whose losses are minimized.
+        forecast: the forecast of `first`.
+        learning_rate: learning rate of every update.
+        ema_decay: decay of the averaged weights; None for no average.
+        loss_optimizer: optimizer of the parameters of the loss; None if it has none.
+        options: further arguments of `build_parallel_model`.
+        precision: dtypes of the model.
+        num_ranks: number of data-parallel ranks that the loss needs; None for any.
+        shared: whether every data-parallel rank has all samples.
+        seed: seed of the weights, of dropout and of noise.
+        weights: those of a run, before the first update; None for random ones.
+    """
+
+    model_def: ModelDef
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    batches: tuple[Mapping[str, Any], ...]
+    first: Mapping[str, Any] | None = None
+    rollout: Rollout = ONE_STEP
+    forecast: Rollout = ONE_STEP
+    learning_rate: float = 1e-3
+    ema_decay: float | None = None
+    loss_optimizer: optax.GradientTransformation | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    precision: Precision = field(default_factory=Precision)
+    num_ranks: int | None = None
+    shared: bool = False
+    seed: int = 0
+    weights: RunWeights | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of a batch, of all data-parallel ranks."""
+        return len(next(iter(self.batches[0].values())))
+
+    @property
+    def loss_state(self) -> Any:
+        """Initial parameters of the loss; None if it has none."""
+        return init_loss_state(self.loss, self.loss_optimizer)
+
+
+def mean_square(tree: FieldTree, context: FieldContext) -> Any:
+    """The mean of (y_pred - y)^2 over all samples, channels and points.
+
+    Rows weigh as those of a global grid, the cosine of their latitude.
+    """
+    rows = context.reducer.rows.size
+    latitude = np.deg2rad(90 - 180 * (np.arange(rows) + 0.5) / rows)
+    weights = np.cos(latitude) / np.cos(latitude).mean()
+    return context.reducer.mean((tree["y_pred"] - tree["y"]) ** 2, weights)
+
+
+def subject_of_model(
+    model_def: ModelDef, *, x64: bool = False, seed: int = 0
+) -> Subject:
+    """Returns a model with a mean square loss, AdamW and random batches.
+
+    Args:
+        model_def: any model, also one that no config names.
+        x64: compute in float64; needs `jax_enable_x64`.
+        seed: seed of weights and batches.
+    """
+    rng = np.random.default_rng(seed)
+    batches = []
+    for _ in range(NUM_UPDATES):
+        specs = {**model_def.inputs, "y": model_def.output}
+        batch = {
+            name: rng.normal(size=spec.shape(NUM_SAMPLES)).astype(np.float32)
+            for name, spec in specs.items()
+        }
+        batches.append(_wide(batch) if x64 else batch)
+    return Subject(
+        model_def,
+        mean_square,
+        adamw(weight_decay=0.01, max_norm=MAX_NORM),
+        tuple(batches),
+        first=batches[0],
+        ema_decay=0.9,
+        precision=_precision(x64),
+        seed=seed,
+    )
+
+
+def subject_of_config(
+    config: Config, *, x64: bool = False, weights: RunWeights | None = None
+) -> Subject:
+    """Returns the model, the training and the data of a config.
+
+    Every mesh reads the same samples, on all of whose rows the first rank's loader
+    works as one of a single rank.
+
+    Args:
+        config: config of a run whose files exist.
+        x64: compute in float64; needs `jax_enable_x64`.
+        weights: those to begin with; None for random ones.
+
+    Raises:
+        ConfigError: the run has problems.
+    """
+    num_ranks = ranks_of(config)
+    plan = plan_run(config, num_devices=num_ranks or 1)
+    plan.check()
+    objective, trainer = plan.objective, config.trainer
+    assert objective is not None, "a plan without problems has losses"
+    assert plan.model.model_def is not None, "and a model"
+    train = _batches(plan, "train", NUM_UPDATES)
+    split = "valid" if "valid" in plan.loaders else "train"
+    has_process = plan.model.model_def.process is not None
+    convert = _wide if x64 else dict
+    return Subject(
+        plan.model.model_def,
+        objective.loss,
+        build_optimizer(trainer),
+        tuple(convert(batch.arrays) for batch in train),
+        first=convert(_batches(plan, split, 1)[0].arrays),
+        rollout=objective.rollout,
+        forecast=ONE_STEP if has_process else objective.valid_rollout,
+        learning_rate=trainer.learning_rate,
+        ema_decay=trainer.ema_decay if trainer.use_ema else None,
+        loss_optimizer=build_loss_optimizer(trainer) if config.loss.learns else None,
+        options={
+            "ac_mode": trainer.activation_checkpoint,
+            "reshard_after_forward": trainer.fsdp.reshard_after_forward,
+            "min_shard_size": trainer.fsdp.min_shard_size,
+            "keep_whole": trainer.fsdp.keep_whole,
+            "over_domain": trainer.fsdp.over_domain,
+            "unroll_blocks": trainer.unroll_blocks,
+        },
+        precision=_precision(x64),
+        num_ranks=num_ranks,
+        shared=config.shares_batches,
+        seed=config.seed,
+        weights=weights,
+    )
+
+
+def ranks_of(config: Config) -> int | None:
+    """Number of data-parallel ranks that the loss of a config needs; None for any."""
+    return 2 if config.loss.members_are_ranks else None
+
+
+def _batches(plan: RunPlan, split: Any, count: int) -> list[Batch]:
+    """The first batches of a loader, with the samples of all ranks."""
+    loader = plan.loaders[split].for_ranks((0,), 1)
+    batches = []
+    for batch in loader.epoch(0):
+        batches.append(batch)
+        if len(batches) == count:
+            break
+    return batches
+
+
+def _precision(x64: bool) -> Precision:
+    return Precision.of("float64") if x64 else Precision()
+
+
+def _wide(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays with all floats in float64."""
+    return jax.tree.map(
+        lambda leaf: (
+            np.asarray(leaf, np.float64)
+            if np.issubdtype(leaf.dtype, np.floating)
+            else leaf
+        ),
+        dict(arrays),
+    )

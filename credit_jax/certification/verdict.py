@@ -1,0 +1,238 @@
+"""The comparison of a mesh with one device: errors, bounds and their origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit_jax.certification.measure import Arrays, Measured
+
+# A parameter whose gradient is smaller than this share of that of all parameters, by
+# root mean square, has a gradient of rounding errors alone: it is 0 in exact
+# arithmetic, as that of a bias before a norm. Optimizers such as Adam divide by it.
+VANISHING = 1e-4
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest relative errors that pass.
+
+    Attributes:
+        origin: a sentence on where they come from.
+        forecast: error of the prediction of a step, in the L2 norm over samples,
+            channels and points.
+        loss: error of each loss.
+        gradient: error of the gradient of all parameters together, in the L2 norm.
+        parameter: error of the gradient of one parameter, in the L2 norm, relative to
+            its own norm and a thousandth of that of all.
+        change: error of the change of all weights by the updates, in the L2 norm,
+            without parameters whose gradient vanishes (`VANISHING`).
+    """
+
+    origin: str
+    forecast: float
+    loss: float
+    gradient: float
+    parameter: float
+    change: float
+
+
+FLOAT32 = Bounds(
+    "float32 keeps 24 bits (6e-8); sums in another order, over the layers of a model, "
+    "differ by ten times as much. An error above a bound is decided in float64.",
+    forecast=1e-6,
+    loss=1e-6,
+    gradient=2e-6,
+    parameter=1e-4,
+    change=1e-3,
+)
+FLOAT64 = Bounds(
+    "float64 keeps 53 bits (1e-16); as in float32, differences beyond a few thousand "
+    "of these are none of rounding.",
+    forecast=1e-12,
+    loss=1e-12,
+    gradient=1e-12,
+    parameter=1e-10,
+    change=1e-8,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One quantity of one mesh, compared with one device.
+
+    Attributes:
+        quantity: what is compared.
+        error: the largest relative error; 0 where all bits agree.
+        bound: the largest that passes; 0 demands the same bits.
+        where: what has this error: a channel, an update, a parameter.
+    """
+
+    quantity: str
+    error: float
+    bound: float
+    where: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bound; NaN is not."""
+        return self.error <= self.bound
+
+
+def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
+    """Compares a mesh with one device.
+
+    Args:
+        actual: numbers of the mesh.
+        expected: numbers of one device.
+        bounds: bounds of the dtype of both.
+    """
+    checks = [
+        _same_bits("initial weights", actual.initial, expected.initial),
+        *(
+            Check(
+                name if name == "prediction" else f"prediction, {name}",
+                relative_error(actual.forecast[name], field),
+                bounds.forecast,
+                _worst_channel(actual.forecast[name], field),
+            )
+            for name, field in expected.forecast.items()
+        ),
+        _losses(actual, expected, bounds.loss),
+        *_gradients(actual, expected, bounds),
+        _change(
+            "change of all weights",
+            actual.updated,
+            expected.updated,
+            expected,
+            bounds.change,
+        ),
+    ]
+    if expected.average:
+        checks.append(
+            _change(
+                "change of the average",
+                actual.average,
+                expected.average,
+                expected,
+                bounds.change,
+            )
+        )
+    if actual.restored is not None:
+        checks.append(
+            _same_bits("weights restored here", actual.restored, expected.saved)
+        )
+        loss = relative_error(actual.restored_loss, expected.losses[1])
+        checks.append(Check("loss after restoring", loss, bounds.loss, "update 2"))
+    return checks
+
+
+def relative_error(actual: object, expected: object) -> float:
+    """|actual - expected| / |expected|, L2 norms in float64.
+
+    Returns infinity where shapes differ or a value is not finite on one side only or on
+    both.
+    """
+    a = np.asarray(actual, np.float64)
+    b = np.asarray(expected, np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    return _ratio(float(np.linalg.norm((a - b).ravel())), float(np.linalg.norm(b)))
+
+
+def gradient_errors(actual: Arrays, expected: Arrays) -> dict[str, float]:
+    """The error of the gradient of each parameter, by path (`Bounds.parameter`)."""
+    total = _norm(expected)
+    errors = {}
+    for path, gradient in expected.items():
+        error = relative_error(actual[path], gradient)
+        size = float(np.linalg.norm(np.asarray(gradient, np.float64)))
+        scale = size + 1e-3 * total
+        errors[path] = _ratio(error * (size or 1.0), scale)
+    return errors
+
+
+def _gradients(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
+    errors = gradient_errors(actual.gradients, expected.gradients)
+    worst = max(errors, key=lambda path: _order(errors[path]), default="")
+    differences = {
+        path: np.asarray(actual.gradients[path], np.float64) - gradient
+        for path, gradient in expected.gradients.items()
+    }
+    whole = _ratio(_norm(differences), _norm(expected.gradients))
+    return [
+        Check("gradient of all weights", whole, bounds.gradient),
+        Check(
+            "gradient of each weight", errors.get(worst, 0.0), bounds.parameter, worst
+        ),
+    ]
+
+
+def _losses(actual: Measured, expected: Measured, bound: float) -> Check:
+    errors = [
+        relative_error(a, b)
+        for a, b in zip(actual.losses, expected.losses, strict=True)
+    ]
+    worst = int(np.argmax(errors))
+    return Check("loss of each update", errors[worst], bound, f"update {worst + 1}")
+
+
+def _change(
+    quantity: str, actual: Arrays, final: Arrays, expected: Measured, bound: float
+) -> Check:
+    """Compares weights with `final`, relative to their change since the beginning."""
+    differences, changes = {}, {}
+    for path in expected.gradients:
+        if not _vanishes(path, expected):
+            last = np.asarray(final[path], np.float64)
+            changes[path] = last - expected.initial[path]
+            differences[path] = actual[path] - last
+    sizes = {path: _order(_norm({path: d})) for path, d in differences.items()}
+    worst = max(sizes, key=lambda path: sizes[path], default="")
+    return Check(quantity, _ratio(_norm(differences), _norm(changes)), bound, worst)
+
+
+def _vanishes(path: str, expected: Measured) -> bool:
+    count = sum(gradient.size for gradient in expected.gradients.values())
+    every = _norm(expected.gradients) / np.sqrt(count)
+    gradient = np.asarray(expected.gradients[path], np.float64)
+    return bool(np.sqrt(np.mean(gradient**2)) <= VANISHING * every)
+
+
+def vanishing(expected: Measured) -> list[str]:
+    """The parameters whose gradient is of rounding errors alone, by path."""
+    return [path for path in expected.gradients if _vanishes(path, expected)]
+
+
+def _same_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
+    errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
+    worst = max(errors, key=lambda path: _order(errors[path]))
+    return Check(quantity, errors[worst], 0.0, worst if errors[worst] else "")
+
+
+def _worst_channel(actual: np.ndarray, expected: np.ndarray) -> str:
+    if actual.shape != expected.shape or expected.ndim < 2:
+        return ""
+    errors = [
+        _order(relative_error(actual[:, channel], expected[:, channel]))
+        for channel in range(expected.shape[1])
+    ]
+    return f"channel {int(np.argmax(errors))}"
+
+
+def _norm(arrays: Mapping[str, np.ndarray]) -> float:
+    squares = (np.sum(np.asarray(a, np.float64) ** 2) for a in arrays.values())
+    return float(np.sqrt(sum(squares)))
+
+
+def _ratio(error: float, size: float) -> float:
+    """An error relative to a size; the error itself where the size is 0."""
+    ratio = error / size if size > 0 else error
+    return ratio if np.isfinite(ratio) else float("inf")
+
+
+def _order(error: float) -> float:
+    """An error as a number that sorts: NaN is the largest."""
+    return float("inf") if np.isnan(error) else error

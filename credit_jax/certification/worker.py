@@ -1,0 +1,134 @@
+"""One mesh in a process of its own: `python -m credit_jax.certification.worker JOB`.
+
+JOB is a JSON file with the fields of `Job`. The numbers go to its `out`, an .npz file;
+with `place`, the first place that differs goes to standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.certification.measure import Measured, measure
+from credit_jax.certification.meshes import dims_of
+from credit_jax.certification.place import block_outputs, first_difference
+from credit_jax.certification.subject import subject_of_config
+from credit_jax.certification.verdict import FLOAT32, FLOAT64
+from credit_jax.config import load_config
+from credit_jax.parallel.compiler import compile_quickly, use_cache
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.training.run_weights import open_weights
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process of a certificate does.
+
+    Attributes:
+        config: path of the YAML file.
+        mesh: name of the mesh.
+        x64: compute in float64.
+        out: path of the numbers.
+        folder: folder of the checkpoint that is written.
+        reference: folder of the reference's checkpoint; None for the reference itself.
+        checkpoint: folder of a run whose weights are taken; None for random ones.
+        cache: folder of compiled programs, see `use_cache`.
+        start: path of the numbers of the reference; None for the reference itself.
+        place: whether the numbers of the mesh are read from `out`, and the first place
+            that differs is looked for.
+    """
+
+    config: str
+    mesh: str
+    x64: bool
+    out: str
+    folder: str
+    reference: str | None = None
+    checkpoint: str | None = None
+    cache: str | None = None
+    start: str | None = None
+    place: bool = False
+
+
+def run(job: Job) -> None:
+    """Does what a job says."""
+    expected = None if job.start is None else read_measured(Path(job.start))
+    meshes = [job.mesh] if expected is None else [job.mesh, expected.mesh]
+    ensure_devices(max(dims_of(name).world_size for name in meshes))
+    jax.config.update("jax_enable_x64", job.x64)
+    use_cache(job.cache)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = load_config(job.config)
+        weights = None if job.checkpoint is None else open_weights(job.checkpoint)
+        subject = subject_of_config(config, x64=job.x64, weights=weights)
+    devices = jax.devices()
+    if expected is None or not job.place:
+        numbers = measure(
+            subject,
+            job.mesh,
+            devices,
+            folder=Path(job.folder),
+            reference=None if job.reference is None else Path(job.reference),
+            start=None if expected is None else expected.start,
+        )
+        write_measured(numbers, Path(job.out))
+        return
+    actual = read_measured(Path(job.out))
+    bounds = FLOAT64 if job.x64 else FLOAT32
+    outputs = block_outputs(subject, expected.mesh, devices, expected.start)
+    print(first_difference(subject, devices, actual, expected, bounds, outputs))
+
+
+def write_measured(measured: Measured, path: Path) -> None:
+    """Writes numbers to an .npz file."""
+    arrays: dict[str, Any] = {}
+    for f in dataclasses.fields(measured):
+        value = getattr(measured, f.name)
+        if isinstance(value, Mapping):
+            arrays |= {f"{f.name}|{name}": array for name, array in value.items()}
+        elif value is not None:
+            arrays[f.name] = value
+    np.savez(path, **arrays)
+
+
+def read_measured(path: Path) -> Measured:
+    """Reads the numbers of `write_measured`."""
+    values: dict[str, Any] = {}
+    with np.load(path) as file:
+        for key in file.files:
+            name, separator, inner = key.partition("|")
+            if separator:
+                values.setdefault(name, {})[inner] = file[key]
+            else:
+                values[name] = file[key]
+    values["mesh"] = str(values["mesh"])
+    for name in ("forecast", "average", "start"):
+        values.setdefault(name, {})
+    if "restored_loss" in values:
+        values["restored_loss"] = float(values["restored_loss"])
+    return Measured(**values)
+
+
+def main(path: str) -> int:
+    """Runs the job of a JSON file; an error of the config is its message alone."""
+    compile_quickly()
+    try:
+        run(Job(**json.loads(Path(path).read_text())))
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

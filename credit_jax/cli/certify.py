@@ -1,0 +1,259 @@
+"""Certify a config: `credit-jax certify --config F --out PAGE`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from credit_jax.certification.certify import (
+    Certificate,
+    MeshVerdict,
+    chosen_meshes,
+    judge,
+    reference_of,
+)
+from credit_jax.certification.meshes import dims_of
+from credit_jax.certification.page import page_of
+from credit_jax.certification.processes import Processes
+from credit_jax.certification.random_files import fit_scalers, write_files
+from credit_jax.certification.small_config import certified_mapping
+from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
+from credit_jax.certification.verdict import FLOAT32, FLOAT64, vanishing
+from credit_jax.cli.commands import FAILED, OK, print_line, run_module
+from credit_jax.cli.options import add_config_options
+from credit_jax.config import Config
+from credit_jax.config.load import apply_overrides, build_config, config_of
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.io.atomic import new_file
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import build, parse_model
+from credit_jax.parallel.compiler import CACHE_HELP
+from credit_jax.plan import plan_run
+
+HELP = (
+    "Prove on this machine that a config gives the same numbers on every mesh; exit "
+    "code 1 if it does not."
+)
+EXAMPLE = "--config configs/tp2_domain2.yaml --out certificate.html"
+_PACKAGES = ("credit-jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    return run_module(__name__, argv, prog="credit-jax certify")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `certify`."""
+    add_config_options(parser)
+    add = parser.add_argument
+    add("--out", required=True, metavar="FILE", help="the page, HTML; JSON beside it")
+    add(
+        "--meshes",
+        default="all",
+        metavar="LIST",
+        help="all (default), or names such as fsdp2xdomain3,tp2 (docs/certificate.md)",
+    )
+    add("--devices", type=int, default=8, help="largest number of devices (default: 8)")
+    add(
+        "--full",
+        action="store_true",
+        help="the config as it is, on its own data; by default a small grid, narrow "
+        "layers and random data",
+    )
+    add(
+        "--checkpoint",
+        metavar="DIR",
+        help="a run of credit_jax whose weights are taken; with --full",
+    )
+    add("--x64", action="store_true", help="in float64, to 1e-12")
+    add(
+        "--against",
+        choices=("credit",),
+        help="compare one device with serial CREDIT, too; needs the bridge and CREDIT",
+    )
+    add("--processes", type=int, metavar="N", help="at a time (default: the cores)")
+    add("--cache", metavar="DIR", help=CACHE_HELP)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Certifies a config and writes the page.
+
+    Returns:
+        0 if all meshes give the same, 1 if not.
+
+    Raises:
+        ValueError, OSError: an option, the config or a file is invalid.
+    """
+    if args.checkpoint and not args.full:
+        raise ValueError(
+            "--checkpoint has the weights of the whole model, and by default a "
+            "certificate is of a small one; add --full"
+        )
+    out = Path(args.out)
+    if not out.parent.is_dir():
+        raise ValueError(f"--out: there is no folder {out.parent}; make it first")
+    names = None if args.meshes == "all" else args.meshes.split(",")
+    for name in names or ():
+        dims_of(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        path, config = _prepared(args, folder)
+        certificate = _certified(args, config, path, names, folder)
+    with new_file(out) as partial:
+        partial.write_text(page_of(certificate), encoding="utf-8")
+    with new_file(out.with_suffix(".json")) as partial:
+        partial.write_text(json.dumps(certificate.to_json(), indent=1) + "\n")
+    for line in certificate.credit:
+        print_line(line)
+    count = len(certificate.verdicts)
+    if certificate.passed:
+        print_line(
+            f"OK: {count} meshes give what one device gives: {out}", "bold green"
+        )
+        return OK
+    print_line(f"a bound is broken: {out}", "bold red")
+    return FAILED
+
+
+def _prepared(args: argparse.Namespace, folder: Path) -> tuple[Path, Config]:
+    """The config to run, and its file; of a small one the data are written, too."""
+    mapping = apply_overrides(read_yaml(args.config), args.set)
+    parse_model(mapping.get("model") or {})
+    path = folder / "config.yml"
+    if args.full:
+        config = config_of(mapping, source=args.config)
+        path.write_text(yaml.safe_dump(_plain(mapping), sort_keys=False))
+        return path, config
+    small = _small(mapping, folder)
+    path.write_text(yaml.safe_dump(_plain(small), sort_keys=False))
+    return path, build_config(small)
+
+
+def _small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A small config with its data, whose forecast has several steps if it can."""
+    small = certified_mapping(
+        mapping, folder, num_samples=NUM_SAMPLES, num_updates=NUM_UPDATES
+    )
+    with contextlib.chdir(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = build_config(small)
+        write_files(config)
+        fit_scalers(config)
+        plan_run(config, num_devices=ranks_of(config) or 1).check()
+    return small
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML's own types."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _certified(
+    args: argparse.Namespace,
+    config: Config,
+    path: Path,
+    names: Sequence[str] | None,
+    folder: Path,
+) -> Certificate:
+    model_def, num_ranks = build(config.model), ranks_of(config)
+    reference = reference_of(num_ranks)
+    chosen = chosen_meshes(model_def, names, args.devices, num_ranks=num_ranks)
+    meshes = [name for name in chosen if name != reference]
+    at_once = args.processes or os.cpu_count() or 1
+    runner = Processes(
+        path,
+        folder,
+        reference,
+        checkpoint=args.checkpoint,
+        cache=args.cache,
+        at_once=at_once,
+        cwd=None if args.full else folder,
+    )
+    print_line(f"{len(meshes)} meshes beside {reference}, {at_once} at a time")
+
+    def judged(mesh: str) -> MeshVerdict:
+        verdict = judge(runner, mesh, reference, x64=args.x64)
+        print_line("\n".join(verdict.lines()))
+        return verdict
+
+    with ThreadPoolExecutor(len(meshes) or 1) as pool:
+        verdicts = list(pool.map(judged, meshes))
+    expected = runner.measured(reference, x64=args.x64)
+    credit = (
+        _against_credit(path, runner.run_folder(x64=args.x64)) if args.against else ()
+    )
+    return Certificate(
+        _title(args.config, config, small=not args.full),
+        reference,
+        FLOAT64 if args.x64 else FLOAT32,
+        tuple(verdicts),
+        credit=tuple(credit[1:]),
+        credit_passed=not credit or credit[0] == "0",
+        vanishing=tuple(vanishing(expected)),
+        provenance=_provenance(args, model_def),
+    )
+
+
+def _title(path: str, config: Config, *, small: bool) -> str:
+    size = "made small" if small else "as it is"
+    return f"{Path(path).name}, {config.model['type']}, {size}"
+
+
+def _against_credit(config: Path, run_folder: Path) -> tuple[str, ...]:
+    """The exit code, then the lines, of the bridge's comparison with serial CREDIT."""
+    command = [sys.executable, "-m", "credit_torch_bridge", "compare"]
+    command += ["--config", str(config), "--checkpoint", str(run_folder)]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    if ended.returncode not in (OK, FAILED):
+        raise ValueError(
+            f"--against credit: {(ended.stderr or ended.stdout).strip()[-800:]}"
+        )
+    return (str(ended.returncode), *ended.stdout.strip().splitlines())
+
+
+def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]:
+    facts = {
+        "command": "credit-jax certify " + shlex.join(sys.argv[2:]),
+        "config": f"{args.config}, SHA-256 {_digest(Path(args.config))}",
+        "parameters": str(sum(spec.size for spec in model_def.param_specs.values())),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "Python": platform.python_version(),
+    }
+    return facts | dict(_versions())
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            yield name, version(name)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
