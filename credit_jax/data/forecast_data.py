@@ -203,24 +203,47 @@ class ForecastData:
             "written with"
         )
 
+    def grid_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """`coordinates` of one source; None if it is not open, or has none."""
+        if name not in self.sources:
+            return None
+        with suppress(ValueError):
+            return replace(self, sources={name: self.sources[name]}).coordinates()
+        return None
+
 
 @dataclass(frozen=True)
 class GivenState(ForecastData):
     """Data whose prognostic variables are arrays instead of files.
 
     Attributes:
-        state: source -> key -> field (level, history_len, lat, lon), physical units;
-            sources and keys in the order of the config.
+        state: source -> key -> field (level, time, lat, lon), physical units; sources
+            and keys in the order of the config.
+        times: (time,) labels of these fields.
+        history_len: number of times of an initial state.
     """
 
     state: Mapping[str, SourceFields] = field(default_factory=dict)
+    times: Sequence[np.datetime64] = ()
+    history_len: int = 1
 
     def initial(self, start: np.datetime64) -> dict[str, SourceFields]:
-        """See `ForecastData.initial`; the arrays are those of any date."""
-        read = super().initial(start)
+        """See `ForecastData.initial`."""
+        return self.over(super().initial(start), start)
+
+    def over(
+        self, read: Mapping[str, SourceFields], start: np.datetime64
+    ) -> dict[str, SourceFields]:
+        """Returns fields that are read for a date, and those that are arrays."""
+        dates = [self.time(start, k) for k in range(1 - self.history_len, 1)]
+        places = [[*self.times].index(date) for date in dates if self.state]
         order = [*self.state, *(name for name in read if name not in self.state)]
         return {
-            name: {**read.get(name, {}), **self.state.get(name, {})} for name in order
+            name: {
+                **read.get(name, {}),
+                **{k: x[:, places] for k, x in self.state.get(name, {}).items()},
+            }
+            for name in order
         }
 
     def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:

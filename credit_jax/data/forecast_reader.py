@@ -93,14 +93,19 @@ class ForecastReader:
     ) -> FirstStep:
         """Reads the states at some dates, each perturbed like that of its task."""
         raw: FieldTree = {
-            "input": _collate(starts, self.data.initial),
+            "input": _stacked(self._initial(starts)),
             "input_times": np.array(starts),
         }
         done = self.pipeline.initial(raw)
+        aligned = self.pipeline.aligned(done, Phase.BEFORE_STEP)
+        steps = self.pipeline
         if perturb is not None:
-            done = {**done, "input": perturb(done["input"], tasks)}
-        physical = self.pipeline.aligned(done, Phase.BEFORE_STEP)["input"]
-        x = self.pipeline.before_step(done)["x"]
+            # Perturbations have the names and the grid of the fields of a step.
+            aligned = {**aligned, "input": perturb(aligned["input"], tasks)}
+            steps = steps.after_aligned()
+            done = steps.named_as_before(aligned)
+        physical = aligned["input"]
+        x = steps.before_step(done)["x"]
         if self.finite:
             self._check(x, starts)
         entries = initial_entries(self.pipeline, raw["input"], physical)
@@ -125,7 +130,10 @@ class ForecastReader:
             "forcing", the dynamic forcing at the end of the step, and the further
             inputs of the model by name.
         """
-        fields = _collate(starts, lambda start: self.data.forcing(start, step))
+        once = {
+            start: self.data.forcing(start, step) for start in dict.fromkeys(starts)
+        }
+        fields = _stacked([once[start] for start in starts])
         if self.finite and not self._fills:
             with self._files_named():
                 times = [self.data.time(start, step) for start in starts]
@@ -182,8 +190,8 @@ class ForecastReader:
         note_once(error.in_file(self.data.path_of))  # type: ignore[arg-type]
 
     def _check_raw(self, starts: Sequence[np.datetime64]) -> None:
-        for start in dict.fromkeys(starts):
-            check_fields(self.data.initial(start), start)
+        for start, fields in zip(starts, self._initial(starts), strict=True):
+            check_fields(fields, start)
 
     @property
     def _fills(self) -> bool:
@@ -224,17 +232,21 @@ class ForecastReader:
                 forcing = self.forcing(tasks, step)
                 yield place_batch(forcing, mesh, local_dp_ranks=ranks)
 
+    def _initial(
+        self, starts: Sequence[np.datetime64]
+    ) -> list[dict[str, SourceFields]]:
+        """The fields of `ForecastData.initial` of each date; each is read once."""
+        once = {start: self.data.initial(start) for start in dict.fromkeys(starts)}
+        return [once[start] for start in starts]
+
     def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:
         return [self.schedule.starts[task.start] for task in tasks]
 
 
-def _collate(
-    starts: Sequence[np.datetime64],
-    read: Callable[[np.datetime64], Mapping[str, SourceFields]],
+def _stacked(
+    parts: Sequence[Mapping[str, SourceFields]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Fields of several dates on a batch dim; each date is read once."""
-    by_start = {start: read(start) for start in dict.fromkeys(starts)}
-    parts = [by_start[start] for start in starts]
+    """Fields of several dates on a batch dim."""
     return {
         source: {
             key: np.stack([part[source][key] for part in parts])

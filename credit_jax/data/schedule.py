@@ -215,19 +215,18 @@ def _num_steps(length: str, timestep: pd.Timedelta) -> int:
     return count
 
 
-def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
-    """Number of steps before the start dates at which reading of data begins.
+def analyses(config: PerturbationConfig, schedule: Schedule) -> list[int]:
+    """Steps before a start date at which its members need states; 0 is the start.
 
     Raises:
         ValueError: the lag is no multiple of the time step.
     """
-    if schedule.num_members == 1:
-        return 0
-    if config.type == "bred":
-        return config.num_cycles
-    if config.type == "lagged":
-        return steps_of(config.lag, schedule) * (schedule.num_members - 1)
-    return 0
+    if schedule.num_members > 1 and config.type == "bred":
+        return [*range(config.num_cycles + 1)]
+    if schedule.num_members > 1 and config.type == "lagged":
+        lag = steps_of(config.lag, schedule)
+        return [lag * member for member in range(schedule.num_members)]
+    return [0]
 
 
 def steps_of(lag: str, schedule: Schedule) -> int:

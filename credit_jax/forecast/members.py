@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.schedule import steps_of
 from credit_jax.forecast.autoregression import ForecastStep
@@ -42,16 +45,36 @@ def perturbed_reader(
     """
     if plan.schedule.num_members == 1:
         return plan.reader
-    config = plan.inference.perturbation
-    noise: NoisePerturbation = noise_perturbation(
-        config, plan.config.seed, plan.schedule, outputs.latitude, outputs.longitude
+    step = prognostic(step, [*plan.schema.target_slices()])
+    perturb = perturbation(
+        plan.inference.perturbation,
+        plan.config.seed,
+        SpinUp(step, weights, plan.reader, members),
+        (outputs.latitude, outputs.longitude),
     )
-    if config.type in ("gaussian", "spherical"):
-        return replace(plan.reader, perturb=noise)
-    keys = [*plan.schema.target_slices()]
-    spin_up = SpinUp(prognostic(step, keys), weights, plan.reader, members)
+    if not isinstance(perturb, NoisePerturbation):
+        perturb = PreparedPerturbation(perturb)
+    return replace(plan.reader, perturb=perturb)
+
+
+def perturbation(
+    config: PerturbationConfig,
+    seed: int,
+    spin_up: SpinUp,
+    grid: tuple[np.ndarray, np.ndarray],
+) -> NoisePerturbation | BredVectors | LaggedStarts:
+    """The perturbation of the members of a schedule.
+
+    Args:
+        config: type and amplitude of the perturbation.
+        seed: seed of all members.
+        spin_up: runs the model before the start dates of its schedule.
+        grid: latitudes and longitudes of the model, degrees.
+    """
+    schedule = spin_up.reader.schedule
+    noise = noise_perturbation(config, seed, schedule, *grid)
     if config.type == "bred":
-        make: Any = BredVectors(spin_up, noise, noise.amplitude, config.num_cycles)
-    else:
-        make = LaggedStarts(spin_up, steps_of(config.lag, plan.schedule))
-    return replace(plan.reader, perturb=PreparedPerturbation(make))
+        return BredVectors(spin_up, noise, noise.amplitude, config.num_cycles)
+    if config.type == "lagged":
+        return LaggedStarts(spin_up, steps_of(config.lag, schedule))
+    return noise

@@ -88,13 +88,13 @@ class NoisePerturbation:
             tasks: tasks of the batch.
         """
 
-        def noise(key: str, task: Task, initial: np.ndarray) -> np.ndarray | None:
-            std = self.amplitude.of(key, initial)
+        def noise(key: str, place: int, initial: np.ndarray) -> np.ndarray | None:
+            task, std = tasks[place], self.amplitude.of(key, initial)
             if std is None or task.member == 0:
                 return None
             return std * self.draw(self.generator(task, key), initial.shape)
 
-        return add(fields, tasks, noise)
+        return add(fields, noise)
 
     def generator(self, task: Task, key: str) -> np.random.Generator:
         """Random number generator of a variable of a member."""
@@ -105,24 +105,20 @@ class NoisePerturbation:
 
 def add(
     fields: FieldTree,
-    tasks: Sequence[Task],
-    change: Callable[[str, Task, np.ndarray], np.ndarray | None],
+    change: Callable[[str, int, np.ndarray], np.ndarray | None],
 ) -> dict[str, dict[str, np.ndarray]]:
     """Adds a change to the newest time of fields, which are copied.
 
     Args:
         fields: {source: {key: (batch, level, time, lat, lon)}}.
-        tasks: tasks of the batch.
-        change: (key, task, newest field (level, lat, lon)) -> change of the same shape,
-            or None.
+        change: (key, index of the sample, its newest field (level, lat, lon)) -> change
+            of the same shape, or None.
     """
     new: dict[str, dict[str, np.ndarray]] = {}
     for source, source_fields in fields.items():
         new[source] = dict(source_fields)
         for key, array in source_fields.items():
-            parts = [
-                change(key, t, x[:, -1]) for t, x in zip(tasks, array, strict=True)
-            ]
+            parts = [change(key, place, x[:, -1]) for place, x in enumerate(array)]
             if any(part is not None for part in parts):
                 array = array.copy()
                 for index, part in enumerate(parts):
@@ -185,7 +181,7 @@ class PreparedPerturbation:
             ready = {task: self._ready[task] for task in tasks}
             for task in ready:
                 del self._ready[task]
-        return add(fields, tasks, lambda key, task, _: ready[task].get(key))
+        return add(fields, lambda key, place, _: ready[tasks[place]].get(key))
 
 
 def member_keys(seed: int, schedule: Schedule) -> np.ndarray:

@@ -123,7 +123,7 @@ class BredVectors:
         spin_up, bred = self.spin_up, HostFields()
         for cycle in range(-self.num_cycles, 0):
             dates = spin_up.dates(tasks, [cycle] * len(tasks))
-            perturb = partial(_add_all, bred) if bred else self.noise
+            perturb = partial(add_changes, bred) if bred else self.noise
             base = spin_up.reader.at(dates)
             other = spin_up.reader.at(dates, tasks, perturb)
             ones, number = [1] * len(tasks), cycle + self.num_cycles
@@ -190,14 +190,11 @@ def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:
     return replace(step, outputs=selection)
 
 
-def _add_all(
-    changes: HostFields, fields: FieldTree, tasks: Sequence[Task]
+def add_changes(
+    changes: Mapping[str, np.ndarray], fields: FieldTree, tasks: Sequence[Task]
 ) -> FieldTree:
-    """Adds the change of each sample to fields."""
-    # In a padded group, samples of equal tasks are equal.
-    index = {task: number for number, task in enumerate(tasks)}
+    """Adds changes, key -> (batch, level, lat, lon), to the fields of their samples."""
+    del tasks  # A `Perturb` is called with them.
     return add(
-        fields,
-        tasks,
-        lambda key, t, _: changes[key][index[t]] if key in changes else None,
+        fields, lambda key, place, _: changes[key][place] if key in changes else None
     )

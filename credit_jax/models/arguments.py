@@ -222,7 +222,7 @@ def check_weights(
     params: Any,
     model_state: Any,
     param_shapes: Mapping[str, tuple[int, ...]],
-    state_names: Mapping[str, Any],
+    state_shapes: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> None:
     """Checks that parameters and state are those of a model.
 
@@ -230,7 +230,7 @@ def check_weights(
         params: arrays by path.
         model_state: collections of `nn.model_state`.
         param_shapes: shape of every parameter of the model, by path.
-        state_names: collection -> paths of the model.
+        state_shapes: `ModelDef.model_state_shapes` of the model.
 
     Raises:
         ValueError: arrays are missing, extra, or of another model, or the two arguments
@@ -255,12 +255,13 @@ def check_weights(
     ]
     if problems:
         raise ValueError(_of_another("params", problems))
-    problems = name_problems(model_state, state_names)
+    problems = name_problems(model_state, state_shapes)
     for name in (SPECTRAL_NORM, BATCH_STATS):
         collection = model_state.get(name, {})
         # `fuse_spectral_norm` leaves the collection empty.
         if collection or name == BATCH_STATS:
-            problems += name_problems(collection, state_names[name])
+            problems += name_problems(collection, state_shapes[name])
+            problems += _state_problems(collection, state_shapes[name])
     if problems:
         raise ValueError(_of_another("model_state", problems))
 
@@ -269,6 +270,19 @@ def name_problems(actual: Mapping[str, Any], expected: Any) -> list[str]:
     """The names that are missing, and those that are not known, one line each."""
     missing = [f"{name} is missing" for name in expected if name not in actual]
     return missing + [f"{name} is not known" for name in actual if name not in expected]
+
+
+def _state_problems(
+    collection: Mapping[str, Any], shapes: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """The arrays of a collection that are not those of a model, one line each."""
+    problems = []
+    for path in collection.keys() & shapes.keys():
+        actual = {leaf: np.shape(array) for leaf, array in collection[path].items()}
+        expected = {leaf: array.shape for leaf, array in shapes[path].items()}
+        if actual != expected:
+            problems.append(f"{path} has {actual}, expected {expected}")
+    return sorted(problems)
 
 
 def _of_another(what: str, problems: list[str]) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from credit_jax.config.base import nearest_key
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.models.registry import torch_model
-from credit_jax.state_dict.arrangement import Arrangement
+from credit_jax.models.registry import MODELS, torch_model
+from credit_jax.state_dict.arrangement import SAME, Arrangement
 from credit_jax.state_dict.batch_stats import with_statistics
 from credit_jax.state_dict.key_map import (
     Arrays,
@@ -19,6 +19,7 @@ from credit_jax.state_dict.key_map import (
     KeyEntry,
     KeyMap,
 )
+from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.match_keys import make_key_map
 
 
@@ -41,16 +42,22 @@ def key_map_for(model_def: ModelDef) -> KeyMap:
     return with_statistics(key_map, model_def.batch_stats)
 
 
-def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
+def credit_key(
+    path: str, model: ModelDef | ParallelModel | None = None
+) -> tuple[str, ...]:
     """Returns CREDIT's key of a parameter: one for each layer if several are stacked.
 
     Args:
         path: path of the parameter, a key of the weights.
-        model: the model, whose config says which of CREDIT's modules there are.
+        model: the model, whose config says which of CREDIT's modules there are; may be
+            left out if all models that have the parameter have one key for it.
 
     Raises:
-        ValueError: the model has no such parameter, or CREDIT has no such model.
+        ValueError: the model has no such parameter, CREDIT has no such model, or the
+            key depends on the model and none is given; lists the keys.
 
+    >>> credit_key("up_blocks/0/conv/bias")
+    ('up_block1.conv.bias',)
     >>> from credit_jax import ParallelDims, build_parallel_model
     >>> section = {"type": "wxformer", "image_height": 320, "image_width": 640}
     >>> model = build_parallel_model(section, ParallelDims())
@@ -59,6 +66,8 @@ def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
     >>> credit_key("stages/0/blocks/short_attention/norm/scale", model)
     ('layers.0.1.layers.0.0.norm.g', 'layers.0.1.layers.1.0.norm.g')
     """
+    if model is None:
+        return (_key_in_all_models(path),)
     model_def = model.model_def if isinstance(model, ParallelModel) else model
     table = torch_model(model_def.config.type).key_table
     if path not in model_def.param_specs:
@@ -68,6 +77,31 @@ def credit_key(path: str, model: ModelDef | ParallelModel) -> tuple[str, ...]:
         )
     one = {path: model_def.param_specs[path]}
     return tuple(make_key_map(table, one, model_def.matrices).parameters.keys)
+
+
+def _key_in_all_models(path: str) -> str:
+    """Returns CREDIT's key of a parameter if no config changes it."""
+    models_by_key: dict[str, list[str]] = {}
+    for name, entry in MODELS.items():
+        for row in entry.key_table.key_table if entry.key_table else ():
+            if not isinstance(row, Rule) or (at := row.match(path)) is None:
+                continue
+            key = row.torch.format(**at, d="{layer}")
+            models_by_key.setdefault(key, []).append(name)
+            is_matrix = key.endswith("weight") and row.arrangement is not SAME
+            if is_matrix and "use_spectral_norm" in entry.config.model_fields:
+                models_by_key.setdefault(f"{key}_orig", []).append(name)
+    if not models_by_key:
+        raise ValueError(f"no model of CREDIT has a parameter {path!r}")
+    key, *more = models_by_key
+    if more or "{layer}" in key:
+        pairs = models_by_key.items()
+        listed = "; ".join(f"{k} ({', '.join(models)})" for k, models in pairs)
+        raise ValueError(
+            f"CREDIT's key of {path!r} depends on the model: {listed}; give the model: "
+            f"credit_key({path!r}, model)"
+        )
+    return key
 
 
 def idle_keys(model_def: ModelDef) -> list[str]:

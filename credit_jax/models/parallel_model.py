@@ -176,7 +176,7 @@ class ParallelModel:
             ValueError: they are not; see `check_weights` of `models.arguments`.
         """
         shapes = {path: d.shape for path, d in self.model_def.param_specs.items()}
-        check_weights(params, model_state, shapes, self.model_state_specs)
+        check_weights(params, model_state, shapes, self.model_def.model_state_shapes)
 
     def fuse_spectral_norm(
         self, params: Weights, model_state: ModelState, *, compensated: bool = False

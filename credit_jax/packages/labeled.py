@@ -17,14 +17,14 @@ import xarray as xr
 
 from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.data.calendars import calendar_of, shift_all, to_labels
+from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.data.schema import ChannelGroup
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
 from credit_jax.named_fields.coordinates import SAME_DEGREES, Kind, as_values, places_of
 from credit_jax.packages.package import Package, is_package, open_package
-from credit_jax.packages.stepping import StateForecaster, load_forecaster
+from credit_jax.packages.stepping import LatLon, StateForecaster, load_forecaster
 from credit_jax.plan.forecast import levels_of
 from credit_jax.training.run_weights import open_weights
 from credit_jax.transforms.unit_names import differ
@@ -62,8 +62,9 @@ class DatasetForecaster:
             initial: the prognostic variables in physical units, with the dims time,
                 level (of variables on levels), latitude and longitude in any order. Its
                 times are the start of the forecast and, for models of several input
-                frames, the times before it. Of dask arrays only these variables and
-                levels are read.
+                frames and for perturbations by bred vectors and lagged starts, the
+                times before it. Of dask arrays only these variables and levels are
+                read.
             steps: how many time steps; each is computed when it is asked for.
             members: number of ensemble members, perturbed as the config says; None for
                 one forecast without the dim "number".
@@ -81,8 +82,8 @@ class DatasetForecaster:
             raise ValueError(
                 f"steps is {steps} and members {members}; both must be at least 1"
             )
-        start, state = self._state(initial)
         count = 1 if members is None else members
+        start, state = self._state(initial, count)
         # Data-parallel devices share the members, the last of which may be computed
         # more than once.
         size = self.states.step.model.axes.num_data
@@ -161,7 +162,8 @@ class DatasetForecaster:
     @cached_property
     def _groups(self) -> dict[str, ChannelGroup]:
         """Key -> variable of a state."""
-        groups = {group.var_key: group for group in self.states.schema.input}
+        every = self.states.reader.data.schema.input
+        groups = {group.var_key: group for group in every}
         return {key: groups[key] for key in self.states.prognostic}
 
     @cached_property
@@ -183,7 +185,7 @@ class DatasetForecaster:
         }
 
     def _state(
-        self, initial: xr.Dataset
+        self, initial: xr.Dataset, num_members: int
     ) -> tuple[np.datetime64, dict[str, np.ndarray]]:
         """The start date, and key -> (level, time, lat, lon) of a Dataset."""
         names = {key: _name(key) for key in self._groups}
@@ -193,22 +195,24 @@ class DatasetForecaster:
                 f"{_WHERE}: lacks {', '.join(missing)}; expected a Dataset with "
                 f"{', '.join(names.values())}, got {', '.join(map(str, initial))}"
             )
-        labels, places = self._times(initial)
+        labels, places = self._times(initial, num_members)
         state = {}
         for key, name in names.items():
             array = initial[name]
             if TIME in array.dims:
                 array = array.isel({TIME: places})
-            elif self.states.history_len > 1:
+            elif len(labels) > 1:
                 raise ValueError(
                     f"{_WHERE}: {name} has the dims {array.dims}; expected {TIME}"
                 )
             state[key] = self._field(array, self._groups[key])
         return labels[-1], state
 
-    def _times(self, initial: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    def _times(
+        self, initial: xr.Dataset, num_members: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The labels of a state in order, and their positions along its dim time."""
-        data, count = self.states.reader.data, self.states.history_len
+        data = self.states.reader.data
         if TIME not in initial.coords:
             raise ValueError(
                 f"{_WHERE}: has no coordinate {TIME}; give the date of the state"
@@ -223,11 +227,11 @@ class DatasetForecaster:
         labels = to_labels(times, _WHERE)
         places = np.argsort(labels)
         labels = labels[places]
-        before: list[Any] = [-k * data.timestep for k in reversed(range(count))]
-        expected = [shift_all(labels[-1:], by, calendar)[0] for by in before]
+        steps = self.states.times_of_state(num_members)
+        expected = [data.time(labels[-1], step) for step in steps]
         if labels.tolist() != np.array(expected, "datetime64[ns]").tolist():
             raise ValueError(
-                f"{_WHERE}: has {_dates(labels)}; expected {count} time(s), "
+                f"{_WHERE}: has {_dates(labels)}; expected {len(expected)} time(s), "
                 f"{_dates(expected)}: choose them with .sel(time=[...])"
             )
         return labels, places
@@ -242,7 +246,7 @@ class DatasetForecaster:
             )
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{_WHERE}: {name} holds {array.dtype}; expected numbers")
-        array, space = self._on_grid(array)
+        array, space = self._on_grid(array, self.states.grids[group.source])
         deep = [dim for dim in array.dims if dim not in (TIME, *space)]
         has_levels = "/3d/" in group.var_key
         if len(deep) != int(has_levels):
@@ -258,7 +262,9 @@ class DatasetForecaster:
         values = array.transpose(*deep, TIME, *space).values
         return np.asarray(values if deep else values[None], np.float32)
 
-    def _on_grid(self, array: xr.DataArray) -> tuple[xr.DataArray, tuple[Any, Any]]:
+    def _on_grid(
+        self, array: xr.DataArray, grid: LatLon
+    ) -> tuple[xr.DataArray, tuple[Any, Any]]:
         """A variable with rows and columns in order, and the names of these dims."""
         coordinates = {
             names[0]: next((array[n] for n in names if n in array.coords), None)
@@ -273,34 +279,33 @@ class DatasetForecaster:
         latitude, longitude = coordinates.values()
         assert latitude is not None, "checked above"
         assert longitude is not None, "checked above"
-        if self.states.latitude.ndim == 2:
-            return self._on_points(array, latitude, longitude)
+        if grid[0].ndim == 2:
+            return self._on_points(array, (latitude, longitude), grid)
         axes: dict[Kind, Any] = {"latitude": latitude, "longitude": longitude}
-        for kind, axis in axes.items():
+        for (kind, axis), values in zip(axes.items(), grid, strict=True):
             if axis.ndim != 1:
                 raise ValueError(
                     f"{_WHERE}: {kind} of {array.name} has the dims {axis.dims}; "
                     "expected one dim"
                 )
-            requested = as_values(getattr(self.states, kind))
-            available = as_values(axis.values)
+            requested, available = as_values(values), as_values(axis.values)
             places = places_of(requested, available, kind, _WHERE, self._origin)
             if places is not None:
                 array = array.isel({axis.dims[0]: places})
         return array, (latitude.dims[0], longitude.dims[0])
 
     def _on_points(
-        self, array: xr.DataArray, latitude: xr.DataArray, longitude: xr.DataArray
+        self, array: xr.DataArray, axes: tuple[xr.DataArray, xr.DataArray], grid: LatLon
     ) -> tuple[xr.DataArray, tuple[Any, Any]]:
         """`_on_grid` for a curvilinear grid, whose points must be in order."""
-        pairs = (latitude, self.states.latitude), (longitude, self.states.longitude)
-        for coordinate, expected in pairs:
+        for coordinate, expected in zip(axes, grid, strict=True):
             same = coordinate.shape == expected.shape
             if not same or np.abs(coordinate.values - expected).max() > SAME_DEGREES:
                 raise ValueError(
                     f"{_WHERE}: {coordinate.name} of {array.name} differs from that of "
                     f"{self._origin}, a curvilinear grid of {expected.shape}"
                 )
+        latitude, _ = axes
         return array, (latitude.dims[0], latitude.dims[1])
 
     def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:

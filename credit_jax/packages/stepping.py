@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,16 @@ from credit_jax.data.forecast_data import (
     open_forecast_data,
 )
 from credit_jax.data.forecast_reader import ForecastReader, Perturb
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import Schedule, Task, analyses
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecaster import Forecaster
 from credit_jax.forecast.member_noise import MemberNoise, member_noise
-from credit_jax.forecast.perturbation import noise_perturbation
-from credit_jax.named_fields.coordinates import Axes, as_values
+from credit_jax.forecast.members import perturbation
+from credit_jax.forecast.perturbation import NoisePerturbation
+from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
+from credit_jax.named_fields.coordinates import Axes, Coordinates, as_values
 from credit_jax.packages.channel_table import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
@@ -44,13 +46,16 @@ from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_rollout,
     forecast_schema,
+    unknown_variables,
 )
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 
 _PROGNOSTIC = "prognostic"
-# Key -> field (batch, level, lat, lon), physical units, float32.
+# Key -> field (batch, level, time, lat, lon), physical units, float32.
 State = Mapping[str, np.ndarray]
+# Latitudes and longitudes, (lat,) and (lon,), or both (y, x); degrees.
+LatLon = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class StateForecaster:
         reader: makes the input of the model from prognostic variables and forcing.
         step: step of the model.
         weights: weights on the mesh.
-        latitude, longitude: latitude and longitude of the grid, degrees.
+        latitude, longitude: degrees of the rows and columns of the model.
+        grids: source -> the grid of its states, another one where preblocks regrid.
     """
 
     checkpoint: Package | RunWeights
@@ -78,17 +84,35 @@ class StateForecaster:
     weights: Any
     latitude: np.ndarray
     longitude: np.ndarray
+    grids: Mapping[str, LatLon]
 
     @cached_property
     def prognostic(self) -> dict[str, int]:
-        """Key -> levels of the variables of a state, in the order of the input."""
-        groups = (g for g in self.schema.input if g.field_type == _PROGNOSTIC)
+        """Key -> levels of the variables of a state, named and ordered as in files."""
+        every = self.reader.data.schema.input
+        groups = (group for group in every if group.field_type == _PROGNOSTIC)
         return {group.var_key: group.n_levels for group in groups}
 
     @property
     def history_len(self) -> int:
-        """Number of times of a state."""
+        """Number of times of the input of the model."""
         return self.step.model.model_def.frames
+
+    def times_of_state(self, num_members: int = 1) -> tuple[int, ...]:
+        """Steps from the start to the times of a state, 0 last.
+
+        Args:
+            num_members: number of members; bred vectors and lagged members need states
+                before the start.
+        """
+        schedule = replace(self.reader.schedule, num_members=num_members)
+        before = analyses(self._inference.perturbation, schedule)
+        history = range(self.history_len)
+        return tuple(sorted({-k - frame for k in before for frame in history}))
+
+    @property
+    def _inference(self) -> InferenceConfig:
+        return self.config.inference or InferenceConfig()
 
     @property
     def timestep(self) -> np.timedelta64:
@@ -101,8 +125,8 @@ class StateForecaster:
         """Yields the steps after some states, one after another, without end.
 
         Args:
-            state: key -> (batch, level, history_len, lat, lon), physical units, of
-                every prognostic variable.
+            state: key -> (batch, level, time, lat, lon), physical units, of every
+                prognostic variable, at the times of `times_of_state`.
             times: (batch,) datetime64 of the newest fields of each sample.
             members: the number of the ensemble member that each sample is: a member
                 above 0 is perturbed as the config says, and each has its noise in
@@ -113,16 +137,18 @@ class StateForecaster:
             physical units, on the mesh.
 
         Raises:
-            ValueError: fields are missing or have another shape, the forcing of a time
-                cannot be read, or the perturbation needs earlier states.
+            ValueError: fields are missing or have another shape, or the forcing of a
+                time cannot be read.
         """
-        self._check(state, len(times))
-        return self._steps(_Batch.of(self, times, members), state)
+        members = [0] * len(times) if members is None else members
+        self._check(state, len(times), max(members) + 1)
+        return self._steps(_Batch.of(self, state, times, members))
 
-    def _steps(self, batch: _Batch, state: State) -> Iterator[dict[str, jax.Array]]:
+    def _steps(self, batch: _Batch) -> Iterator[dict[str, jax.Array]]:
         mesh, times = self.step.model.mesh, batch.times
-        first = place_batch(self._first(state, batch), mesh)
-        carried, constants = self.step.start(first)
+        perturb = self._perturb(batch)
+        first = batch.reader.at(times, batch.tasks, perturb).arrays
+        carried, constants = self.step.start(place_batch(first, mesh))
         forcing, lacking = self._forcing(times, 0), None
         for number in itertools.count(1):
             if lacking is not None:
@@ -138,25 +164,33 @@ class StateForecaster:
             rows = self.step.model.model_def.image_height
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
 
-    def _first(self, state: State, batch: _Batch) -> dict[str, Any]:
-        """The input of the first step, read sample by sample."""
-        every = []
-        for place, (time, task) in enumerate(
-            zip(batch.times, batch.tasks, strict=True)
-        ):
-            fields = {key: np.asarray(state[key][place]) for key in self.prognostic}
-            data = replace(self.reader.data, state=_by_source(fields))
-            reader = replace(self.reader, data=data)
-            every.append(reader.at([time], [task], batch.perturb).arrays)
-        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *every)
+    def _perturb(self, batch: _Batch) -> Perturb | None:
+        """Changes the initial states of the members of a batch."""
+        if batch.reader.schedule.num_members == 1:
+            return None
+        step = prognostic(self.step, [*self.schema.target_slices()])
+        spin_up = SpinUp(step, self.weights, batch.reader, batch.noise)
+        grid = self.latitude, self.longitude
+        config, seed = self._inference.perturbation, self.config.seed
+        perturb = perturbation(config, seed, spin_up, grid)
+        if isinstance(perturb, NoisePerturbation):
+            return perturb
+        return partial(add_changes, perturb(batch.tasks))
 
     def _forcing(self, times: Sequence[np.datetime64], step: int) -> Any:
         return self.reader.forcing_at(times, step)
 
-    def _check(self, state: State, count: int) -> None:
-        grid = self.latitude.shape[0], self.longitude.shape[-1]
+    def _check(self, state: State, count: int, num_members: int) -> None:
+        if num_members > 1:
+            config = self._inference.perturbation
+            problems = unknown_variables(config, self.schema.target_slices())
+            if problems:
+                raise ValueError(problems[0])
+        times = len(self.times_of_state(num_members))
         for key, levels in self.prognostic.items():
-            expected = (count, levels, self.history_len, *grid)
+            latitude, longitude = self.grids[key.split("/")[0]]
+            grid = latitude.shape[0], longitude.shape[-1]
+            expected = (count, levels, times, *grid)
             actual = np.shape(state[key]) if key in state else None
             if actual != expected:
                 raise ValueError(
@@ -166,52 +200,66 @@ class StateForecaster:
 
 
 @dataclass(frozen=True)
+class _BatchReader(ForecastReader):
+    """Reads samples whose states are arrays, each its own.
+
+    Attributes:
+        samples: the data of each sample.
+    """
+
+    samples: Sequence[GivenState] = ()
+
+    def _initial(
+        self, starts: Sequence[np.datetime64]
+    ) -> list[dict[str, SourceFields]]:
+        """See `ForecastReader._initial`."""
+        read = ForecastData.initial
+        once = {start: read(self.data, start) for start in dict.fromkeys(starts)}
+        pairs = zip(self.samples, starts, strict=True)
+        return [data.over(once[start], start) for data, start in pairs]
+
+
+@dataclass(frozen=True)
 class _Batch:
     """The samples of a forecast.
 
     Attributes:
         times: labels of their start dates.
         tasks: their start dates and members, by number.
-        perturb: changes the initial states of members; None changes nothing.
+        reader: reads their states and forcing.
         noise: noise of models that draw noise; None for other models.
     """
 
     times: Sequence[np.datetime64]
     tasks: Sequence[Task]
-    perturb: Perturb | None
+    reader: ForecastReader
     noise: MemberNoise | None
 
     @classmethod
     def of(
         cls,
         forecaster: StateForecaster,
+        state: State,
         times: np.ndarray,
-        members: Sequence[int] | None,
+        members: Sequence[int],
     ) -> _Batch:
         """The samples of `StateForecaster.forecast`."""
         labels = [date_label(time).to_datetime64() for time in times]
-        members = [0] * len(labels) if members is None else members
         starts = np.unique(np.array(labels, "datetime64[ns]"))
         numbers = np.searchsorted(starts, np.array(labels, "datetime64[ns]"))
         tasks = [Task(int(n), int(m)) for n, m in zip(numbers, members, strict=True)]
-        schedule = replace(
-            forecaster.reader.schedule, starts=starts, num_members=max(members) + 1
-        )
-        seed = forecaster.config.seed
-        noise = member_noise(seed, schedule, forecaster.step.model)
-        inference = forecaster.config.inference or InferenceConfig()
-        if schedule.num_members == 1:
-            return cls(labels, tasks, None, noise)
-        config = inference.perturbation
-        if config.type in ("bred", "lagged"):
-            raise ValueError(
-                f"inference.perturbation.type: {config.type} needs states before the "
-                "start date, which are not given; take gaussian or spherical, or "
-                "credit-jax forecast"
-            )
-        grid = forecaster.latitude, forecaster.longitude
-        perturb = noise_perturbation(config, seed, schedule, *grid)
-        return cls(labels, tasks, perturb, noise)
+        reader, num_members = forecaster.reader, max(members) + 1
+        schedule = replace(reader.schedule, starts=starts, num_members=num_members)
+        steps = forecaster.times_of_state(num_members)
+        samples = []
+        for place, label in enumerate(labels):
+            arrays = {k: np.asarray(state[k][place]) for k in forecaster.prognostic}
+            at = [reader.data.time(label, step) for step in steps]
+            samples.append(replace(reader.data, state=_by_source(arrays), times=at))
+        fields = {name: getattr(reader, name) for name in vars(reader)}
+        fields |= {"data": samples[0], "schedule": schedule, "samples": samples}
+        noise = member_noise(forecaster.config.seed, schedule, forecaster.step.model)
+        return cls(labels, tasks, _BatchReader(**fields), noise)
 
 
 def _by_source(fields: SourceFields) -> dict[str, SourceFields]:
@@ -244,11 +292,12 @@ def load_forecaster(
         matmul_precision: see `trainer.matmul_precision`.
 
     Raises:
-        ValueError: the mesh does not fit the model, forcing has no path, or the
-            preblocks regrid the data, so that a state is not on the grid of the model.
+        ValueError: the mesh does not fit the model, forcing has no path, or preblocks
+            regrid the data of a source whose grid is not known.
     """
     is_package = isinstance(checkpoint, Package)
     like, unread = checkpoint.coordinates, [DIAGNOSTIC]
+    sources = {} if like is None else like.sources
     # States are given; files of prognostic variables are opened for their grid and
     # levels where nothing else records them.
     if is_package:
@@ -256,17 +305,20 @@ def load_forecaster(
         num_levels = _num_levels(checkpoint)
         config = checkpoint.config(overrides, data, unread=unread)
     else:
-        sources = {} if like is None else like.sources
         num_levels = {
             k: len(source.levels) for k, source in sources.items() if source.levels
         }
         config = _config_of_run(checkpoint, data, overrides)
+    inference = config.inference or InferenceConfig()
+    pipeline = forecast_pipeline(config, inference)
+    section = inference.data or config.data
+    if not is_package:
         listed = {k for k, source in config.data.source.items() if source.level_values}
         is_known = {*listed, *num_levels} >= config.data.source.keys()
+        has_grids = all(axes.latitude is not None for axes in sources.values())
+        is_known = is_known and (pipeline.grid is None or has_grids)
         if like is not None and like.latitude is not None and is_known:
             unread.append(_PROGNOSTIC)
-    inference = config.inference or InferenceConfig()
-    section = inference.data or config.data
     requested = parse_parallelism(parallelism)
     chosen = forward_devices(requested, devices)
     plan = plan_model(
@@ -274,7 +326,6 @@ def load_forecaster(
     )
     policy = default_mp_policy(precision, matmul_precision=matmul_precision)
     model = plan.build(chosen, mp_policy=policy)
-    pipeline = forecast_pipeline(config, inference)
     opened = open_forecast_data(
         section,
         [config.data.ranges[0][0]],
@@ -286,9 +337,11 @@ def load_forecaster(
     )
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
-    state = GivenState(**fields, state=order)
+    frames = model.model_def.frames
+    state = GivenState(**fields, state=order, history_len=frames)
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, state)
-    pipeline, latitude, longitude = _located(checkpoint, pipeline, opened)
+    pipeline, (latitude, longitude) = _located(checkpoint, pipeline, opened)
+    grids = _grids(checkpoint, opened, pipeline, (latitude, longitude), unread)
     if is_package:
         groups = channel_groups(schema, opened.further)
         checkpoint.check_data(groups, latitude, longitude)
@@ -301,7 +354,7 @@ def load_forecaster(
     step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
     weights = Forecaster(model, *checkpoint.restore(model)).weights
     return StateForecaster(
-        checkpoint, config, schema, reader, step, weights, latitude, longitude
+        checkpoint, config, schema, reader, step, weights, latitude, longitude, grids
     )
 
 
@@ -319,24 +372,65 @@ def _config_of_run(
 
 def _located(
     checkpoint: Package | RunWeights, pipeline: Pipeline, opened: ForecastData
-) -> tuple[Pipeline, np.ndarray, np.ndarray]:
-    """The transforms at the grid of the data, and its latitudes and longitudes."""
+) -> tuple[Pipeline, LatLon]:
+    """The transforms at the grid of the data, and the grid of the model."""
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
+    where, new = str(checkpoint.path), pipeline.grid
+    if new is not None:
+        of_data = opened.located().grid.over(_recorded_grid(like))
+        if new.latitude is None or new.longitude is None:
+            raise ValueError(
+                f"{where}: the weight file of the regrid block gives no latitudes and "
+                "longitudes of rows and columns, which forecasts are returned with"
+            )
+        return pipeline.at(tree_schema, of_data), (new.latitude, new.longitude)
     if isinstance(checkpoint, Package):
         latitude, longitude = read_grid(checkpoint.path / GRID)
     elif like is not None and like.latitude is not None:
         latitude, longitude = np.array(like.latitude), np.array(like.longitude)
     else:
         latitude, longitude = opened.coordinates()
-    where = str(checkpoint.path)
     grid = Axes(as_values(latitude), as_values(longitude), where=where)
-    located = pipeline.at(tree_schema, grid)
-    if located.grid is not None:
-        raise ValueError(
-            f"{where}: its preblocks regrid the data, and a state is on the grid of "
-            "the model; forecast from files with credit-jax forecast"
-        )
-    return located, latitude, longitude
+    return pipeline.at(tree_schema, grid), (latitude, longitude)
+
+
+def _recorded_grid(like: Coordinates | None) -> Axes:
+    """The first grid among the sources of recorded coordinates."""
+    grid = Axes()
+    for axes in like.sources.values() if like else ():
+        grid = grid.over(axes.grid)
+    return grid
+
+
+def _grids(
+    checkpoint: Package | RunWeights,
+    opened: ForecastData,
+    pipeline: Pipeline,
+    of_model: LatLon,
+    unread: Sequence[str],
+) -> dict[str, LatLon]:
+    """Source -> the grid of its states.
+
+    Raises:
+        ValueError: preblocks regrid, and the grid of a source is not known.
+    """
+    every = [group for group in opened.schema.input if group.field_type == _PROGNOSTIC]
+    names = dict.fromkeys(group.source for group in every)
+    if pipeline.grid is None:
+        return dict.fromkeys(names, of_model)
+    like, grids = checkpoint.coordinates, {}
+    for name in names:
+        grid = opened.grid_of(name) if _PROGNOSTIC not in unread else None
+        recorded = like.sources.get(name) if like else None
+        if grid is None and recorded is not None and recorded.latitude is not None:
+            grid = np.array(recorded.latitude), np.array(recorded.longitude)
+        if grid is None:
+            raise ValueError(
+                f"{checkpoint.path}: its preblocks regrid the data, and neither files "
+                f"nor the checkpoint give the latitudes and longitudes of source {name}"
+            )
+        grids[name] = grid
+    return grids
 
 
 def _num_levels(package: Package) -> dict[str, int]:

@@ -17,7 +17,7 @@ from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.named_data import NamedData
-from credit_jax.data.schedule import Schedule, earliest, make_schedule
+from credit_jax.data.schedule import Schedule, analyses, make_schedule
 from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates, as_values, places_of
@@ -155,7 +155,7 @@ def plan_forecast(
         pipeline = forecast_pipeline(config, inference, run)
     if schedule is not None:
         with findings.collecting():
-            num_before = earliest(inference.perturbation, schedule)
+            num_before = max(analyses(inference.perturbation, schedule))
         # Blocks of `inference.preblocks` bring other data to those of the run.
         of_run = like if inference.data is None or run is not None else None
         with findings.collecting():
@@ -186,7 +186,7 @@ def plan_forecast(
     if num_before:
         findings.problems += opened.problems(schedule.before(num_before), 1)
     keys = schema.target_slices()
-    findings.problems += _unknown_variables(inference.perturbation, keys)
+    findings.problems += unknown_variables(inference.perturbation, keys)
     with findings.collecting():
         rollout = forecast_rollout(located, schema, schedule.num_steps)
     if rollout is None or findings.problems:
@@ -432,7 +432,7 @@ def forecast_rollout(
     return Rollout(num_steps, postprocess=postprocess, advance=advance)
 
 
-def _unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
+def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
     """What is wrong with the names of `std`, one line at most.
 
     Args:

@@ -127,6 +127,12 @@ def test_parameters_of_another_model(made: Any) -> None:
     states = {**model_state, "spectral_norm": {"other": {}}}
     words = "model_state are not those", "dense/up is missing", "other is not known"
     refused(lambda: model.apply(params, states, given), *words)
+    vectors = model_state["spectral_norm"]["dense/up"]
+    longer = {**vectors, "u": np.ones(99, np.float32)}
+    spectral_norm = {**model_state["spectral_norm"], "dense/up": longer}
+    states = {**model_state, "spectral_norm": spectral_norm}
+    words = "model_state are not those", "dense/up has {", "'u': (99,)"
+    refused(lambda: model.apply(params, states, given), *words)
 
 
 def test_params_and_state_swapped(made: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,8 +15,10 @@ from benchmarks.small_models import SECTIONS
 from benchmarks.speed.cases import KIN, MODEL_TYPES, case_of, make_case
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.noise import Noise
+from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from tests.support import make_mesh
+from tests.models.test_composition import BLOCK
+from tests.support import assert_close, make_mesh
 from tests.support.slow import mark_slow
 
 KEY = jax.random.key(0)
@@ -27,8 +31,20 @@ MESHES: dict[str, dict[str, int]] = {
     "2x2x2": {"dp": 2, "tp": 2, "domain": 2},
 }
 # WXFormer on every mesh, each other family on one: a case compiles for 12 seconds.
+# `TANGENTS=all` is every family on every mesh, half an hour on 2 cores.
 CASES = [("wxformer", mesh) for mesh in MESHES]
-CASES += zip([n for n in MODEL_TYPES if n != "wxformer"], itertools.cycle(MESHES))
+OTHERS = [name for name in MODEL_TYPES if name != "wxformer"]
+if os.environ.get("TANGENTS") == "all":
+    CASES += itertools.product(OTHERS, MESHES)
+else:
+    CASES += zip(OTHERS, itertools.cycle(MESHES))
+# (model, mesh, steps of the forecast)
+HESSIANS = [
+    *(("wxformer", "one", 2), ("wxformer", "2x2x2", 1)),
+    *((name, "one", 1) for name in ("fuxi", "swin", "graph")),
+]
+# Of the differences, in units of the deviations of the arrays.
+STEP = 1e-7
 # A block of one stage has all layers; heads of 4 channels can be split in two.
 _FEW = {"depth": [1, 0, 0, 0], "dim_head": 4}
 
@@ -76,3 +92,58 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     forward, reverse = _inner(moved, moved), _inner((by_params, by_inputs), pulled)
     print(f"{name}, {mesh}: {reverse / forward - 1:.1e}")
     assert forward == pytest.approx(reverse, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "steps"), mark_slow(HESSIANS, but=[("wxformer", "one", 2)])
+)
+def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
+    """H v of a loss by all weights and inputs, beside differences of its gradient."""
+    block = BLOCK if name == "wxformer" else make_case("tiny", name).block
+    case, placed = case_of("smaller", dict(block), 2), make_mesh(**MESHES[mesh])
+    policy = default_mp_policy(
+        "float64", reduce_dtype="float64", output_dtype="float64"
+    )
+    model = build_parallel_model(
+        case.model_def, placed, mp_policy=policy, min_shard_size=64
+    )
+    rng = np.random.default_rng(0)
+    rows = case.model_def.image_height
+
+    def drawn(array: Any) -> Any:
+        size = np.std(array) or 1.0
+        return jax.device_put(size * rng.standard_normal(array.shape), array.sharding)
+
+    with jax.enable_x64(True):
+        weights, model_state = jax.tree.map(
+            lambda a: jax.device_put(np.float64(a), a.sharding), model.init(KEY)
+        )
+        arrays = {**case.inputs, "y": case.y}
+        fields = place_batch({k: np.float64(x) for k, x in arrays.items()}, placed)
+        target = fields.pop("y")
+
+        def loss(point: Any) -> Any:
+            weights, inputs = point
+            for _ in range(steps):
+                y = model.apply(weights, model_state, inputs)
+                inputs = inputs | {"x": y} if steps > 1 else inputs
+            return jnp.mean(jnp.square(y - target)[..., :rows, :])
+
+        def moved(point: Any, tangent: Any, size: float) -> Any:
+            return jax.tree.map(lambda a, v: a + size * v, point, tangent)
+
+        # Fresh biases of zero leave queries of zero, whose direction has no derivative.
+        point = moved((weights, fields), jax.tree.map(drawn, (weights, fields)), 0.1)
+        tangent = jax.tree.map(drawn, point)
+        for path in weights.keys() - case.model_def.trainable.keys():
+            tangent[0][path] *= 0  # Frozen ones are constants of every derivative.
+        gradient = jax.jit(jax.grad(loss))
+        product = jax.jit(lambda p, v: jax.jvp(jax.grad(loss), (p,), (v,))[1])
+        actual = product(point, tangent)
+        ahead, behind = (gradient(moved(point, tangent, h)) for h in (STEP, -STEP))
+        expected = jax.tree.map(lambda a, b: (a - b) / (2 * STEP), ahead, behind)
+        both = (
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (actual, expected)
+        )
+    assert_close(*both, 1e-7, f"{name}, {mesh}, {steps} steps: H v")

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.packages.labeled import open_forecaster
 from credit_jax.training.run_weights import open_weights
+from tests.data.world import GRID, MODEL, NUM_LAT, NUM_LON, raw_config
+from tests.forecast.tiny_run import make_run
 from tests.support import assert_close
 
 START = np.datetime64("2000-01-01", "ns")
@@ -40,20 +43,25 @@ def initial(world):
         return fields.sel(time=[START]).load()
 
 
+def of_command(config, out, *overrides, start=START, members=2):
+    """The steps of each member of a forecast by the command."""
+    options = ["--config", str(config), "--checkpoint", str(config.parent / "run")]
+    options += ["--out", os.fspath(out), "--init-time", str(start)[:10]]
+    options += ["--steps", str(STEPS), "--format", "netcdf", "--cache", "none"]
+    options += ["--members", str(members), *(f"--set={own}" for own in overrides)]
+    assert forecast.main(options) == OK
+    found = []
+    for member in range(members):
+        files = sorted(out.glob(f"*/member_{member:03d}/*.nc"))
+        assert len(files) == STEPS
+        found.append([xr.load_dataset(file) for file in files])
+    return found
+
+
 @pytest.fixture(scope="module")
 def expected(run, tmp_path_factory):
     """The forecast of two members by the command."""
-    out = tmp_path_factory.mktemp("command")
-    options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
-    options += ["--out", os.fspath(out), "--init-time", "2000-01-01", "--cache", "none"]
-    options += ["--steps", str(STEPS), "--format", "netcdf", "--members", "2"]
-    assert forecast.main(options) == OK
-    members = []
-    for member in range(2):
-        files = sorted(out.glob(f"*/member_{member:03d}/*.nc"))
-        assert len(files) == STEPS
-        members.append([xr.load_dataset(file) for file in files])
-    return members
+    return of_command(run, tmp_path_factory.mktemp("command"))
 
 
 def assert_same(found, wanted):
@@ -85,13 +93,91 @@ def test_the_forecast_is_that_of_the_command(forecaster, initial, expected, chan
     assert steps[0]["T"].dims == ("time", "level", "latitude", "longitude")
 
 
-def test_members_are_those_of_the_command(forecaster, initial, expected):
-    steps = [*forecaster(initial, STEPS, members=2)]
+def assert_same_members(steps, wanted):
+    """Asserts that the steps of an ensemble are those of each member."""
+    assert len(steps) == STEPS
     for place, found in enumerate(steps):
-        assert found.number.values.tolist() == [0, 1]
-        for member in range(2):
-            assert_same(found.isel(number=member), expected[member][place])
+        assert found.number.values.tolist() == [*range(len(wanted))]
+        for member, own in enumerate(wanted):
+            assert_same(found.isel(number=member), own[place])
     assert not steps[0]["T"][0].equals(steps[0]["T"][1])
+
+
+def test_members_are_those_of_the_command(forecaster, initial, expected):
+    assert_same_members([*forecaster(initial, STEPS, members=2)], expected)
+
+
+@pytest.mark.parametrize("type_", ["bred", "lagged"])
+def test_members_from_earlier_states(run, folder, world, tmp_path, type_):
+    """Bred vectors and lagged members begin at states before the start date."""
+    start, set_ = np.datetime64("2000-01-03", "ns"), "inference.perturbation"
+    changes = [f"{set_}.type={type_}", f"{set_}.num_cycles=2", f"{set_}.lag=12h"]
+    wanted = of_command(run, tmp_path, *changes, start=start, members=3)
+    forecaster = open_forecaster(folder, overrides=changes)
+    hours = {"bred": [-12, -6, 0], "lagged": [-24, -12, 0]}[type_]
+    with xr.open_dataset(world / "w_2000.nc") as fields:
+        times = start + np.array(hours, "timedelta64[h]")
+        earlier = fields.sel(time=times[::-1]).load()
+    assert_same_members([*forecaster(earlier, STEPS, members=3)], wanted)
+    now = earlier.sel(time=[start])
+    with pytest.raises(ValueError, match=r"expected 3 time\(s\), 2000-01-0"):
+        forecaster(now, 1, members=3)
+    assert_same(next(forecaster(now, 1)), wanted[0][0].drop_vars("number"))
+
+
+@pytest.fixture(scope="module")
+def regridded(world, tmp_path_factory, tiny_model):
+    """The YAML of a run on means of two columns each, with another name of T."""
+    folder = tmp_path_factory.mktemp("regridded")
+    new = np.arange(NUM_LAT * NUM_LON // 2)
+    columns = np.repeat(2 * new, 2) + np.tile([1, 2], len(new))
+    row, column = np.divmod(new, NUM_LON // 2)
+    weights = {
+        "row": ("n_s", np.repeat(new, 2) + 1),
+        "col": ("n_s", columns),
+        "S": ("n_s", np.full(len(columns), 0.5)),
+        "dst_grid_dims": ("rank", [NUM_LON // 2, NUM_LAT]),
+        "xc_b": ("n_b", 18.0 + 72 * column),
+        "yc_b": ("n_b", GRID["latitude"][row]),
+        "xc_a": ("n_a", np.zeros(NUM_LAT * NUM_LON)),
+    }
+    xr.Dataset(weights).to_netcdf(folder / "weights.nc")
+    names = ("prognostic/3d/U", "prognostic/3d/T", "prognostic/2d/SP")
+    names += ("dynamic_forcing/2d/tsi", "static/2d/LSM", "diagnostic/2d/TP")
+    args = {"weight_file": f"{folder}/weights.nc"}
+    args["variables"] = [f"ERA5/{name}" for name in names]
+    renamed = {"mapping": {"ERA5/prognostic/3d/T": "ERA5/prognostic/3d/temperature"}}
+    steps = raw_config(world)["preblocks"]["per_step"]
+    steps = {
+        "regrid": {"type": "regrid", "args": args},
+        "norm": steps["norm"],
+        "rename": {"type": "rename", "args": renamed},
+        "concat": steps["concat"],
+    }
+    model = {**MODEL, "type": "tiny", "image_width": NUM_LON // 2}
+    out = folder / "tiny"
+    return Path(make_run(world, out, model=model, preblocks={"per_step": steps}))
+
+
+@pytest.mark.parametrize("type_", ["spherical", "bred"])
+def test_states_are_on_the_grid_of_the_data(regridded, world, tmp_path, type_):
+    changes = [f"inference.perturbation.type={type_}"]
+    changes += ["inference.perturbation.num_cycles=1"]
+    wanted = of_command(regridded, tmp_path, *changes)
+    shutil.copyfile(regridded, regridded.parent / "run/model.yml")
+    forecaster = open_forecaster(regridded.parent / "run", overrides=changes)
+    assert forecaster.variables == ("U", "T", "SP")
+    with xr.open_mfdataset(sorted(world.glob("w_*.nc"))) as fields:
+        times = {"bred": [START - np.timedelta64(6, "h"), START]}.get(type_, [START])
+        initial = shuffled(fields.sel(time=times))
+        steps = [*forecaster(initial, STEPS, members=2)]
+    for found, *own in zip(steps, *wanted, strict=True):
+        for member in range(2):
+            assert_same(found.isel(number=member), own[member])
+    assert found.longitude.values.tolist() == [18.0, 90.0, 162.0, 234.0, 306.0]
+    assert not found["temperature"][0].equals(found["temperature"][1])
+    with pytest.raises(ValueError, match="5 longitudes run from 18 to 306"):
+        forecaster(found.isel(number=0).rename(temperature="T"), 1)
 
 
 def test_members_on_a_mesh(folder, forecaster, initial):
@@ -223,8 +309,7 @@ def test_numbers_below_one_and_runs_without_checkpoints(forecaster, initial, tmp
         open_forecaster(tmp_path)
 
 
-@pytest.mark.parametrize("type_", ["bred", "lagged"])
-def test_perturbations_that_need_earlier_states(folder, initial, type_):
-    other = open_forecaster(folder, overrides=[f"inference.perturbation.type={type_}"])
-    with pytest.raises(ValueError, match=f"{type_} needs states before the start"):
-        other(initial, 1, members=2)
+def test_amplitudes_of_other_variables_are_refused(folder, initial):
+    other = "inference.perturbation.std={Q: 0.1}"
+    with pytest.raises(ValueError, match=r"std: Q: no prognostic variable"):
+        open_forecaster(folder, overrides=[other])(initial, 1, members=2)
