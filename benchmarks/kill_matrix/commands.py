@@ -65,10 +65,11 @@ def _preprocess(matrix: Matrix, out: Path) -> Sequence[str]:
 def _forecast(kind: str) -> Callable[[Matrix, Path], Sequence[str]]:
     def options(matrix: Matrix, out: Path) -> Sequence[str]:
         dates = [word for date in _DATES for word in ("--init-time", date)]
-        config = str(matrix.folder / "straight/model.yml")
-        cache = str(matrix.folder / "cache")
-        arguments = ["--config", config, *_straight(matrix), *dates, "--steps", "3"]
-        arguments += ["--cache", cache, "--format", kind, "--resume"]
+        # Not model.yml of the run, which names the files of the folder that the run
+        # was copied from.
+        arguments = ["--config", matrix.config, *_straight(matrix), *dates]
+        arguments += ["--cache", str(matrix.folder / "cache"), "--steps", "3"]
+        arguments += ["--format", kind, "--resume"]
         arguments += ["--parallelism", "data=ddp", "--devices", "2"]
         return [*arguments, "--out", str(out)]
 

@@ -35,6 +35,8 @@ class Archive:
         identity: everything that determines their values, by name.
         provenance: origin of the forecasts.
         coordinates: name of a dim -> values of the coordinates of the fields.
+        digests: SHA-256 of the files that determine their values besides the data and
+            the weights, by dotted key.
     """
 
     folder: Path
@@ -42,6 +44,7 @@ class Archive:
     identity: Mapping[str, Any]
     provenance: Mapping[str, Any]
     coordinates: Mapping[str, np.ndarray] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
         """Checks the folder against what is to be written to it.
@@ -51,8 +54,9 @@ class Archive:
             resume: whether forecasts that are done are kept.
 
         Raises:
-            ValueError: the folder contains forecasts with another identity or at other
-                coordinates, or, unless `resume`, some of these tasks.
+            ValueError: the folder contains forecasts with another identity, at other
+                coordinates or of files with other contents, or, unless `resume`, some
+                of these tasks.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"--out: {self.folder} is a file; give a folder")
@@ -74,6 +78,7 @@ class Archive:
                 f"{', '.join(other)}; give another folder"
             )
         self._check_coordinates(path, content["coordinates"])
+        self._check_digests(content["digests"])
         if not resume and any(self.done(task) for task in tasks):
             raise ValueError(
                 f"--out: {self.folder} holds some of these forecasts already; --resume "
@@ -96,6 +101,20 @@ class Archive:
                     f"run {_ends(ours)}, in another order; give another folder"
                 )
 
+    def _check_digests(self, recorded: Mapping[str, str]) -> None:
+        """Checks that files have the contents that the forecasts were made with."""
+        changed = [
+            key
+            for key, digest in self.digests.items()
+            if recorded.get(key, digest) != digest
+        ]
+        if changed:
+            raise ValueError(
+                f"--out: {self.folder} holds forecasts that were made with other "
+                f"contents of the files of {', '.join(changed)}: they were changed "
+                "since; bring back the former ones, or give another folder"
+            )
+
     def create(self) -> None:
         """Writes the record, unless it exists."""
         path = self.folder / RECORD
@@ -107,6 +126,7 @@ class Archive:
             "coordinates": {
                 k: np.asarray(v).tolist() for k, v in self.coordinates.items()
             },
+            "digests": self.digests,
         }
         with new_file(path) as partial:
             partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -179,7 +199,8 @@ def _content(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         sections = {name: dict(content[name]) for name in ("identity", "provenance")}
         # Records of earlier versions have none.
-        return {**sections, "coordinates": dict(content.get("coordinates") or {})}
+        later = ("coordinates", "digests")
+        return {**sections, **{name: dict(content.get(name) or {}) for name in later}}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no record of forecasts ({error}); give another folder, or "

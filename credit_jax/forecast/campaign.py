@@ -129,13 +129,16 @@ class Campaign:
         Raises:
             NonFiniteForecastError: values are not finite, and are not to be filled.
             WriteError: something cannot be written.
-            OSError, ValueError: something cannot be read.
+            OSError, ValueError: something cannot be read, or the processes have read
+                different files.
         """
         if jax.process_index() == 0:
             with write_errors(self.archive.folder, "choose another folder"):
                 self.archive.create()
                 self.store.create()
         wait_for_all("the store")
+        # A process that has read other files than the first one ends here.
+        self.archive.check((), resume=True)
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
         missing = [sum(not self.archive.done(task) for task in g) for g in todo]
         # Forecasts are marked as done only after all processes have chosen the groups.

@@ -15,6 +15,8 @@ from credit_jax.io.atomic import new_file
 
 # Reading and hashing release the GIL; more threads than this read no faster.
 _NUM_THREADS = 8
+# Of the files of `digests_of`, in bytes.
+_LARGEST = 2**30
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,23 @@ def digest_of(folder: Path) -> str:
         total.update(name.encode())
         total.update(bytes.fromhex(record.sha256))
     return total.hexdigest()
+
+
+def digests_of(named: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 of files by name.
+
+    Folders and files of more than 1 GiB have none: they are data sets, which take long
+    to read.
+
+    Args:
+        named: path of each name; environment variables are expanded.
+    """
+    paths = {name: Path(os.path.expandvars(path)) for name, path in named.items()}
+    return {
+        name: record_of(path).sha256
+        for name, path in paths.items()
+        if path.is_file() and path.stat().st_size <= _LARGEST
+    }
 
 
 def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from credit_jax.config.base import ConfigError, not_available, parse
+from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.config.transforms import (
     PostblocksConfig,
     PreblocksConfig,
     TransformConfig,
 )
+from credit_jax.io.digests import digests_of
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import PREBLOCKS, Phase, Where
+from credit_jax.transforms.base import PREBLOCKS, Phase, TransformEntry, Where
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
@@ -98,7 +99,16 @@ def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Place
     entry = TRANSFORMS[phase.section][config.type]
     with errors_of(path):
         transform = entry.build(args)
-    return Placed(path, config.type, phase, entry.where, transform)
+        digests = digests_of(dict(_paths(entry, args)))
+    return Placed(path, config.type, phase, entry.where, transform, digests)
+
+
+def _paths(entry: TransformEntry, args: StrictModel) -> Iterator[tuple[str, str]]:
+    """Names and values of the arguments that are paths of files."""
+    for name, value in args:
+        is_path = name in entry.files or name.endswith(("_path", "_file"))
+        if is_path and isinstance(value, str):
+            yield name, value
 
 
 def _sections(

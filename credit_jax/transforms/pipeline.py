@@ -18,7 +18,7 @@ first two phases on the host, and the step runs the third, traced
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from credit_jax.io.errors import errors_of
@@ -67,6 +67,7 @@ class Placed:
         phase: phase in which it runs.
         where: places where it can run.
         transform: the function.
+        digests: SHA-256 of the files that it has read, by their argument.
     """
 
     path: str
@@ -74,6 +75,7 @@ class Placed:
     phase: Phase
     where: Where
     transform: Transform
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def section(self) -> str:
@@ -420,6 +422,15 @@ class Pipeline:
             if isinstance(each.transform, ChangesGrid)
         ]
         return grids[-1] if grids else None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the files that the transforms have read, by their dotted key."""
+        return {
+            f"{each.path}.args.{name}": digest
+            for each in self.transforms
+            for name, digest in each.digests.items()
+        }
 
     @property
     def normalizes(self) -> bool:

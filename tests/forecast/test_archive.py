@@ -49,6 +49,18 @@ def test_other_coordinates_are_refused(archive, name, values, text):
         other.check((), resume=True)
 
 
+def test_files_that_were_changed_are_refused(archive):
+    names = ("preblocks.per_step.scale.args.mean_path", "model.edge_path")
+    # What the record has no digest of is not compared.
+    replace(archive, digests=dict.fromkeys(names, "1")).check((), resume=True)
+    (archive.folder / "forecast.json").unlink()
+    before = replace(archive, digests=dict.fromkeys(names, "1"))
+    before.create()
+    before.check((), resume=True)
+    with pytest.raises(ValueError, match=rf"the files of {names[1]}: they were"):
+        replace(before, digests={names[0]: "1", names[1]: "2"}).check((), resume=True)
+
+
 def test_a_record_of_an_earlier_version(archive):
     path = archive.folder / "forecast.json"
     path.write_text('{"identity": {"steps": 2}, "provenance": {}}')

@@ -1,23 +1,27 @@
 """Forecast campaigns: interrupted, killed, split up, with failing writes and NaN."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
+import yaml
 
 from credit_jax.cli.commands import DIVERGED, FAILED, OK, USER_ERROR
 from credit_jax.config.messages import counted
+from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.forecast.tiny_run import forecast, make_run, read
-from tests.training.tiny import MODEL
+from tests.training.tiny import MODEL, write_yaml
 
 ROOT = Path(__file__).parents[2]
 IN_A_PROCESS = """
@@ -204,6 +208,46 @@ def test_resumed_with_keys_that_change_no_value(
     checkpoint = ("--checkpoint", os.fspath(tmp_path / "one" / "run"))
     assert forecast(config, out, *same, "--resume", *checkpoint) == OK
     assert "1 found there" in capsys.readouterr().out
+
+
+@pytest.fixture
+def statistics(config, world, tmp_path):
+    """The config with statistics of its own, and their mean, which may be changed."""
+    shutil.copy(world / "mean.nc", tmp_path / "mean.nc")
+    raw = yaml.safe_load(Path(config).read_text())
+    raw["preblocks"]["per_step"]["norm"]["args"]["mean_path"] = f"{tmp_path}/mean.nc"
+    return write_yaml(tmp_path / "own.yml", raw), tmp_path / "mean.nc"
+
+
+def test_statistics_that_were_fitted_again(statistics, tmp_path, capsys):
+    (config, mean), out = statistics, tmp_path / "out"
+    options = ("--checkpoint", os.fspath(tmp_path / "run"))
+    assert forecast(config, out, *options, "--init-time", "2000-01-01") == OK
+    before, content = chunks(out), mean.read_bytes()
+    with xr.open_dataset(mean) as fitted:
+        again = fitted.load() + 1
+    again.to_netcdf(mean)
+    same = (*options, "--init-time", "2000-01-01", "--resume")
+    for marker in (out / "done").iterdir():
+        marker.unlink()
+    assert forecast(config, out, *same) == USER_ERROR
+    error = capsys.readouterr().err
+    assert "preblocks.per_step.norm.args.mean_path: they were changed since" in error
+    assert chunks(out) == before
+    mean.write_bytes(content)
+    assert forecast(config, out, *same) == OK
+    assert chunks(out) == before
+
+
+def test_processes_that_read_other_files(config, tmp_path, monkeypatch, capsys):
+    create = Archive.create
+
+    def of_the_first_process(self):
+        create(replace(self, digests=dict.fromkeys(self.digests, "other")))
+
+    monkeypatch.setattr(Archive, "create", of_the_first_process)
+    assert forecast(config, tmp_path / "out") == USER_ERROR
+    assert "std_path: they were changed since" in capsys.readouterr().err
 
 
 NOISE = {"inference__members": 2, "inference__perturbation": {"std": 0.1}}

@@ -15,7 +15,7 @@ from credit_jax.config.load import dump_config
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, software
-from credit_jax.forecast.identity import identity_of
+from credit_jax.forecast.identity import file_digests, identity_of
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.online_scores import OnlineScores, online_scores
 from credit_jax.forecast.outputs import Outputs
@@ -95,7 +95,14 @@ def places_of(
         TRAINING_DATES: [list(pair) for pair in checkpoint.training_dates],
         **software(),
     }
-    archive = Archive(folder, schedule, identity, provenance, outputs.coordinates)
+    archive = Archive(
+        folder,
+        schedule,
+        identity,
+        provenance,
+        outputs.coordinates,
+        file_digests(plan),
+    )
     if form == "none":
         return NoStore(), archive
     if form == "netcdf":
