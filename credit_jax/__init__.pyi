@@ -1,5 +1,5 @@
 from .certification.certify import Certificate as Certificate
-from .certification.certify import certify as certify
+from .certification.certify import certify_model as certify_model
 from .checkpoint import CheckpointStore as CheckpointStore
 from .config import Config as Config
 from .config import ConfigError as ConfigError

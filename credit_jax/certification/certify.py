@@ -94,7 +94,7 @@ class Certificate:
         vanishing: parameters whose gradient is of rounding errors alone.
         provenance: versions, digests, command and the like, by name.
 
-    >>> certificate = credit_jax.certify(model.model_def, meshes=["1"])
+    >>> certificate = credit_jax.certify_model(model.model_def, meshes=["1"])
     >>> list(certificate.lines())
     []
     """
@@ -137,7 +137,7 @@ def _share(check: Check) -> float:
     return check.error / check.bound if check.bound else check.error
 
 
-def certify(
+def certify_model(
     model_def: ModelDef,
     *,
     meshes: Sequence[str] | None = None,
@@ -163,7 +163,7 @@ def certify(
     Raises:
         ValueError: a mesh that was asked for does not fit the model or the devices.
 
-    >>> certificate = credit_jax.certify(model.model_def, meshes=["1"])
+    >>> certificate = credit_jax.certify_model(model.model_def, meshes=["1"])
     >>> certificate.passed
     True
     """

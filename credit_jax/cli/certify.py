@@ -1,4 +1,4 @@
-"""Certify a config: `credit-jax certify --config F --out PAGE`."""
+"""Certify a config: `python -m credit_jax.certify --config F --out PAGE`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PACKAGES = ("credit-jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    return run_module(__name__, argv, prog="credit-jax certify")
+    return run_module(__name__, argv, prog="python -m credit_jax.certify")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

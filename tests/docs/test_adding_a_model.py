@@ -99,7 +99,7 @@ def test_the_entry_of_the_registry_has_the_same_parts(page):
     entry = registry.MODELS[NAME]
     config, module, table = line.split(", ")
     assert (config, module) == (entry.config.__name__, entry.module.__name__)
-    assert table == f'"{NAME}"'
+    assert table == f"{NAME}_keys.TORCH_MODEL"
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -19,8 +19,13 @@ def peak_gibibytes() -> float:
     return int(found[1]) / 2**20
 
 
-def memory_problems(seed: int) -> Iterator[tuple[int, str, str]]:
-    """Yields (seed, kind, problem) if this program has used more than `MOST` GiB."""
+def memory_problems(seed: int, before: float = 0.0) -> Iterator[tuple[int, str, str]]:
+    """Yields (seed, kind, problem) if this program has used more than `MOST` GiB.
+
+    Args:
+        seed: the last one.
+        before: the peak before the first one, that of other tests of this process.
+    """
     peak = peak_gibibytes()
-    if peak > MOST:
+    if peak > max(MOST, before):
         yield seed, "all", f"{peak:.1f} GiB of memory"
