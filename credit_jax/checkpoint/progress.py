@@ -50,6 +50,7 @@ class Progress:
             None if the checkpoint does not record them, such as one from PyTorch.
         coordinates: those of the data as JSON values, see `Coordinates.to_json`; None
             if the checkpoint does not record them.
+        digests: SHA-256 of the files of the model and the transforms, by dotted key.
     """
 
     epoch: int = 0
@@ -65,6 +66,7 @@ class Progress:
     channels: Mapping[str, tuple[str, ...]] | None = None
     coordinates: Mapping[str, Any] | None = None
     samples: int | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""

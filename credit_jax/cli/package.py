@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"note: {no_coordinates(weights.path)}", "yellow")
     with warnings_as_notes():
         contents = open_contents(config, weights.coordinates)
+    for note in weights.changed_files(contents.digests):
+        print_line(f"note: {note}", "yellow")
     weights = replace(weights, channels=contents.schema.names)
     manifest = write_package(
         contents,

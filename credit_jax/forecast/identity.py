@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.config.messages import got
-from credit_jax.io.digests import digests_of
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.plan.forecast import ForecastPlan
 
@@ -63,21 +62,6 @@ def identity_of(
         "members": schedule.num_members,
         "output": {key: output[key] for key in _WRITTEN[form]},
     }
-
-
-def file_digests(plan: ForecastPlan) -> dict[str, str]:
-    """SHA-256 of the files of the transforms and of the model, by their dotted key.
-
-    They are no part of the identity, whose paths say where files are, not what is in
-    them: statistics that are fitted again have the path of the former ones.
-
-    Args:
-        plan: plan, as returned by `plan_forecast`.
-    """
-    config = plan.model.config
-    files = {} if config is None else config.files
-    of_model = digests_of({f"model.{key}": path for key, path in files.items()})
-    return of_model | plan.reader.pipeline.digests
 
 
 def differences(recorded: Any, here: Any, name: str = "") -> Iterator[str]:

@@ -14,7 +14,7 @@ from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.forecast.archive import Archive, software
 from credit_jax.forecast.campaign import Campaign
-from credit_jax.forecast.identity import file_digests, identity_of
+from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.online_scores import online_scores
 from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.stores import NoStore, Store
@@ -74,7 +74,7 @@ def score_campaign(
         identity,
         provenance,
         outputs.coordinates,
-        file_digests(plan),
+        plan.digests,
     )
     archive.check(schedule.tasks, resume=True)
     wait_for_all("the folder of scored forecasts")

@@ -49,7 +49,11 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.weights import names_of, write_weights
-from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
+from credit_jax.plan.forecast import (
+    forecast_digests,
+    forecast_pipeline,
+    forecast_schema,
+)
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 
@@ -76,6 +80,12 @@ class Contents:
     schema: ChannelSchema
     latitude: np.ndarray
     longitude: np.ndarray
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """See `forecast_digests`."""
+        inference = self.config.inference or InferenceConfig()
+        return forecast_digests(inference, self.model_def.config, self.pipeline)
 
 
 def open_contents(config: Config, like: Coordinates | None = None) -> Contents:

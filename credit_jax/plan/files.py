@@ -1,4 +1,4 @@
-"""Finds missing files that a config names."""
+"""The files that a config names: those that are missing, and digests of the others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from credit_jax.config import Config
 from credit_jax.data.sources.files import discover, matches
+from credit_jax.io.digests import digests_of
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
-from credit_jax.transforms import TRANSFORMS, Phase
+from credit_jax.transforms import TRANSFORMS, Phase, Pipeline
 
 
 def find_missing(
@@ -47,6 +48,21 @@ def find_missing(
             hint = "; `credit-jax preprocess` fits it" if path in fitted else ""
             findings.problems.append(f"{key}: {path} does not exist{hint}")
     return findings
+
+
+def file_digests(model: ModelConfig | None, pipeline: Pipeline) -> dict[str, str]:
+    """SHA-256 of the files of the model and the transforms, by their dotted key.
+
+    Their paths say where files are, not what is in them: statistics that are fitted
+    again have the path of the former ones. See `digests_of` for those without one.
+
+    Args:
+        model: validated config of the model; None if it does not parse.
+        pipeline: the transforms, with the digests of what they have read.
+    """
+    files = {} if model is None else model.files
+    of_model = digests_of({f"model.{key}": path for key, path in files.items()})
+    return of_model | pipeline.digests
 
 
 def data_patterns(config: Config) -> Iterator[tuple[str, str]]:

@@ -20,8 +20,10 @@ from credit_jax.data.named_data import NamedData
 from credit_jax.data.schedule import Schedule, analyses, make_schedule
 from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import Coordinates, as_values, places_of
 from credit_jax.plan.channel_problems import schema_of
+from credit_jax.plan.files import file_digests
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.plan.model import ModelPlan, plan_model
@@ -76,6 +78,12 @@ class ForecastPlan:
     def truth(self) -> NamedData:
         """See `forecast_truth`."""
         return forecast_truth(self.config, self.inference)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """See `forecast_digests`; they are no part of `sections`."""
+        pipeline = self.reader.pipeline
+        return forecast_digests(self.inference, self.model.config, pipeline)
 
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
@@ -246,6 +254,18 @@ def forecast_pipeline(
         inference.preblocks or config.preblocks,
         inference.postblocks or config.postblocks,
     ).for_forecast()
+
+
+def forecast_digests(
+    inference: InferenceConfig, model: ModelConfig | None, pipeline: Pipeline
+) -> dict[str, str]:
+    """`file_digests` of forecasts; blocks of `inference` have their keys there."""
+    sections = ("preblocks", "postblocks")
+    replaced = [name for name in sections if getattr(inference, name) is not None]
+    return {
+        f"inference.{key}" if key.split(".")[0] in replaced else key: digest
+        for key, digest in file_digests(model, pipeline).items()
+    }
 
 
 def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:

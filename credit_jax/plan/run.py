@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
@@ -17,7 +18,7 @@ from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of
-from credit_jax.plan.files import find_missing
+from credit_jax.plan.files import file_digests, find_missing
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
@@ -64,6 +65,13 @@ class RunPlan:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """See `file_digests`."""
+        if self.pipeline is None:
+            return {}
+        return file_digests(self.model.config, self.pipeline)
 
     @property
     def further_schemas(self) -> dict[str, ChannelSchema]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ class RunStore:
         channels: `ChannelSchema.names` of the run's data; None compares no channels.
         coordinates: coordinates of the run's data, which checkpoints record; None
             records none.
+        digests: `file_digests` of the run, which checkpoints record.
     """
 
     checkpoints: CheckpointStore
     param_specs: Mapping[str, ParamSpec]
     channels: Mapping[str, tuple[str, ...]] | None = None
     coordinates: Coordinates | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
@@ -78,6 +80,7 @@ class RunStore:
             progress,
             channels=self.channels,
             coordinates=None if where is None else where.to_json(),
+            digests=self.digests,
         )
         self.checkpoints.save(step, self.items_of(state), progress)
 
@@ -333,6 +336,31 @@ def no_coordinates(path: object) -> str:
         "it was made by an earlier version or from PyTorch: rows, columns and levels "
         "are taken in the order of the files"
     )
+
+
+def changed_files(
+    store: CheckpointStore, step: int, digests: Mapping[str, str]
+) -> list[str]:
+    """The note on files whose contents are not those that a run was trained with.
+
+    Args:
+        store, step: the checkpoint.
+        digests: `file_digests` of what it is used for.
+
+    Returns:
+        One line; none if nothing was changed, or the checkpoint has no digests.
+    """
+    recorded = store.progress(step).digests
+    changed = [
+        key for key, digest in digests.items() if recorded.get(key, digest) != digest
+    ]
+    if not changed:
+        return []
+    return [
+        f"{store.path(step)} was trained with other contents of the files of "
+        f"{', '.join(changed)}: they were changed since, and the weights belong to the "
+        "former ones"
+    ]
 
 
 def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:

@@ -36,7 +36,12 @@ from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import Profile
 from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker, Work
 from credit_jax.training.report import report_scores
-from credit_jax.training.restore import RunStore, coordinates_at, no_coordinates
+from credit_jax.training.restore import (
+    RunStore,
+    changed_files,
+    coordinates_at,
+    no_coordinates,
+)
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import (
     Start,
@@ -133,17 +138,20 @@ def _train_in(
     console = Console()
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
-    like, notes = None, list[str]()
+    like, notes, weights = None, list[str](), None
     if resume or config.trainer.load_weights:
         store = CheckpointStore(folder, verify=False)
         step = required_step(store, asked_by(resume=resume))
         like = coordinates_at(store, step)
         notes = [no_coordinates(store.path(step))] if like is None else []
+        weights = store, step
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     wait_for_all("the demo data")
     plan = plan_run(config, num_devices=len(devices), like=like)
     setup = prepare(plan, devices)
+    if weights is not None:
+        notes += changed_files(*weights, plan.digests)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
@@ -285,7 +293,8 @@ def run_training(
 
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
     where = setup.train_loader.coordinates()
-    return RunStore(store, setup.model_def.param_specs, setup.schema.names, where)
+    specs, names = setup.model_def.param_specs, setup.schema.names
+    return RunStore(store, specs, names, where, setup.plan.digests)
 
 
 def _loggers(

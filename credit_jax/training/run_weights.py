@@ -24,6 +24,7 @@ from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.restore import (
     RunStore,
     average_is_taken,
+    changed_files,
     coordinates_at,
     open_run,
 )
@@ -92,6 +93,10 @@ class RunWeights:
     def coordinates(self) -> Coordinates | None:
         """Of the data of the run; None if the checkpoint does not record them."""
         return coordinates_at(self.run, self.step)
+
+    def changed_files(self, digests: Mapping[str, str]) -> list[str]:
+        """See `restore.changed_files`."""
+        return changed_files(self.run, self.step, digests)
 
     @cached_property
     def training_dates(self) -> tuple[DateRange, ...]:

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -15,6 +16,7 @@ import pytest
 import xarray as xr
 
 from benchmarks.speed.compile_time import main as compile_time
+from credit_jax.cli.forecast.command import main as forecast
 from credit_jax.cli.train import main
 from credit_jax.config import ConfigError, load_config
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -75,7 +77,34 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     code, text = run("--set", "trainer.epochs=3", "--resume")
     assert code == 0, text
     assert "epoch 3, batch 1" in text
+    assert "other contents" not in text
     assert len((folder / "training_log.csv").read_text().splitlines()) == 4
+
+
+def test_statistics_that_were_fitted_again(run, world, tmp_path, capsys):
+    mean = tmp_path / "mean.nc"
+    shutil.copy(world / "mean.nc", mean)
+    settings = {
+        "trainer__skip_validation": True,
+        "preblocks__per_step__norm__args__mean_path": str(mean),
+        "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
+    }
+    assert run("--set", "trainer.epochs=1", **settings)[0] == 0
+    with xr.open_dataset(mean) as fitted:
+        again = fitted.load() + 1
+    again.to_netcdf(mean)
+    note = (
+        f"note: {tmp_path}/run/checkpoints/{{}} was trained with other contents of the "
+        "files of preblocks.per_step.norm.args.mean_path: they were changed since"
+    )
+    steps = [int(p.name) for p in (tmp_path / "run/checkpoints").iterdir()]
+    config = ["--config", str(tmp_path / "config.yml"), "--cache", "none"]
+    options = ["--init-time", "2000-01-01", "--steps", "1", "--out", f"{tmp_path}/out"]
+    assert forecast([*config, *options]) == 0
+    assert note.format(max(steps)) in " ".join(capsys.readouterr().out.split())
+    code, text = run("--set", "trainer.epochs=2", "--resume", **settings)
+    assert code == 0, text
+    assert note.format(max(steps)) in " ".join(text.split())
 
 
 def test_starting_again_is_refused(run, tmp_path):

@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     plan, model = _planned(args, config, checkpoint, devices)
     if isinstance(checkpoint, RunWeights):
         checkpoint = replace(checkpoint, channels=plan.schema.names)
+        notes = checkpoint.changed_files(plan.digests)
+        _print([f"note: {note}" for note in notes], "yellow")
     outputs = outputs_of(plan, model)
     if package is not None:
         groups = channel_groups(plan.schema, plan.reader.data.further)

@@ -15,7 +15,7 @@ from credit_jax.config.load import dump_config
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, software
-from credit_jax.forecast.identity import file_digests, identity_of
+from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.online_scores import OnlineScores, online_scores
 from credit_jax.forecast.outputs import Outputs
@@ -101,7 +101,7 @@ def places_of(
         identity,
         provenance,
         outputs.coordinates,
-        file_digests(plan),
+        plan.digests,
     )
     if form == "none":
         return NoStore(), archive
