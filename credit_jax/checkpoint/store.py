@@ -48,6 +48,9 @@ _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
 # Orbax's file of timestamps, which is changed again when a checkpoint is renamed.
 _WRITTEN_LATER = "_CHECKPOINT_METADATA"
 
+# How often a reader lists a folder in which it finds no checkpoint.
+_LISTINGS = 3
+
 
 class CheckpointStore:
     """Reads and writes the checkpoints below `save_loc` (`credit_jax.checkpoint`).
@@ -151,13 +154,18 @@ class CheckpointStore:
 
     def _newest_first(self) -> Iterator[int]:
         """Complete checkpoints; lists them again where the newest have been removed."""
-        while self._manager:
-            for step in reversed(self.steps()):
+        # A listing made while a checkpoint appears and another goes may have neither.
+        listings = _LISTINGS if self._pins else 1
+        while self._manager and listings:
+            steps = self.steps()
+            for step in reversed(steps):
                 if not self._exists(step):
                     break
                 yield step
             else:
-                return
+                if steps:
+                    return
+                listings -= 1
             self._listed(self._manager.reload)
 
     def _exists(self, step: int) -> bool:

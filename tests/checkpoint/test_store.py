@@ -311,3 +311,17 @@ def test_readers_of_a_run_that_saves_all_the_time(open_store, tmp_path):
             assert len(chosen) > 1
         finally:
             process.kill()
+
+
+def test_a_listing_that_misses_all_checkpoints_is_repeated(open_store, monkeypatch):
+    """One appears and another goes while the folder is read."""
+    store = open_store()
+    store.save(3, items(), Progress(epoch=1))
+    store.wait()
+    reader = open_store(pins=True)
+    listings = iter([[], [], [3]])
+    monkeypatch.setattr(reader, "steps", lambda: next(listings))
+    assert reader.newest_whole_step() == 3
+    reader.close()
+    monkeypatch.setattr(store, "steps", lambda: [])
+    assert store.newest_whole_step() is None
