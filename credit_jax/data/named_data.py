@@ -18,16 +18,20 @@ class NamedData:
         data: the section.
         names: key of a variable -> its key in forecasts, where a preblock `rename`
             gives it another one.
+        moved: keys of variables that forecasts have on other levels, to which a
+            preblock `hybrid_level_interp` brings them.
     """
 
     data: DataConfig
     names: Mapping[str, str] = field(default_factory=dict)
+    moved: frozenset[str] = frozenset()
 
     @classmethod
     def before(cls, preblocks: PreblocksConfig, data: DataConfig) -> NamedData:
         """The data that some preblocks make the model's input from.
 
         Raises:
-            ValueError, OSError: a `rename` is invalid, or its file cannot be read.
+            ValueError, OSError: a `rename` or `hybrid_level_interp` is invalid, or the
+                file of a rename cannot be read.
         """
-        return cls(data, predicted_names(preblocks))
+        return cls(data, *predicted_names(preblocks))

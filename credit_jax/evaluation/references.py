@@ -131,13 +131,14 @@ class DataReference:
         where: description of the section, for errors.
         sources: name -> opened source.
         clocks: name -> maps a time of the forecast to times of that source.
-        names: see `NamedData`.
+        names, moved: see `NamedData`; it has no variables that are moved.
     """
 
     where: str
     sources: Mapping[str, Source]
     clocks: Mapping[str, SourceClock]
     names: Mapping[str, str]
+    moved: frozenset[str]
 
     @property
     def calendar(self) -> str:
@@ -156,7 +157,15 @@ class DataReference:
         raise ValueError(f"{self.where}: no file has latitudes and longitudes of rows")
 
     def notes(self, times: np.ndarray) -> list[str]:
-        return [note for source in self.sources.values() for note in source.notes()]
+        notes = [note for source in self.sources.values() for note in source.notes()]
+        if self.moved:
+            names = (variable_of(self.names.get(key, key)) for key in self.moved)
+            notes.append(
+                f"{self.where}: {', '.join(sorted(names))} are on other levels than "
+                "the forecasts, to which hybrid_level_interp brings them, and are not "
+                "compared; --truth names data on the levels of the model"
+            )
+        return notes
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
         lines = []
@@ -206,6 +215,8 @@ class DataReference:
             for kind in source.config.variables.by_type:
                 for dims, variable in variables_of(source.config, kind):
                     key = field_key(source.name, kind, dims, variable)
+                    if key in self.moved:
+                        continue
                     unit = units.get(key, ("", ""))[0]
                     described = Variable(levels if dims == "3d" else None, unit)
                     name = variable_of(self.names.get(key, key))
@@ -321,4 +332,4 @@ def open_data(
         )
         for name, opened_source in opened.items()
     }
-    return DataReference(where, opened, clocks, named.names)
+    return DataReference(where, opened, clocks, named.names, named.moved)

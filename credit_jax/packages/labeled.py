@@ -168,7 +168,7 @@ class DatasetForecaster:
 
     @cached_property
     def _levels_of_sources(self) -> Mapping[str, Sequence[float] | None]:
-        """See `levels_of`, which writes out the whole config."""
+        """See `levels_of`."""
         return levels_of(self.states.config, self.states.schema)
 
     @cached_property
@@ -309,8 +309,10 @@ class DatasetForecaster:
         return array, (latitude.dims[0], latitude.dims[1])
 
     def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:
-        """Positions of the levels of the model along a dim."""
-        listed = self._levels_of_sources.get(group.source)
+        """Positions of the levels of a state along a dim."""
+        config = self.states.config
+        section = (config.inference or InferenceConfig()).data or config.data
+        listed = section.source[group.source].levels
         # A config may list values that are only near those of the files.
         choices = [levels for levels in (group.levels, listed) if levels is not None]
         candidates = choices or [np.arange(group.n_levels)]

@@ -101,12 +101,22 @@ def _sections(config: Config) -> dict[str, Any]:
 def levels_of(
     config: Config, schema: ChannelSchema
 ) -> dict[str, Sequence[float] | None]:
-    """Source -> levels of its forecasts, as listed in the config, or of the files."""
-    known = {group.source: group.levels for group in schema.target if group.levels}
-    return {
-        name: source.get("levels") or known.get(name)
-        for name, source in _sections(config)["data"]["source"].items()
+    """Source -> levels of its forecasts, as listed in the config, or of the files.
+
+    Forecasts from `inference.data` are on the levels of the training.
+    """
+    levels: dict[str, Sequence[float] | None] = {
+        group.source: group.levels for group in schema.target if group.levels
     }
+    inference = config.inference or InferenceConfig()
+    # Those of the training come last, as they replace the others.
+    for data in (
+        forecast_truth(config, inference),
+        NamedData.before(config.preblocks, config.data),
+    ):
+        if not data.moved:
+            levels |= {k: s.levels for k, s in data.data.source.items() if s.levels}
+    return levels
 
 
 def plan_forecast(

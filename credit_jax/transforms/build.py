@@ -15,6 +15,7 @@ from credit_jax.config.transforms import (
 from credit_jax.io.digests import digests_of
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import PREBLOCKS, Phase, TransformEntry, Where
+from credit_jax.transforms.levels import LevelInterpPreArgs, is_predicted
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
@@ -70,7 +71,9 @@ def parse_preblocks(
     return parsed
 
 
-def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
+def predicted_names(
+    preblocks: PreblocksConfig,
+) -> tuple[dict[str, str], frozenset[str]]:
     """The keys that predicted variables have in the model's output, if other ones.
 
     It builds only the blocks of type rename.
@@ -79,20 +82,28 @@ def predicted_names(preblocks: PreblocksConfig) -> dict[str, str]:
         preblocks: the preblocks section.
 
     Returns:
-        Key in the data -> key after all preblocks.
+        Key in the data -> key after all preblocks; and the keys in the data of those
+        that are brought to other levels.
 
     Raises:
-        ConfigError: an argument of a rename is unknown or invalid.
+        ConfigError: an argument of a rename or of an interpolation is unknown or
+            invalid.
         ValueError, OSError: the file of a rename is invalid, or cannot be read.
     """
     names: dict[str, str] = {}
+    moved: set[str] = set()
     for phase, path, config in _sections(preblocks, PostblocksConfig()):
+        if config.type == "hybrid_level_interp":
+            args = _parsed(phase, path, config)
+            assert isinstance(args, LevelInterpPreArgs)
+            origins = {new: old for old, new in names.items()}
+            moved |= {origins.get(k, k) for k in filter(is_predicted, args.variables)}
         if config.type == "rename":
             args = _parsed(phase, path, config)
             rename = _build(phase, path, config, args).transform
             assert isinstance(rename, Rename)
             names = rename.predicted_names(names)
-    return names
+    return names, frozenset(moved)
 
 
 def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from credit_jax.config.base import StrictModel
+from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.physics.files import Coefficients, centers, level_numbers
@@ -89,6 +90,11 @@ class LevelInterp:
     numbers: CoordinateValues | None = None
 
     @property
+    def predicted(self) -> tuple[str, ...]:
+        """The keys among its variables that a model predicts, on the new levels."""
+        return tuple(key for key in self.args.variables if is_predicted(key))
+
+    @property
     def level_files(self) -> tuple[LevelFile, ...]:
         """See `HasLevelFiles`."""
         args = self.args
@@ -163,6 +169,15 @@ class LevelInterp:
                 f"{self.args.source_a_var}, {self.args.source_b_var}) are of {count}; "
                 "give source_levels, counted from 1"
             )
+
+
+def is_predicted(var_key: str) -> bool:
+    """Whether the field type of a key is one that a model predicts.
+
+    >>> is_predicted("ERA5/prognostic/3d/T")
+    True
+    """
+    return var_key.split("/")[1:2] in ([kind] for kind in OUTPUT_TYPES)
 
 
 def build_level_interp_pre(args: LevelInterpPreArgs) -> LevelInterp:

@@ -45,6 +45,7 @@ from credit_jax.transforms.base import (
     variable_of,
 )
 from credit_jax.transforms.level_files import check_numbers, matched_by_count
+from credit_jax.transforms.levels import LevelInterp
 from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
 from credit_jax.transforms.pre.normalize import Normalizer
@@ -81,6 +82,19 @@ class Placed:
     def section(self) -> str:
         """Top-level config key of the transform: "preblocks" or "postblocks"."""
         return self.path.split(".")[0]
+
+    @property
+    def moves_fields(self) -> bool:
+        """Whether it is a preblock that brings fields to the model's grid or levels.
+
+        A step predicts its variables there. An interpolation of forcing alone is part
+        of every step, which predicts the pressure that it needs.
+        """
+        transform = self.transform
+        return self.phase in PREBLOCKS and (
+            isinstance(transform, Regrid)
+            or (isinstance(transform, LevelInterp) and bool(transform.predicted))
+        )
 
     def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x and y after the transform, in channel order."""
@@ -228,39 +242,44 @@ class Pipeline:
                 yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
-        """Runs only the renames and regrids of some phases, on the host.
+        """Runs only the blocks that bring fields to the model's names and places.
 
-        A forecast of several steps needs them before it combines the fields of steps:
-        later steps do not pass through the initial phase, and their rows are split over
-        devices.
+        These are renames, regrids, and interpolations of predicted variables to other
+        levels, on the host. A forecast of several steps needs them before it combines
+        the fields of steps: later steps do not pass through the initial phase, their
+        rows are split over devices, and predictions have these names and places.
         """
         new = dict(tree)
         for each in self.transforms:
-            if each.phase in phases and isinstance(each.transform, Rename | Regrid):
-                new = each.transform(new)
+            if each.phase in phases and (
+                isinstance(each.transform, Rename) or each.moves_fields
+            ):
+                with errors_of(each.path):
+                    new = each.transform(new, None)
         return new
 
     def after_aligned(self) -> Pipeline:
         """Returns a copy for fields to which `aligned` has been applied.
 
-        It lacks the regrids of every step.
+        It lacks the blocks of every step that move fields to another grid or to other
+        levels.
 
         Raises:
-            ValueError: a block before a regrid changes its variables, so that the two
-                cannot be exchanged.
+            ValueError: a block before such a one changes its variables, so that the two
+                cannot be exchanged, or one interpolates predicted and other variables.
         """
         steps = self._of(Phase.BEFORE_STEP)
         for index, each in enumerate(steps):
-            if not isinstance(each.transform, Regrid):
+            if not each.moves_fields:
                 continue
+            variables = _variables_moved(each)
             for before in steps[:index]:
-                _check_exchange(before, each, each.transform.args.variables)
+                _check_exchange(before, each, variables)
         return Pipeline(
             tuple(
                 each
                 for each in self.transforms
-                if each.phase is not Phase.BEFORE_STEP
-                or not isinstance(each.transform, Regrid)
+                if each.phase is not Phase.BEFORE_STEP or not each.moves_fields
             )
         )
 
@@ -478,10 +497,30 @@ class Pipeline:
         return new
 
 
-def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) -> None:
+def _variables_moved(block: Placed) -> tuple[str, ...]:
+    """Keys of the variables that a block reads which moves fields.
+
+    Raises:
+        ValueError: it interpolates variables that are read anew in every step, for
+            which it needs the pressure that is predicted there.
+    """
+    args: Any = block.transform.args  # type: ignore[attr-defined]
+    if not isinstance(block.transform, LevelInterp):
+        return args.variables
+    others = [key for key in args.variables if key not in block.transform.predicted]
+    if others:
+        raise ValueError(
+            f"{block.path} interpolates {block.transform.predicted[0]}, which a model "
+            f"predicts on the new levels, and {others[0]}, which it does not predict; "
+            "in a forecast of several steps they need blocks of their own"
+        )
+    return (*args.variables, args.surface_pressure_var)
+
+
+def _check_exchange(before: Placed, block: Placed, variables: Sequence[str]) -> None:
     """Checks that a block does not change some variables, except for their names."""
     transform = before.transform
-    if isinstance(transform, Rename | Regrid):
+    if isinstance(transform, Rename) or before.moves_fields:
         return
     changed = (
         transform.selection if isinstance(transform, Selects) else lambda key: True
@@ -489,7 +528,7 @@ def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) ->
     altered = [key for key in variables if changed(key)]
     if altered:
         raise ValueError(
-            f"{regrid.path} regrids {altered[0]} after {before.path} (type "
+            f"{block.path} takes {altered[0]} after {before.path} (type "
             f"{before.type}) has changed it; in a forecast of several steps the block "
-            "of type regrid must come first"
+            f"of type {block.type} must come first"
         )

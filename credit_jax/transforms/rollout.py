@@ -112,8 +112,8 @@ def initial_entries(
     Args:
         pipeline: the transforms.
         raw: input fields before any transform.
-        physical: input fields before `preblocks.per_step`, but with the names after
-            them.
+        physical: input fields before `preblocks.per_step`, but with the names, grid and
+            levels after them.
 
     Returns:
         {"x_physical": ..., "ic_raw": ...}, each only if a transform needs it.
@@ -137,8 +137,8 @@ class Advance:
         target_channels: channels of each variable in y and the model's output.
 
     Raises:
-        ValueError: a transform of `preblocks.per_step` runs on the host only, or a
-            regrid among them cannot be applied before the others.
+        ValueError: a transform of `preblocks.per_step` runs on the host only, or one
+            that moves fields to another grid or levels cannot run before the others.
     """
 
     pipeline: Pipeline
@@ -146,8 +146,8 @@ class Advance:
     target_channels: Mapping[str, slice]
 
     def __post_init__(self) -> None:
-        # Renames and regrids have run on the host, on forcing and static fields; what
-        # the model predicts has their names and their grid.
+        # Blocks that rename and move fields have run on the host, on forcing and static
+        # fields; what the model predicts has their names, grid and levels.
         steps = self.pipeline.after_aligned()
         steps.require(Phase.BEFORE_STEP, Where.TRACED)
         object.__setattr__(self, "pipeline", steps)

@@ -1,13 +1,14 @@
 """The recipes of docs/data.md: from the analyses of IFS and GFS to a forecast.
 
 Their scripts and YAMLs are run as they stand there, on datasets like those that cfgrib
-makes of the GRIB files.
+makes of the GRIB files, and on files in NOAA's layout.
 """
 
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,13 +16,17 @@ import pandas as pd
 import pytest
 import xarray as xr
 import yaml
+from scipy.sparse import csr_array
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.cli.check.command import main as check
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast.command import main as forecast
 from credit_jax.models.registry import build
+from credit_jax.physics.files import read_coefficients
 from tests.cli.check.test_check import MODEL
+from tests.data.sources.server import served
+from tests.support import assert_close
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
 DATE = "2026-04-01"
@@ -136,6 +141,139 @@ def test_from_an_analysis_to_a_forecast(center, tmp_path, monkeypatch):
             ours = start[name if name == "t2m" else name.upper()].values
             np.testing.assert_array_equal(ours, state[name].values, err_msg=name)
         last = store.isel(time=0, prediction_timedelta=1)
+        assert all(np.isfinite(field).all() for field in last.data_vars.values())
+
+
+GFS_LEVELS, GAUSSIAN = 9, (34, 68)
+GFS = ("ugrd", "vgrd", "tmp", "spfh")
+
+
+def write_analysis(folder: Path) -> xr.Dataset:
+    """Writes an analysis of GFS in NOAA's layout; returns its upper file."""
+    rng = np.random.default_rng(7)
+    space = ("grid_yt", "grid_xt")
+    nodes = np.polynomial.legendre.leggauss(GAUSSIAN[0])[0]
+    lat, lon = np.meshgrid(
+        np.rad2deg(np.arcsin(nodes[::-1])),
+        np.arange(GAUSSIAN[1]) * 360 / GAUSSIAN[1],
+        indexing="ij",
+    )
+    b = np.linspace(0.0, 1.0, GFS_LEVELS + 1) ** 2
+    a = 6e4 * (np.sqrt(b) - b) + 20.0 * (1 - b)
+    fields: dict = {
+        name: (
+            ("time", "pfull", *space),
+            rng.uniform(1.0, 2.0, (1, GFS_LEVELS, *GAUSSIAN)).astype("f4"),
+        )
+        for name in GFS
+    }
+    surface = rng.uniform(9e4, 1.02e5, (1, *GAUSSIAN)).astype("f4")
+    fields |= {"pressfc": (("time", *space), surface)}
+    fields |= {"lat": (space, lat), "lon": (space, lon)}
+    coords = {
+        "time": [pd.Timestamp(DATE)],
+        "pfull": (0.5 * (a + b * 1e5)[1:] + 0.5 * (a + b * 1e5)[:-1]) / 100,
+    }
+    analysis = xr.Dataset(fields, coords, {"ak": a, "bk": b})
+    place = folder / f"gdas.{DATE.replace('-', '')}" / "00" / "atmos"
+    place.mkdir(parents=True)
+    analysis.to_netcdf(place / "gdas.t00z.atmanl.nc")
+    analysis[["lat", "lon"]].to_netcdf(place / "gdas.t00z.sfcanl.nc")
+    return analysis
+
+
+def write_regrid(path: str) -> csr_array:
+    """Writes weights of ESMF, of the two old points at each new one."""
+    new = LATITUDE.size * LONGITUDE.size
+    old = np.linspace(0, GAUSSIAN[0] * GAUSSIAN[1] - 2, new).astype(int)
+    row, col = np.tile(np.arange(new), 2), np.concatenate([old, old + 1])
+    share = np.repeat([0.25, 0.75], new)
+    lat, lon = np.meshgrid(LATITUDE, LONGITUDE, indexing="ij")
+    content = {
+        "row": ("n_s", row + 1),
+        "col": ("n_s", col + 1),
+        "S": ("n_s", share),
+        "dst_grid_dims": ("rank", [LONGITUDE.size, LATITUDE.size]),
+        "xc_b": ("n_b", lon.ravel()),
+        "yc_b": ("n_b", lat.ravel()),
+        "xc_a": ("n_a", np.zeros(GAUSSIAN[0] * GAUSSIAN[1])),
+    }
+    xr.Dataset(content).to_netcdf(path)
+    return csr_array((share, (row, col)), (new, GAUSSIAN[0] * GAUSSIAN[1]))
+
+
+def on_levels_of_era5(analysis: xr.Dataset, name: str, numbers: list[int]) -> Any:
+    """Columns of GFS on hybrid levels of ERA5, by numpy."""
+    surface = analysis["pressfc"].values[0].ravel()
+    half = np.outer(analysis.ak, np.ones_like(surface)) + np.outer(analysis.bk, surface)
+    source = np.log(0.5 * (half[1:] + half[:-1]))
+    a, b = read_coefficients("ERA5_Lev_Info.nc", "a_half", "b_half")
+    wanted = np.outer(a, np.ones_like(surface)) + np.outer(b, surface)
+    wanted = np.log(0.5 * (wanted[1:] + wanted[:-1])[[n - 1 for n in numbers]])
+    columns = analysis[name].values[0].reshape(GFS_LEVELS, -1)
+    made = [
+        np.interp(wanted[:, i], source[:, i], columns[:, i])
+        for i in range(surface.size)
+    ]
+    return np.stack(made, axis=1)
+
+
+@pytest.mark.slow
+def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    analysis = write_analysis(tmp_path / "bucket")
+    (path,) = Path("bucket").rglob("*atmanl.nc")
+    monkeypatch.setattr(sys, "argv", ["once.py", str(path)])
+    exec(compile(block("python", 1), "once.py", "exec"), {})
+    matrix = write_regrid("gaussian_to_model.nc")
+    messages(["LSM"], None).drop_vars(["time", "step", "valid_time"]).to_netcdf(
+        "static.nc"
+    )
+    config = yaml.safe_load(block("yaml", 1))
+    steps = config["inference"]["preblocks"]["per_step"]
+    numbers = steps["levels"]["args"]["dest_levels"]
+    source = {
+        "dataset_type": "local",
+        "level_coord": "level",
+        "levels": numbers,
+        "variables": {
+            "prognostic": {
+                "vars_3D": [*"UVTQ"],
+                "vars_2D": ["SP"],
+                "path": "era5_%Y.nc",
+            }
+        },
+    }
+    config |= {
+        "save_loc": "runs/wxformer",
+        "model": {
+            **MODEL,
+            "levels": len(numbers),
+            "channels": 4,
+            "surface_channels": 1,
+            "input_only_channels": 0,
+            "output_only_channels": 0,
+        },
+        "data": {"timestep": "6h", "source": {"ERA5": source}},
+        "preblocks": {"per_step": {"concat": {"type": "concat"}}},
+        "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
+    }
+    write_weights(config)
+    with served(tmp_path / "bucket") as (address, _):
+        config["inference"]["data"]["source"]["ERA5"]["store"] = address
+        Path("model.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+        line = f"--config model.yml --init-time {DATE}T00 --length 10d --format zarr"
+        assert f"credit-jax forecast {line}" in DOCS.read_text()
+        shorter = [*line.replace("10d", "12h").split(), "--checkpoint", "runs/wxformer"]
+        assert forecast([*shorter, "--out", "out", "--cache", "none"]) == OK
+    with xr.open_dataset("out/forecast.zarr") as store:
+        start = store.isel(time=0, prediction_timedelta=0)
+        for name, ours in zip(GFS, "UVTQ", strict=True):
+            columns = on_levels_of_era5(analysis, name, numbers)
+            expected = (matrix @ columns.T).T.reshape(len(numbers), *start["SP"].shape)
+            assert_close(start[ours].values, expected, 1e-6, name)
+        assert store["level"].values.tolist() == numbers
+        last = store.isel(time=0, prediction_timedelta=2)
         assert all(np.isfinite(field).all() for field in last.data_vars.values())
 
 

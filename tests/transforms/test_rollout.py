@@ -55,7 +55,10 @@ def test_renamed_variables_are_fed_back_and_forced(rng, name):
 
 
 def check_next_input(pipeline, fields, new):
-    """Asserts that fed-back and forcing fields are processed as in a first step."""
+    """Asserts that fed-back and forcing fields are processed as in a first step.
+
+    What is fed back has the names, the grid and the levels of the model.
+    """
     groups = {key: ChannelGroup(key, count, 1) for key, count in LEVELS.items()}
     data = ChannelSchema(
         (groups[T], groups[SP], groups[LSM], groups[TSI]), (groups[T], groups[SP])
@@ -64,11 +67,11 @@ def check_next_input(pipeline, fields, new):
     order = {group.var_key: 0 for group in data.as_read()["input"]}
     expected = pipeline.before_step({"input": {"S": {k: fields[k] for k in order}}})
     advance = Advance(pipeline, schema.input_slices(), schema.target_slices())
-    predicted = {"S": {SP: fields[SP]}}
-    predicted.setdefault(new[T].split("/")[0], {})[new[T]] = fields[T]
-    tree = {"x": np.zeros_like(expected["x"]), "y_processed": predicted}
     given = pipeline.aligned({"input": {"S": fields}}, Phase.BEFORE_STEP)["input"]
     given = {key: x for own in given.values() for key, x in own.items()}
+    predicted = {"S": {SP: given[SP]}}
+    predicted.setdefault(new[T].split("/")[0], {})[new[T]] = given[new[T]]
+    tree = {"x": np.zeros_like(expected["x"]), "y_processed": predicted}
     forcing = {new[TSI].split("/")[0]: {new[TSI]: given[new[TSI]]}}
     static = {"S": {LSM: given[LSM]}}
     run = jax.jit(lambda *given: advance(*given, field_context(LAT)))
@@ -92,9 +95,9 @@ def weights(tmp_path):
     return str(tmp_path / "weights.nc")
 
 
-def regridding(weights, *before):
-    """Returns a chain that regrids fields that are not predicted."""
-    args = {"weight_file": weights, "variables": [TSI, LSM]}
+def regridding(weights, *before, variables=(TSI, LSM)):
+    """Returns a chain that regrids fields, by default those that are not predicted."""
+    args = {"weight_file": weights, "variables": [*variables]}
     blocks = {f"b{n}": own for n, own in enumerate(before)}
     blocks["regrid"] = {"type": "regrid", "args": args}
     blocks["roots"] = {"type": ROOTS, "args": {"variables": [TSI, SP]}}
@@ -116,3 +119,88 @@ def test_a_block_before_a_regrid(weights):
     pipeline = regridding(weights, {"type": ROOTS, "args": {"variables": [TSI]}})
     with pytest.raises(ValueError, match="the block of type regrid must come first"):
         Advance(pipeline, {}, {})
+
+
+def interpolation(*variables, dest=(100, 120, 137)):
+    """Returns a block that brings variables of three levels to others."""
+    args = {
+        "variables": [*variables],
+        "surface_pressure_var": SP,
+        "source_level_info_file": "ERA5_Lev_Info.nc",
+        "source_levels": [90, 110, 130],
+        "dest_levels": [*dest],
+    }
+    return {"type": "hybrid_level_interp", "args": args}
+
+
+# As many levels as before must not be interpolated again, either.
+@pytest.mark.parametrize("dest", [(100, 120, 137), (80, 100, 120, 137)])
+def test_predictions_on_other_levels_than_the_data(rng, weights, dest):
+    """The chain of a forecast from another center's analysis."""
+    fields = {
+        key: rng.uniform(1, 4, (2, count, 1, 2 * LAT, LON)).astype(np.float32)
+        for key, count in LEVELS.items()
+    }
+    fields[SP] *= 2.5e4
+    levels = interpolation(NEW[T], dest=dest)
+    names = {"type": "rename", "args": {"mapping": {T: NEW[T]}}}
+    pipeline = regridding(weights, names, levels, variables=[NEW[T], SP, TSI, LSM])
+    check_next_input(pipeline, fields, {**NEW, TSI: TSI})
+    state = pipeline.aligned({"input": {"S": fields}}, Phase.BEFORE_STEP)["input"]
+    alone = {"input": {"S": {T: fields[T], SP: fields[SP]}}}
+    x = pipeline.before_step(alone)["x"]
+    assert state["A"][NEW[T]].shape == (2, len(dest), 1, LAT, LON)
+    assert np.array_equal(state["A"][NEW[T]], x[:, 1:]), "as in x"
+
+
+def test_forcing_is_interpolated_in_every_step(rng):
+    """With the pressure that is predicted there."""
+    forcing = "S/dynamic_forcing/3d/F"
+    before = {"levels": interpolation(forcing), "concat": CONCAT}
+    pipeline = build_pipeline(parse(PreblocksConfig, {"per_step": before}))
+    shape = 1, 1, LAT, LON
+    fields = {
+        forcing: rng.uniform(1, 4, (1, 3, *shape[1:])).astype(np.float32),
+        SP: rng.uniform(9e4, 1e5, (1, *shape)).astype(np.float32),
+    }
+    assert pipeline.aligned({"input": {"S": fields}}, Phase.BEFORE_STEP) == {
+        "input": {"S": fields}
+    }
+    channels = {SP: slice(0, 1), forcing: slice(1, 4)}
+    advance = Advance(pipeline, channels, {SP: slice(0, 1)})
+    tree = {"x": np.zeros((1, 4, *shape[1:]), np.float32)}
+    tree["y_processed"] = {"S": {SP: fields[SP]}}
+    run = jax.jit(lambda *given: advance(*given, field_context(LAT)))
+    found = run(tree, {"S": {forcing: fields[forcing]}}, {})
+    expected = pipeline.before_step({"input": {"S": {**fields}}})
+    assert_close(found["x"], expected["x"], 1e-6, "x of the next step")
+
+
+def test_blocks_that_cannot_be_brought_forward(weights):
+    roots = {"type": ROOTS, "args": {"variables": [SP]}}
+    pipeline = regridding(weights, roots, interpolation(T))
+    text = f"b1 takes {SP} after .*b0 .*type hybrid_level_interp must come first"
+    with pytest.raises(ValueError, match=text):
+        Advance(pipeline, {}, {})
+    forcing = "S/dynamic_forcing/3d/F"
+    pipeline = regridding(weights, interpolation(T, forcing))
+    with pytest.raises(ValueError, match=f"interpolates {T}, .* and {forcing}, which"):
+        Advance(pipeline, {}, {})
+
+
+def test_later_targets_are_on_the_levels_of_the_model(rng):
+    """Later steps of a sample do not pass through the initial phase."""
+    before = {
+        "ic_only": {"levels": interpolation(T, dest=(100, 120))},
+        "per_step": {"concat": CONCAT},
+    }
+    pipeline = build_pipeline(parse(PreblocksConfig, before))
+    fields = {
+        T: rng.uniform(1, 4, (1, 3, 1, LAT, LON)).astype(np.float32),
+        SP: rng.uniform(9e4, 1e5, (1, 1, 1, LAT, LON)).astype(np.float32),
+    }
+    tree = {"input": {"S": {TSI: fields[SP]}}, "target": {"S": fields}}
+    later = pipeline.aligned(tree, Phase.INITIAL)
+    assert later["target"]["S"][T].shape[1] == 2
+    expected = pipeline.initial({"target": {"S": fields}})["target"]["S"][T]
+    assert np.array_equal(later["target"]["S"][T], expected)

@@ -137,8 +137,9 @@ def test_names_of_predicted_variables_through_a_chain():
             },
         }
     )
-    names = predicted_names(section)
+    names, moved = predicted_names(section)
     assert (names[T], names[TP], names.get(SP, SP)) == (second, T, SP)
+    assert moved == set()
     origins = {}
     for block in ("c", "b"):
         args = RenameArgs(**section.per_step[block].args)
