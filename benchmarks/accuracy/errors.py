@@ -47,6 +47,8 @@ class Errors:
         arrays: errors of the first gradient, by parameter.
         loss: errors of the training loss at each step.
         rollout: errors of the state after each step of the rollout.
+        num_arrays: number of arrays that were compared, of which a report keeps the
+            worst; None in reports of earlier versions.
     """
 
     forward: float
@@ -54,11 +56,12 @@ class Errors:
     arrays: dict[str, float]
     loss: list[float]
     rollout: list[float]
+    num_arrays: int | None = None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Errors:
         """The inverse of `as_json`; other keys of `record` are ignored."""
-        return cls(**{field.name: record[field.name] for field in fields(cls)})
+        return cls(**{f.name: record.get(f.name, f.default) for f in fields(cls)})
 
     def worst(self) -> dict[str, float]:
         """The largest error of each kind with a tolerance; "rollout" is optional."""
@@ -77,10 +80,12 @@ class Errors:
     def as_json(self) -> dict[str, Any]:
         """Errors to four digits, and the worst of each kind; the largest of arrays."""
         names = sorted(self.arrays, key=lambda name: -self.arrays[name])[:_ARRAYS]
+        count = {} if self.num_arrays is None else {"num_arrays": self.num_arrays}
         return {
             "worst": {kind: _rounded(error) for kind, error in self.worst().items()},
             "forward": _rounded(self.forward),
             "gradient": _rounded(self.gradient),
+            **count,
             "arrays": {name: _rounded(self.arrays[name]) for name in names},
             "loss": [_rounded(error) for error in self.loss],
             "rollout": [_rounded(error) for error in self.rollout],
@@ -106,6 +111,7 @@ def errors_of(
         forward=relative_error(run.prediction, base.prediction),
         gradient=relative_error(_joined(ours), _joined(base_gradients)),
         arrays=_array_errors(ours, base_gradients),
+        num_arrays=len(base_gradients),
         loss=[relative_error(a, b) for a, b in zip(run.loss, base.loss, strict=True)],
         rollout=[
             relative_error(a, b) for a, b in zip(run.rollout, base.rollout, strict=True)
