@@ -61,7 +61,8 @@ class Errors:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Errors:
         """The inverse of `as_json`; other keys of `record` are ignored."""
-        return cls(**{f.name: record.get(f.name, f.default) for f in fields(cls)})
+        names = [f.name for f in fields(cls) if f.name in record]
+        return cls(**{name: record[name] for name in names})
 
     def worst(self) -> dict[str, float]:
         """The largest error of each kind with a tolerance; "rollout" is optional."""
