@@ -154,6 +154,8 @@ def measure(
         state, info = step(state, batch, jnp.float32(subject.learning_rate))
         return state, float(info["loss"][0])
 
+    if reference is None:
+        _write_run(subject, model, weights, run_folder(folder))
     fresh, losses, gradients, saved = state, [], {}, {}
     store = RunStore(CheckpointStore(folder), model.model_def.param_specs)
     try:
@@ -196,6 +198,27 @@ def _checkpointed(state: TrainState) -> Arrays:
     """The weights of a state, and its position in the training."""
     counts = {"micro-batches": state.micro_step, "updates": state.update_step}
     return _host({**state.params, **counts})
+
+
+def run_folder(folder: Path) -> Path:
+    """Folder of the reference's first weights as the checkpoint of a run.
+
+    Args:
+        folder: folder of the reference's own checkpoint, see `measure`.
+    """
+    return folder.with_name(f"{folder.name}_run")
+
+
+def _write_run(
+    subject: Subject, model: ParallelModel, weights: tuple[Any, Any], folder: Path
+) -> None:
+    """Writes weights with a fresh state of the subject's optimizer, as a run does."""
+    state = _first_state(subject, model, subject.optimizer, weights)
+    store = RunStore(CheckpointStore(folder), model.model_def.param_specs)
+    try:
+        store.save(0, state, Progress())
+    finally:
+        store.checkpoints.close()
 
 
 def drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from credit_jax.certification.measure import Measured
+from credit_jax.certification.measure import Measured, run_folder
 from credit_jax.certification.worker import Job, read_measured
 
 
@@ -65,8 +65,8 @@ class Processes:
         return self._start(job, "place").strip().splitlines()[-1]
 
     def run_folder(self, *, x64: bool) -> Path:
-        """Folder of the checkpoint of the reference."""
-        return Path(self._job(self._reference, x64=x64).folder)
+        """Folder of the first weights of the reference as the checkpoint of a run."""
+        return run_folder(Path(self._job(self._reference, x64=x64).folder))
 
     def _measure(self, mesh: str, *, x64: bool) -> Measured:
         if mesh != self._reference:
