@@ -26,10 +26,9 @@ from credit_jax.certification.subject import (
     subject_of_model,
 )
 from credit_jax.certification.verdict import (
-    FLOAT32,
-    FLOAT64,
     Bounds,
     Check,
+    bounds_of,
     compare,
     vanishing,
 )
@@ -88,7 +87,6 @@ class Certificate:
         reference: name of the mesh that the others are compared with.
         bounds: bounds of `MeshVerdict.checks`.
         verdicts: verdict of each mesh.
-        left_out: why a mesh that was asked for was not run, by its name.
         credit: lines of the comparison with serial CREDIT; empty without.
         credit_passed: whether that comparison passed.
         vanishing: parameters whose gradient is of rounding errors alone.
@@ -103,7 +101,6 @@ class Certificate:
     reference: str
     bounds: Bounds
     verdicts: tuple[MeshVerdict, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
     credit: tuple[str, ...] = ()
     credit_passed: bool = True
     vanishing: tuple[str, ...] = ()
@@ -181,7 +178,7 @@ def certify_model(
     return Certificate(
         str(model_def.config.type),
         ONE_DEVICE,
-        FLOAT64 if x64 else FLOAT32,
+        bounds_of(x64=x64),
         tuple(verdicts),
         vanishing=tuple(vanishing(expected)),
     )
@@ -253,7 +250,7 @@ def judge(runner: Runner, mesh: str, reference: str, *, x64: bool) -> MeshVerdic
     def checks(*, x64: bool) -> tuple[Check, ...]:
         expected = runner.measured(reference, x64=x64)
         actual = runner.measured(mesh, x64=x64)
-        return tuple(compare(actual, expected, FLOAT64 if x64 else FLOAT32))
+        return tuple(compare(actual, expected, bounds_of(x64=x64)))
 
     def broken(results: Sequence[Check]) -> bool:
         return not all(check.passed for check in results)
@@ -304,7 +301,7 @@ class _InProcess:
     def place(self, mesh: str, *, x64: bool) -> str:
         actual = self.measured(mesh, x64=x64)
         expected = self.measured(ONE_DEVICE, x64=x64)
-        bounds = FLOAT64 if x64 else FLOAT32
+        bounds = bounds_of(x64=x64)
         with jax.enable_x64(x64):
             subject, devices = self._subject(x64=x64), self._devices
             outputs = block_outputs(subject, ONE_DEVICE, devices, expected.start)

@@ -31,6 +31,7 @@ from credit_jax.training.state import (
     state_specs,
 )
 from credit_jax.training.step import make_train_step
+from credit_jax.transforms.rollout import CARRIED
 
 Arrays = dict[str, np.ndarray]
 # The update after which a checkpoint is written, and restored on another mesh.
@@ -303,7 +304,7 @@ def _forecast(
     noise = None
     if model.model_def.draws_noise:
         noise = Noise(jax.random.key(subject.seed))
-    fields = {name: batch[name] for name in ("x", "x_physical") if name in batch}
+    fields = {name: batch[name] for name in CARRIED if name in batch}
     predictions = {}
     back = np.argsort(order)
     for index, name in enumerate(names):
@@ -353,7 +354,7 @@ def forecast_step(
 
     known = model.batch_specs()
     specs = {name: known.get(name, known["y"]) for name in names}
-    fed_back = {name: specs[name] for name in ("x", "x_physical") if name in specs}
+    fed_back = {name: specs[name] for name in CARRIED if name in specs}
     sharded = model.shard_map(
         body,
         batch_specs=(specs, fed_back, PartitionSpec(), PartitionSpec()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.named_fields import FieldContext
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import RunPlan, plan_run
+from credit_jax.plan.run import model_options
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import (
     adamw,
@@ -165,14 +167,7 @@ def subject_of_config(
         learning_rate=trainer.learning_rate,
         ema_decay=trainer.ema_decay if trainer.use_ema else None,
         loss_optimizer=build_loss_optimizer(trainer) if config.loss.learns else None,
-        options={
-            "ac_mode": trainer.activation_checkpoint,
-            "reshard_after_forward": trainer.fsdp.reshard_after_forward,
-            "min_shard_size": trainer.fsdp.min_shard_size,
-            "keep_whole": trainer.fsdp.keep_whole,
-            "over_domain": trainer.fsdp.over_domain,
-            "unroll_blocks": trainer.unroll_blocks,
-        },
+        options=model_options(trainer),
         precision=_precision(x64),
         num_ranks=num_ranks,
         shared=config.shares_batches,
@@ -189,12 +184,7 @@ def ranks_of(config: Config) -> int | None:
 def _batches(plan: RunPlan, split: Any, count: int) -> list[Batch]:
     """The first batches of a loader, with the samples of all ranks."""
     loader = plan.loaders[split].for_ranks((0,), 1)
-    batches = []
-    for batch in loader.epoch(0):
-        batches.append(batch)
-        if len(batches) == count:
-            break
-    return batches
+    return [*itertools.islice(loader.epoch(0), count)]
 
 
 def _precision(x64: bool) -> Precision:

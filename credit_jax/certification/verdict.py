@@ -59,6 +59,11 @@ FLOAT64 = Bounds(
 )
 
 
+def bounds_of(*, x64: bool) -> Bounds:
+    """Returns the bounds of float64 or of float32."""
+    return FLOAT64 if x64 else FLOAT32
+
+
 @dataclass(frozen=True)
 class Check:
     """One quantity of one mesh, compared with one device.

@@ -22,7 +22,7 @@ from credit_jax.certification.measure import Measured, measure
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.place import block_outputs, first_difference
 from credit_jax.certification.subject import subject_of_config
-from credit_jax.certification.verdict import FLOAT32, FLOAT64
+from credit_jax.certification.verdict import bounds_of
 from credit_jax.config import load_config
 from credit_jax.parallel.compiler import compile_quickly, use_cache
 from credit_jax.parallel.mesh.devices import ensure_devices
@@ -84,7 +84,7 @@ def run(job: Job) -> None:
         write_measured(numbers, Path(job.out))
         return
     actual = read_measured(Path(job.out))
-    bounds = FLOAT64 if job.x64 else FLOAT32
+    bounds = bounds_of(x64=job.x64)
     outputs = block_outputs(subject, expected.mesh, devices, expected.start)
     print(first_difference(subject, devices, actual, expected, bounds, outputs))
 

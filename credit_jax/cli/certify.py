@@ -34,7 +34,7 @@ from credit_jax.certification.processes import Processes
 from credit_jax.certification.random_files import fit_scalers, write_files
 from credit_jax.certification.small_config import certified_mapping
 from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
-from credit_jax.certification.verdict import FLOAT32, FLOAT64, vanishing
+from credit_jax.certification.verdict import bounds_of, vanishing
 from credit_jax.cli.commands import FAILED, OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
 from credit_jax.config import Config
@@ -202,7 +202,7 @@ def _certified(
     return Certificate(
         _title(args.config, config, small=not args.full),
         reference,
-        FLOAT64 if args.x64 else FLOAT32,
+        bounds_of(x64=args.x64),
         tuple(verdicts),
         credit=tuple(credit[1:]),
         credit_passed=not credit or credit[0] == "0",

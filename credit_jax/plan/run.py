@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
@@ -95,15 +96,8 @@ class RunPlan:
             ConfigError: the plan of the model has problems.
         """
         trainer = self.config.trainer
-        return self.model.build(
-            devices,
-            ac_mode=trainer.activation_checkpoint,
-            mp_policy=precision_of(trainer),
-            reshard_after_forward=trainer.fsdp.reshard_after_forward,
-            min_shard_size=trainer.fsdp.min_shard_size,
-            over_domain=trainer.fsdp.over_domain,
-            unroll_blocks=trainer.unroll_blocks,
-        )
+        options = model_options(trainer)
+        return self.model.build(devices, mp_policy=precision_of(trainer), **options)
 
 
 @activity("planning the run")
@@ -236,6 +230,17 @@ def _ring_findings(config: Config, dp_size: int) -> Findings:
             "whose members are then forecasts of different samples; mae is better"
         )
     return findings
+
+
+def model_options(trainer: TrainerConfig) -> dict[str, Any]:
+    """Arguments of `build_parallel_model` by `trainer`, but for the precision."""
+    return {
+        "ac_mode": trainer.activation_checkpoint,
+        "reshard_after_forward": trainer.fsdp.reshard_after_forward,
+        "min_shard_size": trainer.fsdp.min_shard_size,
+        "over_domain": trainer.fsdp.over_domain,
+        "unroll_blocks": trainer.unroll_blocks,
+    }
 
 
 def precision_of(trainer: TrainerConfig) -> Precision:
