@@ -57,7 +57,8 @@ class ModelPlan:
 
         Args:
             devices: devices, at least as many as the degrees need; the first ones are
-            used. **options: keyword arguments of `build_parallel_model`.
+                used.
+            **options: keyword arguments of `build_parallel_model`.
 
         Raises:
             ConfigError: the plan has problems.
