@@ -117,8 +117,11 @@ def compare(
             for k in places
         ]
         if len(pair[0]) < len(variable.levels):
-            left = len(variable.levels) - len(pair[0])
-            notes.append(f"{name}: {left} levels are not in the truth, and left out")
+            left = np.delete(variable.levels, pair[0])
+            notes.append(
+                f"{name}: the truth has no level {_listed(left)}, which is left out; "
+                f"it has {_listed(other.levels)}"
+            )
     if numbered:
         variable, other = variables[numbered[0]], truth.variables[numbered[0]]
         notes.append(

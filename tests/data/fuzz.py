@@ -258,10 +258,15 @@ class DataSet:
 
     @property
     def must_fail(self) -> bool:
-        if self.place == "truth" and self.kinds[-1:] == ("fewer levels",):
+        if self.place == "truth" and self.lacks_a_level:
             return False  # the others are scored, with a note
         damage = (*FILES[self.kind], *BOMBS)
         return any(kind in OTHER or kind in damage for kind in self.kinds)
+
+    @property
+    def lacks_a_level(self) -> bool:
+        """Whether a level of the unchanged data is missing."""
+        return self.kinds[-1:] in (("fewer levels",), ("another level",))
 
     @property
     def may_fail(self) -> bool:

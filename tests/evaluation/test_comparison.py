@@ -49,6 +49,18 @@ def test_levels_that_are_numbers_are_compared_in_order():
     assert found.notes == ("not in the truth, and left out: TP",)
 
 
+@pytest.mark.parametrize(
+    ("levels", "left"), [([850.0, 400.0], "500"), ([850.0], "500"), ([500.0], "850")]
+)
+def test_levels_that_the_truth_lacks_are_named(levels, left):
+    """The others are compared: coordinates say which ones these are."""
+    found = forecast([500, 850], "T", there=levels)
+    (ours,), (theirs,) = found.forecast["T"], found.in_truth["T"]
+    assert [500, 850][ours] == levels[theirs] == found.channels[0].level
+    expected = f"T: the truth has no level {left}, which is left out; it has "
+    assert found.notes == (expected + ", ".join(f"{level:g}" for level in levels),)
+
+
 def timed(times):
     coords = {"time": np.array(times, "datetime64[ns]"), **SPACE}
     shape = [len(values) for values in coords.values()]

@@ -173,8 +173,8 @@ class RefusedError(Exception):
     """A command refused what it was given."""
 
 
-def called(command: Callable[[list[str]], int], *arguments: str) -> None:
-    """Calls a command.
+def called(command: Callable[[list[str]], int], *arguments: str) -> str:
+    """Calls a command; returns what it prints.
 
     Raises:
         RefusedError: it ended with an error of the user.
@@ -188,6 +188,7 @@ def called(command: Callable[[list[str]], int], *arguments: str) -> None:
         raise RuntimeError(f"code {code}: {text[-2000:]}")
     if code != OK:
         raise RefusedError(text)
+    return text
 
 
 def differences_of_epoch(folder: Path, like: Coordinates | None) -> Iterator[str]:
@@ -252,7 +253,8 @@ def differences_of_scores(
         if not page:
             pages = patch("credit_jax.cli.score.write_page", lambda scores, path: path)
             stack.enter_context(pages)
-        called(score, *where, *options, "--cache", f"{trained.folder}/cache")
+        cache = f"{trained.folder}/cache"
+        text = called(score, *where, *options, "--cache", cache)
     scores = read_scores(folder / "scores").sel(region="global")
     variables = scores["variable"].values.tolist()
     known = scores["system"].values.tolist()
@@ -277,8 +279,10 @@ def differences_of_scores(
         if len(places) != len(channels) or not channels:
             yield f"scores: {name} has {channels}"
             continue
-        if not fewer and levels is not None and len(channels) < levels.size:
-            yield f"scores: {name} has {channels}"
+        for left in () if levels is None else np.delete(levels.values, places):
+            noted = f"{name}: the truth has no level {left:g}, which is left out"
+            if not fewer or noted not in text:
+                yield f"scores: {name} has {channels}"
         for lead in range(1, NUM_STEPS + 1):
             at = START + lead * STEP
             target = field_at(name, at, trained.like)
@@ -356,7 +360,7 @@ def result_of(folder: Path, given: DataSet, trained: Trained, seed: int) -> str:
         means = None
         if not of_data or made is trained.folder or seed % 2:
             means = f"{folder}/climatology.{given.kind}"
-        page, fewer = seed % PAGES == 0, "fewer levels" in given.kinds
+        page, fewer = seed % PAGES == 0, given.lacks_a_level
         places = folder, made, trained, truth, means
         gaps = "missing chunk" in given.kinds and given.zarr_format == 3
         return differences_of_scores(*places, page=page, fewer=fewer, gaps=gaps)
