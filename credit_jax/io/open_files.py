@@ -21,6 +21,7 @@ from credit_jax.io.retry import is_transient, retried
 MAX_OPEN = 1000
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CLASSIC = (b"CDF\x01", b"CDF\x02")
+_GRIB = b"GRIB"
 
 
 def reading_engine(path: str | Path) -> str | None:
@@ -41,14 +42,18 @@ def reading_engine(path: str | Path) -> str | None:
         return "h5netcdf"
     if is_url(path) or os.path.isdir(path):
         return "zarr"
+    if _starts_with(path, _HDF5):
+        return "h5netcdf"
+    return "scipy" if _starts_with(path, *_CLASSIC) else None
+
+
+def _starts_with(path: str | Path, *signatures: bytes) -> bool:
+    """Whether a file can be read and begins with one of some bytes."""
     try:
         with open(path, "rb") as file:
-            start = file.read(len(_HDF5))
+            return file.read(max(map(len, signatures))).startswith(signatures)
     except OSError:
-        return None
-    if start == _HDF5:
-        return "h5netcdf"
-    return "scipy" if start.startswith(_CLASSIC) else None
+        return False
 
 
 class OpenFiles:
@@ -107,6 +112,11 @@ def _named(path: str) -> Iterator[None]:
         reason = str(error).partition("\n")[0].partition(". Consider ")[0]
         if is_transient(error.__cause__ or error) or reason.startswith(path):
             raise
+        if not is_url(path) and _starts_with(path, _GRIB):
+            raise ValueError(
+                f"{path}: is GRIB, expected NetCDF or Zarr; write it as NetCDF: "
+                "xarray.open_dataset(PATH, engine='cfgrib').to_netcdf(NEW_PATH)"
+            ) from error
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
             f"{reason}); is it complete?"

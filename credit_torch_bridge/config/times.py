@@ -63,12 +63,12 @@ def template_of(pattern: str) -> tuple[str, str]:
     of existing files. Without files the year is assumed to come first; if that is
     wrong, opening the files raises an error.
 
-    >>> template_of("era5_????.zarr")
-    ('era5_%Y.zarr', '')
+    >>> template_of("era5_????_*.zarr")
+    ('era5_%Y_*.zarr', '')
     """
     if _CODE.search(pattern) or not re.search(r"[*?\[]", pattern):
         return pattern, ""
-    if pattern.count("????") == 1 and "*" not in pattern:
+    if pattern.count("????") == 1:
         return pattern.replace("????", _YEAR), ""
     if pattern.count("*") != 1:
         return pattern, "say with %Y where the year stands in the names of the files"

@@ -60,8 +60,9 @@ def inference_to_predict(editor: ConfigEditor) -> None:
         editor.problems += error.problems
         return
     _dates(editor, parsed)
-    if parsed.save_forecast:
-        place = parsed.save_forecast
+    # Paths are taken as they are written: parsing expands variables of the environment.
+    if inference.get("save_forecast"):
+        place = inference["save_forecast"]
         editor.move(f"{TARGET}.save_forecast", f"{SECTION}.save_forecast", place)
     endings = _blocks(editor)
     _output(editor, parsed.output, endings)
@@ -112,21 +113,22 @@ def _blocks(editor: ConfigEditor) -> tuple[str, str]:
                 path, "gen1's filter knows variables by their channels, on 16 levels"
             )
         elif kind == "full_state_pressure_interpolation":
-            args = FullLevelsArgs.model_validate(editor.get((*path, "args")))
+            written = editor.get((*path, "args"))
+            args = FullLevelsArgs.model_validate(written)
             endings = args.pres_ending, args.height_ending
-            ground = args.surface_geopotential_file
+            ground = written.get("surface_geopotential_file")
             ground = ground or editor.get("data.save_loc_static")
             editor.put(f"{SECTION}.static_fields", ground)
             section = f"{SECTION}.interp_pressure"
-            editor.move(path, section, _interpolation(args))
+            editor.move(path, section, _interpolation(args, written))
         elif kind in ("reconstruct", "era5_normalizer"):
             editor.drop(path, "gen1 has it in its programs")
     return endings
 
 
-def _interpolation(args: FullLevelsArgs) -> dict[str, Any]:
+def _interpolation(args: FullLevelsArgs, written: Mapping[str, Any]) -> dict[str, Any]:
     """gen1's arguments, without those that have its defaults."""
-    values = {key: getattr(args, key) for key in PRESSURE_KEYS}
+    values = {key: written.get(key, getattr(args, key)) for key in PRESSURE_KEYS}
     values |= {key: variable_of(getattr(args, key)) for key in _VARIABLES}
     values["interp_fields"] = [*map(variable_of, args.interp_fields)]
     return {
@@ -142,7 +144,7 @@ def _output(
     """Moves attributes, variables, and the encodings of groups of variables."""
     if output.metadata:
         path = (*_OUTPUT, "metadata")
-        editor.move(path, f"{SECTION}.metadata", output.metadata)
+        editor.move(path, f"{SECTION}.metadata", editor.get(path) or output.metadata)
     if output.variables is not None:
         names = [variable_of(choice.name) for choice in output.variables]
         if any(choice.levels is not None for choice in output.variables):

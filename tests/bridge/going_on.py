@@ -42,10 +42,12 @@ class JaxRun:
         folder: of the run, or of one like it, with its `model.yml`.
         num_steps: micro-batches of an epoch. CREDIT trains the first one after a resume
             at the schedule's first rate, and so does this step.
+        batch_error: largest difference of a value of a batch from CREDIT's.
     """
 
     folder: Path
     num_steps: int
+    batch_error: float = 0.0
     store: CheckpointStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,10 +94,9 @@ class JaxRun:
             while group := list(islice(batches, size)):
                 for index, batch in enumerate(group, len(losses)):
                     members = np.repeat(batch.x, config.trainer.ensemble_size, axis=0)
-                    same = x is None or np.array_equal(
-                        members, x[index * num_forecasts]
-                    )
-                    assert same, "another batch than CREDIT's"
+                    if x is not None:
+                        error = abs(members - x[index * num_forecasts]).max()
+                        assert error <= self.batch_error, "another batch than CREDIT's"
                 state, info = self.steps.train(state, self.steps.place_train(group))
                 losses += map(float, info["loss"])
         return np.array(losses), _cast(state, jnp.float32)

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="FILE",
-        help="your NetCDF files and Zarr stores, or names with %%Y for the year",
+        help="your NetCDF files and Zarr stores, or names with %%Y, %%m for dates",
     )
     add("--out", required=True, metavar="FILE", help="the YAML to write; not there yet")
     for role, meaning in {
@@ -128,7 +128,7 @@ def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
     # The smallest files are those without times.
     with_latitudes.sort(key=lambda group: len(group.times))
     latitude_file = with_latitudes[0].first_path if with_latitudes else None
-    levels = max((len(group.levels) for group in groups if group.deep), default=0)
+    levels = max(group.num_levels for group in groups)
     config: dict[str, Any] = {
         "save_loc": f"runs/{out.stem}",
         "seed": 1000,
@@ -196,7 +196,7 @@ def _described(group: Group) -> list[str]:
         else "no times"
     )
     rows, columns = group.shape
-    levels = f", {len(group.levels)} levels" if group.levels else ""
+    levels = f", {group.num_levels} levels" if group.num_levels else ""
     return [f"{group.template}: {rows} x {columns} points{levels}, {when}"]
 
 

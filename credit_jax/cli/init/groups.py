@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,16 @@ from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.io.remote import is_url
 
-# A year in a file's name.
-_YEAR = re.compile(r"(?<!\d)(?:1[6-9]|2[0-2])\d\d(?!\d)")
+# A date in a file's name: a year, or one with month, day and hour, such as 200001,
+# 2000-01-31 or 20000131T06.
+_DATE = re.compile(
+    r"(?<!\d)(?P<Y>(?:1[6-9]|2[0-2])\d\d)"
+    r"(?:(?P<sep>[-_.]?)(?P<m>0[1-9]|1[0-2])"
+    r"(?:(?P=sep)(?P<d>0[1-9]|[12]\d|3[01])"
+    r"(?:[-_.T]?(?P<H>[01]\d|2[0-3]))?)?)?(?!\d)"
+)
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,14 @@ class Group:
     """Files that one path template names.
 
     Attributes:
-        template: path with %Y where the year is, or the path of the only file.
+        template: path with %Y, %m, ... where the date is, or the path of the only file.
         first_path: the first file.
         time_coord, level_coord: names of the dims; None if the files have none.
-        deep, flat, static: variables with time and levels, with time alone, without
-            time, in the order of the files.
-        levels: values of the level coordinate.
+        deep, flat: variables with time, with and without levels, in the order of the
+            files.
+        static_deep, static: variables without time or with a single one, likewise.
+        num_levels: number of levels; 0 without any.
+        levels: values of the level coordinate, if it has some.
         times: (time,) labels of all files, increasing.
         calendar: calendar of the times.
         shape: number of rows and columns.
@@ -43,7 +53,9 @@ class Group:
     level_coord: str | None
     deep: tuple[str, ...]
     flat: tuple[str, ...]
+    static_deep: tuple[str, ...]
     static: tuple[str, ...]
+    num_levels: int
     levels: tuple[float, ...]
     times: pd.DatetimeIndex = field(repr=False)
     calendar: str
@@ -52,18 +64,18 @@ class Group:
 
 
 def inspect_files(paths: Sequence[str]) -> list[Group]:
-    """Reads the metadata of files, and groups those whose names differ by a year.
+    """Reads the metadata of files, and groups those whose names differ by a date.
 
     Args:
-        paths: NetCDF files and Zarr stores; a path may be a template with %Y.
+        paths: NetCDF files and Zarr stores; a path may be a template with %Y, or the
+            address of a store.
 
     Raises:
         OSError, ValueError: a file cannot be read, has no grid, or files of one group
             or of one config differ.
     """
-    groups = []
-    for template, members in _templates(paths).items():
-        groups.append(_group(template, members))
+    groups = [_group(template, members) for template, members in _templates(paths)]
+    _check_names(groups)
     shapes = {group.shape: group for group in groups}
     if len(shapes) > 1:
         first, other, *_ = shapes.values()
@@ -75,30 +87,53 @@ def inspect_files(paths: Sequence[str]) -> list[Group]:
     return groups
 
 
-def _templates(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Template -> the files that it matches, in order."""
+def _templates(paths: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields templates, and the files that each matches, in order."""
     by_template: dict[str, list[str]] = {}
     for path in paths:
-        if time_format(path):
+        if time_format(path) or is_url(path):
             by_template.setdefault(path, []).extend(discover(path, "--data").paths)
             continue
         if not os.path.exists(path):
             raise FileNotFoundError(f"--data: there is no {path}")
-        folder, name = os.path.split(path.rstrip("/"))
-        years = list(_YEAR.finditer(name))
-        template = path.rstrip("/")
-        if years:
-            last = years[-1]
-            name = f"{name[: last.start()]}%Y{name[last.end() :]}"
-            template = os.path.join(folder, name)
-        by_template.setdefault(template, []).append(path.rstrip("/"))
-    # A single file has all times, whatever its name.
-    return {
-        (template if len(matches) > 1 or template in paths else matches[0]): sorted(
-            matches
-        )
-        for template, matches in by_template.items()
-    }
+        path = path.rstrip("/")
+        by_template.setdefault(_template(path), []).append(path)
+    for template, matches in by_template.items():
+        # A single file has all times, whatever its name.
+        alone = len(matches) == 1 and template not in paths
+        yield (matches[0] if alone else template), sorted(matches)
+
+
+def _template(path: str) -> str:
+    """A path with strftime codes where the last date of its name is."""
+    folder, name = os.path.split(path)
+    dates = list(_DATE.finditer(name))
+    if not dates:
+        return path
+    parts = [(dates[-1].span(code), f"%{code}") for code in "YmdH"]
+    for (start, end), code in reversed(parts):
+        if start >= 0:
+            name = f"{name[:start]}{code}{name[end:]}"
+    return os.path.join(folder, name)
+
+
+def _check_names(groups: Sequence[Group]) -> None:
+    """Checks that no variable is in files of several templates.
+
+    Raises:
+        ValueError: one is.
+    """
+    places: dict[str, str] = {}
+    for group in groups:
+        for name in (*group.deep, *group.flat, *group.static_deep, *group.static):
+            first = places.setdefault(name, group.template)
+            if first != group.template:
+                raise ValueError(
+                    f"--data: {name} is in {first} and in {group.template}; expected "
+                    "files of one variable under one name that differs by a date. "
+                    "Give that name, with %Y, %m, %d or %H where the date is, or write "
+                    "all times into one Zarr store"
+                )
 
 
 def _group(template: str, paths: Sequence[str]) -> Group:
@@ -110,13 +145,14 @@ def _group(template: str, paths: Sequence[str]) -> Group:
     every = [str(name) for name in first.dataset.data_vars]
     names = [name for name in every if _is_field(first, name)]
     dims = {name: [str(d) for d in first.variable(name).dims] for name in names}
+    # Bounds of coordinates, and coefficients of hybrid levels, are not on the grid.
+    on_grid = {k: d for k, d in dims.items() if {rows, columns} <= {*d}}
     others = {
         dim
-        for dim_names in dims.values()
+        for dim_names in on_grid.values()
         for dim in dim_names
         if dim not in (time_coord, rows, columns)
     }
-    on_grid = {k: d for k, d in dims.items() if {rows, columns} <= {*d}}
     if len(others) > 1:
         listed = ", ".join(sorted(others))
         raise ValueError(
@@ -124,24 +160,32 @@ def _group(template: str, paths: Sequence[str]) -> Group:
             f"{columns}, expected one of levels; write files with one"
         )
     level = next(iter(others), None)
-    timed = [name for name in on_grid if time_coord in on_grid[name]]
     times = [file.times for file in opened if file.times is not None]
     labels: Any = [label for index in times for label in index.values]
-    joined = pd.DatetimeIndex(np.array(labels, "datetime64[ns]"))
+    # The source `local` reads static fields at the only time that they have.
+    joined = pd.DatetimeIndex(
+        np.array(labels if len(labels) > 1 else [], "datetime64[ns]")
+    )
     if not joined.is_monotonic_increasing or not joined.is_unique:
         raise ValueError(
             f"--data: the times of {paths[0]} and the files beside it overlap; give "
-            "files of which each has its own years"
+            "files of which each has its own dates"
         )
+    by_kind: dict[tuple[bool, bool], list[str]] = defaultdict(list)
+    for name, dims_of_name in on_grid.items():
+        is_timed = len(joined) > 0 and time_coord in dims_of_name
+        by_kind[is_timed, level in dims_of_name].append(name)
     sizes = first.dataset.sizes
     return Group(
         template,
         first.path,
         time_coord,
         level,
-        tuple(name for name in timed if level in on_grid[name]),
-        tuple(name for name in timed if level not in on_grid[name]),
-        tuple(n for n in on_grid if n not in timed and level not in on_grid[n]),
+        tuple(by_kind[True, True]),
+        tuple(by_kind[True, False]),
+        tuple(by_kind[False, True]),
+        tuple(by_kind[False, False]),
+        0 if level is None else int(sizes[level]),
         _levels(first, level),
         joined,
         first.calendar,

@@ -298,7 +298,8 @@ def _sources(groups: Sequence[Group], roles: Roles) -> dict[str, Any]:
             }
             for role in ROLES
         }
-        fields["static"] = {"vars_2D": [*group.static]} if group.static else {}
+        static = {"vars_3D": group.static_deep, "vars_2D": group.static}
+        fields["static"] = {key: [*names] for key, names in static.items() if names}
         for role in ("prognostic", "dynamic_forcing", "static", "diagnostic"):
             if not fields[role]:
                 continue
@@ -309,7 +310,7 @@ def _sources(groups: Sequence[Group], roles: Roles) -> dict[str, Any]:
                 and _alike(sources.get(name, {}), group)
             )
             source = sources.setdefault(free, _source(group))
-            if group.deep and not source.get("level_coord"):
+            if not source.get("level_coord"):
                 source.update(_levels(group))
             source["variables"][role] = {**fields[role], "path": group.template}
     return {
@@ -322,7 +323,7 @@ def _alike(source: Mapping[str, Any], group: Group) -> bool:
     """Whether a source can have fields of a group of files as well."""
     level = source.get("level_coord")
     time = source.get("time_coord", group.time_coord)
-    levels_fit = not (level and group.deep) or (
+    levels_fit = not (level and group.levels) or (
         level == group.level_coord and source["levels"] == [*group.levels]
     )
     return levels_fit and group.time_coord in (None, time)
@@ -332,9 +333,7 @@ def _source(group: Group) -> dict[str, Any]:
     source: dict[str, Any] = {"dataset_type": "local"}
     if group.time_coord not in (None, "time"):
         source["time_coord"] = group.time_coord
-    if group.deep:
-        source |= _levels(group)
-    return {**source, "variables": {}}
+    return {**source, **_levels(group), "variables": {}}
 
 
 def _levels(group: Group) -> dict[str, Any]:
@@ -387,7 +386,7 @@ def model_section(
         for key in ("vars_3D", "vars_2D")
     }
     only = counts[FORCING, "vars_2D"] + counts["static", "vars_2D"]
-    only += counts[FORCING, "vars_3D"] * num_levels
+    only += (counts[FORCING, "vars_3D"] + counts["static", "vars_3D"]) * num_levels
     num_diagnostic = (
         counts[DIAGNOSTIC, "vars_2D"] + counts[DIAGNOSTIC, "vars_3D"] * num_levels
     )

@@ -292,19 +292,23 @@ def test_for_gen2_predict_stays():
 
 
 def test_back_to_gen1():
-    """The dates, the folder and the names of the files' attributes come back."""
+    """Dates, names of attributes, and paths with variables of the environment."""
     forecasts = {**CUSTOM, "start_hours": [0, 12], "duration": 2, "days": 2}
     realtime = {
         "forecast_start_time": "2026-04-01 06:00:00",
         "forecast_end_time": "2026-04-02 00:00:00",
         "forecast_timestep": "6h",
     }
-    predict = {"forecasts": forecasts, "realtime": realtime, "save_forecast": "/out"}
+    predict = {
+        "forecasts": forecasts,
+        "realtime": realtime,
+        "save_forecast": "$HOME/out",
+    }
     predict["metadata"] = "cam.yaml"
     predict |= {
         "use_laplace_filter": True,
         "interp_pressure": {"pressure_levels": [300.0], "height_levels": [10.0]},
-        "static_fields": "/data/whole.nc",
+        "static_fields": "$HOME/whole.nc",
         "save_vars": ["T", "Z_PRES"],
         "ua_var_encoding": {"zlib": True, "complevel": 1},
         "surface_var_encoding": {"zlib": False},

@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.configs.survey import ENVIRONMENT, find_configs
 from benchmarks.configs.table import FOLDER
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data.calendars import STANDARD
+from credit_jax.data.schedule import make_schedule
 from credit_jax.named_fields.tree import TARGET
-from credit_jax.plan import plan_run
+from credit_jax.plan import RunPlan, plan_run
 from credit_torch_bridge import convert_config
+from credit_torch_bridge.config.convert import GEN1, kind_of
 from credit_torch_bridge.config.editor import dotted, leaves, same
 
 # Keys without effect here, of which CREDIT's configs have many.
@@ -27,6 +31,8 @@ REFUSED = (
     "active: gen1 corrects inside the model, before the loss, and gen2's training",
     "CREDIT has no model wxformer_moe",
     "CREDIT has no postblock era5_normalizer",
+    "gen2 gives the normalized output of a step to era5_normalizer again",
+    "'era5-diffusion' is another way of training, which gen2's trainer does not have",
 )
 # Sections whose keys mean nothing to training, and keys of the machine.
 _APART = (
@@ -64,34 +70,8 @@ def every_key_has_a_line(before: Mapping[str, Any], after: Any, report: Any) -> 
             assert named & set(prefixes), dotted(path)
 
 
-@pytest.mark.parametrize(
-    "path", names(), ids=lambda path: os.path.relpath(path, CONFIGS.parent)
-)
-def test_there_and_back(path: str) -> None:
-    try:
-        whole = read_yaml(path)
-        ours, report = convert_config(whole, to="jax")
-        config = build_config(ours)
-        plan = plan_run(config, with_data=False)
-    except ValueError:
-        assert "credit_configs" in path, "every file of configs/ trains"
-        return  # the table of docs/bridge.md says why
-    if plan.problems:
-        assert "credit_configs" in path, plan.problems
-        return
-    every_key_has_a_line(whole, ours, report)
-    try:
-        credit, report = convert_config(ours, to="gen2")
-    except ValueError as error:
-        reasons = str(error).splitlines()[1:]
-        assert all(any(text in line for text in REFUSED) for line in reasons), reasons
-        return
-    every_key_has_a_line(ours, credit, report)
-    back, report = convert_config(credit, to="jax")
-    every_key_has_a_line(credit, back, report)
-    again = build_config(back)
-    devices = plan.num_devices
-    assert not plan_run(again, with_data=False, num_devices=devices).problems
+def same_training(config: Config, again: Config) -> None:
+    """Asserts that a run is described alike, but for what has no effect on it."""
     for name in Config.model_fields:
         if name not in _APART:
             assert getattr(again, name) == getattr(config, name), name
@@ -108,15 +88,81 @@ def test_there_and_back(path: str) -> None:
         for c in (config, again)
     ]
     assert trainers[0] == trainers[1]
-    degrees = [c.trainer.parallelism for c in (config, again)]
-    for name in ("data", "tensor", "domain"):
-        assert getattr(degrees[0], name) == getattr(degrees[1], name)
     written = [
         dict(c.metrics.args) if c.metrics is not None else {} for c in (config, again)
     ]
     assert written[1] in (written[0], written[0] | {"var_weighting": "none"})
-    schemas = [
-        plan_run(c, with_data=False, num_devices=devices).schema
-        for c in (config, again)
-    ]
-    assert schemas[0] == schemas[1]
+
+
+def same_plan(plan: RunPlan, config: Config) -> None:
+    """Asserts that a config has no problems, and the plan of another one."""
+    again = plan_run(config, with_data=False, num_devices=plan.num_devices)
+    assert not again.problems
+    assert again.model.dims == plan.model.dims
+    assert again.model.config == plan.model.config
+    assert again.schema == plan.schema
+    assert set(again.notes) == set(plan.notes)
+    if plan.config.inference is not None:
+        for ours, theirs in zip(forecasts(plan.config), forecasts(config), strict=True):
+            np.testing.assert_array_equal(theirs, ours)
+
+
+def forecasts(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Start dates and number of steps of the forecasts."""
+    assert config.inference is not None
+    schedule = make_schedule(config.inference, config.data.time_step, STANDARD)
+    return schedule.starts, np.array(schedule.num_steps)
+
+
+def through_gen1(whole: Mapping[str, Any], ours: Any, plan: RunPlan) -> None:
+    """Asserts the way back to generation 1, and that by generation 2 if possible."""
+    gen1, report = convert_config(ours, to="gen1")
+    every_key_has_a_line(ours, gen1, report)
+    back, _ = convert_config(gen1, to="jax")
+    assert build_config(back) == plan.config
+    try:
+        gen2, report = convert_config(whole, to="gen2")
+    except ValueError as error:
+        assert_refused(error)
+        return
+    every_key_has_a_line(whole, gen2, report)
+    by_gen2 = build_config(convert_config(gen2, to="jax")[0])
+    same_training(plan.config, by_gen2)
+    same_plan(plan, by_gen2)
+
+
+def assert_refused(error: ValueError) -> None:
+    reasons = str(error).splitlines()[1:]
+    assert reasons
+    assert all(any(text in line for text in REFUSED) for line in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    "path", names(), ids=lambda path: os.path.relpath(path, CONFIGS.parent)
+)
+def test_there_and_back(path: str) -> None:
+    try:
+        whole = read_yaml(path)
+        ours, report = convert_config(whole, to="jax")
+        config = build_config(ours)
+        plan = plan_run(config, with_data=False)
+    except ValueError:
+        assert "credit_configs" in path, "every file of configs/ trains"
+        return  # the table of docs/bridge.md says why
+    if plan.problems:
+        assert "credit_configs" in path, plan.problems
+        return
+    every_key_has_a_line(whole, ours, report)
+    if kind_of(whole) == GEN1:
+        through_gen1(whole, ours, plan)
+    try:
+        credit, report = convert_config(ours, to="gen2")
+    except ValueError as error:
+        assert_refused(error)
+        return
+    every_key_has_a_line(ours, credit, report)
+    back, report = convert_config(credit, to="jax")
+    every_key_has_a_line(credit, back, report)
+    again = build_config(back)
+    same_training(config, again)
+    same_plan(plan, again)

@@ -10,7 +10,7 @@ def test_years_in_names(tmp_path):
     found, doubt = template_of(f"{tmp_path}/y_TOTAL*")
     assert (found, doubt) == (f"{tmp_path}/y_TOTAL_%Y*", "")
     assert template_of("none/y_*.nc")[0] == "none/y_%Y*.nc"
-    for given in ("y_*.nc", "y_????.nc", "one.nc"):
+    for given in ("y_*.nc", "y_????.nc", "y_????_*.nc", "one.nc"):
         assert pattern_of(template_of(given)[0]) == given
     assert pattern_of("a_%Y%m.nc") is None
 

@@ -167,6 +167,106 @@ def test_gaps_between_files(files):
     assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
 
 
+def by_month():
+    """A file a month, and a file a day."""
+    for first, name in (("2000-01", "w_200001.nc"), ("2000-02", "w_200002.nc")):
+        fields(pd.date_range(first, periods=12, freq="6h"), ("T",)).to_netcdf(name)
+    for day in range(1, 4):
+        for month in (1, 2):
+            times = pd.date_range(f"2000-{month}-{day}", periods=4, freq="6h")
+            flat = fields(times, flat=("SP",))
+            flat.to_netcdf(f"sp.2000-{month:02}-{day:02}.nc")
+
+
+def of_cesm():
+    """Bounds, and coefficients of hybrid levels and of their edges."""
+    times = xr.date_range(
+        "2000-01-01", periods=20, freq="12h", calendar="julian", use_cftime=True
+    )
+    cesm = fields(times, ("T",), ("PS", "SOLIN"), level="lev")
+    cesm["hyam"] = ("lev", np.zeros(len(LEVELS)))
+    cesm["hyai"] = ("ilev", np.zeros(len(LEVELS) + 1))
+    cesm["gw"] = ("latitude", np.zeros(32))
+    cesm["lat_bnds"] = (("latitude", "nbnd"), np.zeros((32, 2)))
+    cesm.to_netcdf("cam.nc")
+
+
+def of_the_climate_data_store():
+    """Other names, and coordinates that are scalars or text."""
+    times = pd.date_range("2000-01-01", periods=20, freq="6h")
+    era5 = fields(times, ("t",), ("tsi",), level="pressure_level")
+    era5 = era5.rename(time="valid_time").assign_coords(number=0)
+    era5["expver"] = ("valid_time", ["0001"] * 20)
+    era5.set_coords("expver").to_netcdf("cds.nc")
+    ground = fields(times[:1], flat=("z",)).rename(time="valid_time")
+    ground.to_netcdf("ground.nc")
+
+
+def of_levels_without_values():
+    """Numbered levels, and a static field on them."""
+    times = pd.date_range("2000-01-01", periods=20, freq="6h")
+    whole = fields(times, ("T",), level="bottom_top").drop_vars("bottom_top")
+    whole["P_BASE"] = whole["T"].isel(time=0)
+    whole.to_netcdf("wrf.nc")
+
+
+# Files of other conventions -> what the config has of them.
+CONVENTIONS = {
+    by_month: (
+        ["w_200001.nc", "w_200002.nc", "sp.2000-*.nc"],
+        {
+            "data.variables.prognostic": {"vars_3D": ["T"], "path": "w_%Y%m.nc"},
+            "data_2.variables.prognostic": {
+                "vars_2D": ["SP"],
+                "path": "sp.%Y-%m-%d.nc",
+            },
+        },
+    ),
+    of_cesm: (
+        ["cam.nc"],
+        {
+            "data.levels": LEVELS,
+            "data.level_coord": "lev",
+            "data.variables.prognostic.vars_3D": ["T"],
+            "data.variables.dynamic_forcing.vars_2D": ["SOLIN"],
+        },
+    ),
+    of_the_climate_data_store: (
+        ["cds.nc", "ground.nc"],
+        {
+            "data.time_coord": "valid_time",
+            "data.level_coord": "pressure_level",
+            "data.variables.static": {"vars_2D": ["z"], "path": "ground.nc"},
+        },
+    ),
+    of_levels_without_values: (
+        ["wrf.nc"],
+        {
+            "data.variables.prognostic.vars_3D": ["T"],
+            "data.variables.static.vars_3D": ["P_BASE"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("write", CONVENTIONS, ids=lambda write: write.__name__)
+def test_other_conventions(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write()
+    patterns, expected = CONVENTIONS[write]
+    paths = [path.name for each in patterns for path in sorted(tmp_path.glob(each))]
+    assert init("--data", *paths) == OK
+    whole = yaml.safe_load(Path("my.yaml").read_text())
+    for key, value in expected.items():
+        found = whole["data"]["source"]
+        for part in key.split("."):
+            found = found[part]
+        assert found == value, key
+    assert whole["model"]["levels"] == len(LEVELS)
+    report = check_config("my.yaml", num_devices=1)
+    assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
+
+
 @pytest.mark.parametrize(
     ("like", "shape"), [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)]
 )
@@ -203,6 +303,11 @@ REFUSED = {
     "a template": (["--data", "none_%Y.nc"], "no file matches .none_%Y.nc"),
     "static fields alone": (["--data", "static.nc"], "no file has times"),
     "another grid": (["--data", "static.nc", "rows.nc"], "a grid of 32 x 64.*16 x 64"),
+    "one variable in files of two names": (
+        ["--data", "few.nc", "rows.nc"],
+        "SP is in few.nc and in rows.nc; .*Give that name, with %Y, %m",
+    ),
+    "GRIB": (["--data", "a.grib"], "a.grib: is GRIB, expected NetCDF.*engine='cfgrib'"),
     "few times": (["--data", "few.nc"], "4 common times .* are too few"),
     "nothing predicted": (
         ["--data", "few.nc", "--forcing", "SP"],
@@ -218,6 +323,7 @@ def test_what_is_refused(name, files, capsys):
     times = pd.date_range("2000-01-01", periods=4, freq="6h")
     fields(times, flat=("SP",)).to_netcdf("few.nc")
     fields(times, flat=("SP",), rows=16).to_netcdf("rows.nc")
+    Path("a.grib").write_bytes(b"GRIB" + bytes(20))
     arguments, message = REFUSED[name]
     if "--data" not in arguments and name != "an example":
         arguments = [*arguments, "--data", *files, "--diagnostic", "rain"]
