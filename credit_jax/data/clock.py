@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -208,21 +209,19 @@ def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, 
     return tuple(np.unique(np.concatenate(times)))
 
 
-def master_clock(
-    data: DataConfig, clocks: dict[str, SourceClock]
-) -> tuple[np.ndarray, str]:
-    """Returns the start times for which every source has fields, and their calendar.
+def common_calendar(data: DataConfig, clocks: Mapping[str, SourceClock]) -> str:
+    """Returns the calendar in which the steps of a model are counted.
 
     Args:
-        data: the data section, whose dates, time step and calendar define the clock.
+        data: the data section.
         clocks: clock of each source.
 
     Returns:
-        (samples,) datetime64[ns], and the calendar: `data.calendar`, or else the most
-        restrictive one of all sources that are not cyclic.
+        `data.calendar`, or else the most restrictive one of all sources that are not
+        cyclic.
 
     Raises:
-        ValueError: no start time is left, or the sources have conflicting calendars.
+        ValueError: the sources have conflicting calendars.
     """
     bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
     calendar = data.calendar or most_restrictive(bound.values())
@@ -233,6 +232,25 @@ def master_clock(
                 f"data.calendar is {calendar}; the start times must be in the calendar "
                 "with fewer dates: leave data.calendar out"
             )
+    return calendar
+
+
+def common_starts(
+    data: DataConfig, clocks: Mapping[str, SourceClock], calendar: str
+) -> np.ndarray:
+    """Returns the start times for which every source has fields.
+
+    Args:
+        data: the data section, whose dates and time step define the clock.
+        clocks: clock of each source, whose starts are in `calendar`.
+        calendar: see `common_calendar`.
+
+    Returns:
+        (samples,) datetime64[ns].
+
+    Raises:
+        ValueError: no start time is left.
+    """
     master = SourceClock(
         ranges=_ranges(data, data),
         step=data.time_step,
@@ -243,12 +261,12 @@ def master_clock(
     )
     starts = master.starts()
     for clock in clocks.values():
-        starts = dataclasses.replace(clock, master=calendar).keep(starts)
+        starts = clock.keep(starts)
     if not starts.size:
         listed = [_describe("data", master)]
         listed += [_describe(f"data.source.{k}", c) for k, c in clocks.items()]
         raise ValueError("no start time is common to all sources: " + "; ".join(listed))
-    return starts, calendar
+    return starts
 
 
 def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:

@@ -1,31 +1,20 @@
 """The data set of a data section: samples of all sources at common times."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import OUTPUT_TYPES
-from credit_jax.data.calendars import shift_all
-from credit_jax.data.clock import SourceClock, master_clock
-from credit_jax.data.further_inputs import (
-    FurtherInputs,
-    clock_of,
-    open_further_inputs,
-)
+from credit_jax.data.clock import common_starts
+from credit_jax.data.further_inputs import InputData, further_inputs
+from credit_jax.data.opened_data import open_data
 from credit_jax.data.schema import READ_ORDER, ChannelSchema
-from credit_jax.data.sources.arrange import (
-    arrange,
-    check_same_calendar,
-    coordinates_of,
-)
-from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import FileGrid, Source, SourceFields
+from credit_jax.data.sources.source import SourceFields
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates
@@ -50,41 +39,32 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dataset:
+class Dataset(InputData):
     """The samples of a data section, in order of time; fields are read on access.
 
     Attributes:
-        sources: name -> opened source, for the sources of x and y.
-        clocks: name -> dates and steps of that source.
         starts: (samples,) datetime64[ns], the last input time of each sample.
-        schema: the channels of a sample without transforms.
-        timestep: time between the steps of a sample.
-        calendar: calendar in which steps are counted.
-        num_steps: number of steps of a sample, `forecast_len`.
-        skips_bad: whether the reader is to replace samples that cannot be used, see
-            `DataConfig.on_bad_sample`.
-        further: inputs of the model other than x; None if there are none.
-        on_outlier: see `DataConfig.on_outlier`.
     """
 
-    sources: dict[str, Source]
-    clocks: dict[str, SourceClock]
     starts: np.ndarray
-    schema: ChannelSchema
-    timestep: pd.Timedelta
-    calendar: str
-    num_steps: int
-    skips_bad: bool = False
-    further: FurtherInputs | None = None
-    on_outlier: str = "note"
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
+    def num_steps(self) -> int:
+        """Number of steps of a sample."""
+        return self.data.forecast_len
+
+    @property
+    def skips_bad(self) -> bool:
+        """Whether the reader is to replace samples that cannot be used."""
+        return self.data.on_bad_sample == "skip"
+
+    @property
     def replaces(self) -> bool:
         """Whether the reader is to replace some samples by others."""
-        return self.skips_bad or self.on_outlier == "skip"
+        return self.skips_bad or self.data.on_outlier == "skip"
 
     def __getitem__(self, index: int) -> Sample:
         return self.step(index, 0)
@@ -129,10 +109,7 @@ class Dataset:
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
-        return [
-            shift_all(self.starts, step * self.timestep, self.calendar)
-            for step in range(self.num_steps)
-        ]
+        return [self.shifted(self.starts, step) for step in range(self.num_steps)]
 
     def target_array(self, index: int) -> Float[np.ndarray, "channel 1 lat lon"]:
         """Reads the target of a sample, with all variables concatenated."""
@@ -143,8 +120,7 @@ class Dataset:
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
         """Time of the target of a step, datetime64[ns]."""
-        starts = self.starts_at(step)[index : index + 1]
-        return shift_all(starts, self.timestep, self.calendar)[0]
+        return self.time(self.starts_at(step)[index], 1)
 
     def window(self, name: str, field_type: str) -> np.ndarray:
         """(samples, times) at which the samples read a field type of a source."""
@@ -158,34 +134,6 @@ class Dataset:
             if field_type in OUTPUT_TYPES:
                 windows.append(clock.target_times(starts))
         return np.concatenate(windows, axis=-1)
-
-    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
-        """The file of a field; None if it is unknown.
-
-        Args:
-            key: key of the field; preblocks may have made fields of no file.
-            time: a time of the master clock.
-            step: number of steps from `time` to the field.
-        """
-        start = shift_all(np.array([time]), step * self.timestep, self.calendar)[0]
-        return path_at(self.sources, self.clocks, key, start)
-
-    def grids(self) -> Iterator[FileGrid]:
-        """The grid of each field type of each source."""
-        for source in self.sources.values():
-            yield from source.grids()
-
-    def coordinates(self) -> Coordinates:
-        """The coordinates of its sources, and those of the first grid that has them."""
-        others = {} if self.further is None else self.further.sources
-        return coordinates_of({**self.sources, **others}, self.calendar)
-
-    def units(self) -> dict[str, tuple[str, str]]:
-        """Key -> unit and file, for the variables whose files have a unit."""
-        units = {
-            k: unit for s in self.sources.values() for k, unit in s.units().items()
-        }
-        return units if self.further is None else units | self.further.units()
 
     @property
     def latitude(self) -> np.ndarray:
@@ -212,26 +160,6 @@ class Dataset:
         raise ValueError("no file of data.source has a longitude coordinate")
 
 
-def path_at(
-    sources: Mapping[str, Source],
-    clocks: Mapping[str, SourceClock],
-    key: str,
-    time: np.datetime64,
-) -> str | None:
-    """The file of a field; None if it is unknown.
-
-    Args:
-        sources, clocks: sources and clocks by name of the source.
-        key: key of the field; preblocks may have made fields of no file.
-        time: time of the master clock.
-    """
-    name, field_type, _, variable = key.split("/")
-    if name not in sources:
-        return None
-    label = clocks[name].input_times(time)[-1]
-    return sources[name].path_of(field_type, variable, label)
-
-
 @activity("opening the data")
 def open_dataset(
     data: DataConfig,
@@ -247,35 +175,20 @@ def open_dataset(
         open_files: cache of open files, shared with other data sets.
         like: coordinates of a run, at which fields are read; None takes those of the
             first file.
-        same_grid: see `arrange`.
+        same_grid: whether the sources of x have one grid.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_source`, `arrange` and `master_clock`.
+        FileNotFoundError, ValueError: see `open_data` and `common_starts`.
     """
-    sources = {name: open_source(name, data, open_files) for name in data.sources_of()}
-    sources = arrange(sources, like, same_grid=same_grid)
-    further = open_further_inputs(data, open_files, like=like)
-    clocks = {name: clock_of(data, source) for name, source in sources.items()}
-    others = {} if further is None else further.clocks
-    starts, calendar = master_clock(data, {**clocks, **others})
-    clocks = {k: dataclasses.replace(c, master=calendar) for k, c in clocks.items()}
-    if further is not None:
-        further = further.counted_in(calendar)
-    check_same_calendar(calendar, like)
-    num_levels = {name: source.num_levels for name, source in sources.items()}
-    axes = {name: source.axes() for name, source in sources.items()}
+    opened = open_data(data, open_files, like=like, same_grid=same_grid)
+    starts = common_starts(data, opened.clocks, opened.calendar)
+    x = opened.only(data.sources_of())
+    num_levels = {name: source.num_levels for name, source in x.sources.items()}
+    axes = {name: source.axes() for name, source in x.sources.items()}
     schema = ChannelSchema.from_config(data, num_levels, axes=axes)
-    skips = data.on_bad_sample == "skip"
-    steps = (
-        data.time_step,
-        calendar,
-        data.forecast_len,
-        skips,
-        further,
-        data.on_outlier,
-    )
-    whole = Dataset(sources, clocks, starts, schema, *steps)
-    return dataclasses.replace(whole, starts=_available(whole))
+    further = further_inputs(opened)
+    dataset = Dataset(**vars(x), starts=starts, schema=schema, further=further)
+    return dataclasses.replace(dataset, starts=_available(dataset))
 
 
 def _available(dataset: Dataset) -> np.ndarray:

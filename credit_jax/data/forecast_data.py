@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -12,19 +12,12 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
-from credit_jax.data.calendars import STANDARD, most_restrictive, shift_all
-from credit_jax.data.clock import SourceClock, source_clock
-from credit_jax.data.dataset import path_at
-from credit_jax.data.further_inputs import FurtherInputs, open_further_inputs
+from credit_jax.data.further_inputs import InputData, further_inputs
+from credit_jax.data.opened_data import open_data
 from credit_jax.data.schema import READ_ORDER, ChannelSchema
-from credit_jax.data.sources.arrange import (
-    arrange,
-    check_same_calendar,
-    coordinates_of,
-)
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import FileGrid, Source, SourceFields
+from credit_jax.data.sources.source import Source, SourceFields
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Axes, Coordinates
 
@@ -34,30 +27,18 @@ DIAGNOSTIC, FORCING = "diagnostic", "dynamic_forcing"
 
 
 @dataclass(frozen=True)
-class ForecastData:
+class ForecastData(InputData):
     """The sources of a data section, opened for forecasts; fields are read on access.
 
     Later values of predicted variables are not read, nor are diagnostic variables.
 
     Attributes:
-        sources: name -> opened source.
-        clocks: name -> maps a time of the forecast to times of that source.
-        schema: the channels of the data as they are read.
-        timestep: time step of the model.
-        calendar: calendar of the start dates.
-        further: inputs of the model besides x; None for none.
         left_out: the data section with those variables that are not read.
         open_files: cache of open files.
     """
 
-    sources: Mapping[str, Source]
-    clocks: Mapping[str, SourceClock]
-    schema: ChannelSchema
-    timestep: pd.Timedelta
-    calendar: str
-    further: FurtherInputs | None = None
-    left_out: DataConfig | None = None
-    open_files: OpenFiles | None = None
+    left_out: DataConfig
+    open_files: OpenFiles | None
 
     def initial(self, start: np.datetime64) -> dict[str, SourceFields]:
         """Source -> key -> field (level, history_len, lat, lon), up to a date."""
@@ -80,14 +61,6 @@ class ForecastData:
             for name, source in self.sources.items()
         }
 
-    def time(self, start: np.datetime64, step: int) -> np.datetime64:
-        """The time `step` steps after a date."""
-        return shift_all(np.array([start]), step * self.timestep, self.calendar)[0]
-
-    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
-        """The file of a field `step` steps after a date; None if it is unknown."""
-        return path_at(self.sources, self.clocks, key, self.time(time, step))
-
     def problems(self, starts: np.ndarray, num_steps: int) -> list[str]:
         """Lists what the forecasts need and the data lack, one line each.
 
@@ -96,10 +69,7 @@ class ForecastData:
             num_steps: number of steps of each forecast; forcing is read at all but the
                 last.
         """
-        later = [
-            shift_all(starts, k * self.timestep, self.calendar)
-            for k in range(1, num_steps)
-        ]
+        later = [self.shifted(starts, step) for step in range(1, num_steps)]
         lines = []
         for name, source in self.sources.items():
             for kind in source.config.variables.by_type:
@@ -129,7 +99,7 @@ class ForecastData:
             num_steps: number of steps of each forecast.
         """
         lines = []
-        times = shift_all(starts, (num_steps - 1) * self.timestep, self.calendar)
+        times = self.shifted(starts, num_steps - 1)
         for name, source in self.sources.items():
             clock = self.clocks[name]
             if source.config.temporal_mode != "persist" or not len(clock.starts()):
@@ -157,16 +127,6 @@ class ForecastData:
                 f"{times.size} times are missing, the first is {str(missing[0])[:16]}"
             )
 
-    def grids(self) -> Iterator[FileGrid]:
-        """The grid of each field type of each source."""
-        for source in self.sources.values():
-            yield from source.grids()
-
-    def located(self) -> Coordinates:
-        """The coordinates of its sources, and those of the first grid that has them."""
-        others = {} if self.further is None else self.further.sources
-        return coordinates_of({**self.sources, **others}, self.calendar)
-
     def attributes(self) -> dict[str, dict[str, str]]:
         """Key -> standard_name, long_name and units, those that the files have.
 
@@ -177,15 +137,13 @@ class ForecastData:
             for opened_source in self.sources.values()
             for k, v in opened_source.attributes().items()
         }
-        if self.left_out is None:
-            return attributes
         for name in self.left_out.sources_of():
             with suppress(OSError, ValueError):
                 source = open_source(name, self.left_out, self.open_files)
                 attributes |= source.attributes()
         return attributes
 
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+    def latitude_longitude(self) -> tuple[np.ndarray, np.ndarray]:
         """Latitudes and longitudes of the files: (lat,) and (lon,), or both (y, x).
 
         Raises:
@@ -204,11 +162,13 @@ class ForecastData:
         )
 
     def grid_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """`coordinates` of one source; None if it is not open, or has none."""
+        """`latitude_longitude` of one source; None if it is not open, or has none."""
         if name not in self.sources:
             return None
         with suppress(ValueError):
-            return replace(self, sources={name: self.sources[name]}).coordinates()
+            return replace(
+                self, sources={name: self.sources[name]}
+            ).latitude_longitude()
         return None
 
 
@@ -293,10 +253,10 @@ def open_forecast_data(
             section nor an opened file determines it.
         like: coordinates of the run, at which fields are read; None takes those of the
             first file.
-        same_grid: see `arrange`.
+        same_grid: whether the sources of x have one grid.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_source` and `arrange`.
+        FileNotFoundError, ValueError: see `open_data`.
     """
     if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
         first, last = (pd.Timestamp(starts[i]) for i in (0, -1))
@@ -307,44 +267,24 @@ def open_forecast_data(
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
     read = _keeping(data, [kind for kind in READ_ORDER if kind not in unread])
-    sources = {name: open_source(name, read, open_files) for name in read.sources_of()}
-    sources = arrange(sources, like, same_grid=same_grid)
-    further = open_further_inputs(read, open_files, num_levels, like)
-    calendars = [
-        s.calendar for s in sources.values() if s.config.temporal_mode != "cyclic"
-    ]
-    calendar = data.calendar or (most_restrictive(calendars) if calendars else STANDARD)
-    if calendars:
-        check_same_calendar(calendar, like)
-    clocks = {
-        name: replace(
-            source_clock(read, source.config, source.calendar, source.coverage()),
-            master=calendar,
-        )
-        for name, source in sources.items()
-    }
+    opened = open_data(read, open_files, like=like, same_grid=same_grid)
+    x = opened.only(data.sources_of())
     levels = {
-        name: (sources[name].num_levels if name in sources else 0)
+        name: (x.sources[name].num_levels if name in x.sources else 0)
         or len(section.level_values or ())
         or num_levels.get(name, 0)
         for name, section in data.source.items()
     }
     known = {} if like is None else like.sources
     axes = {name: known.get(name, Axes()) for name in data.source}
-    axes |= {name: source.axes() for name, source in sources.items()}
+    axes |= {name: source.axes() for name, source in x.sources.items()}
     schema = ChannelSchema.from_config(data, levels, axes=axes)
-    if further is not None:
-        further = further.counted_in(calendar)
-    left_out = _keeping(data, unread)
     return ForecastData(
-        sources,
-        clocks,
-        schema,
-        data.time_step,
-        calendar,
-        further,
-        left_out,
-        open_files,
+        **vars(x),
+        schema=schema,
+        further=further_inputs(opened, num_levels),
+        left_out=_keeping(data, unread),
+        open_files=open_files,
     )
 
 

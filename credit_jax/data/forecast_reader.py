@@ -182,7 +182,7 @@ class ForecastReader:
         """Names an outlier of an initial state in the log."""
         sample, time, row, column = outlier.place
         step, start = time + 1 - history, starts[sample]
-        grid = self.pipeline.grid or self.data.located()
+        grid = self.pipeline.grid or self.data.coordinates()
         axes = grid.latitude, grid.longitude
         label = self.data.time(start, step)
         error = outlier_error(outlier, self.schema, (row, column), axes, label)

@@ -9,14 +9,10 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
-from credit_jax.data.calendars import STANDARD, shift_all
-from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.config.data import INPUT_TIMES, TARGET_TIME
+from credit_jax.data.opened_data import OpenedData
 from credit_jax.data.schema import ChannelSchema
-from credit_jax.data.sources.arrange import arrange
-from credit_jax.data.sources.registry import open_source
-from credit_jax.data.sources.source import FileGrid, Source, SourceFields
-from credit_jax.io.open_files import OpenFiles
+from credit_jax.data.sources.source import FileGrid, SourceFields
 from credit_jax.named_fields.coordinates import Coordinates
 
 # The only field type of such sources.
@@ -26,35 +22,19 @@ DAYS = 365.25
 
 
 @dataclasses.dataclass(frozen=True)
-class FurtherInputs:
+class FurtherInputs(OpenedData):
     """The inputs other than x of a data section; fields are read on access.
 
     Attributes:
-        data: the data section.
-        sources: name -> opened source, for sources whose `input` is not x.
-        clocks: name -> dates and steps of that source.
         schemas: input of the model -> its channels, before preblocks.
-        calendar: calendar in which the steps of a sample are counted.
     """
 
-    data: DataConfig
-    sources: Mapping[str, Source]
-    clocks: Mapping[str, SourceClock]
     schemas: Mapping[str, ChannelSchema]
-    calendar: str
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of these inputs of the model."""
         return *self.schemas, *self.data.time_encoding
-
-    def counted_in(self, calendar: str) -> FurtherInputs:
-        """Returns a copy whose starts are in another calendar."""
-        clocks = {
-            name: dataclasses.replace(clock, master=calendar)
-            for name, clock in self.clocks.items()
-        }
-        return dataclasses.replace(self, clocks=clocks, calendar=calendar)
 
     def fields(self, name: str, start: np.datetime64) -> dict[str, SourceFields]:
         """Reads an input for a step: source -> key -> field (level, time, lat, lon).
@@ -100,69 +80,67 @@ class FurtherInputs:
             keep &= source.available(self.times(name, starts)).all(axis=-1)
         return keep
 
-    def grids(self, name: str) -> Iterator[FileGrid]:
+    def grids_of(self, name: str) -> Iterator[FileGrid]:
         """The grids of an input of the model."""
-        for source in self.data.sources_of(name):
-            yield from self.sources[source].grids()
-
-    def units(self) -> dict[str, tuple[str, str]]:
-        """See `Dataset.units`."""
-        return {k: unit for s in self.sources.values() for k, unit in s.units().items()}
+        return self.only(self.data.sources_of(name)).grids()
 
     def _times(self, which: str, start: np.datetime64) -> np.ndarray:
         """The times of one entry of `time_encoding`."""
         if which not in (INPUT_TIMES, TARGET_TIME):
             return self.times(which, start)
-        step = self.data.time_step
         steps = range(1 - self.data.history_len, 1) if which == INPUT_TIMES else (1,)
-        starts = np.array([start], dtype="datetime64[ns]")
-        return np.concatenate(
-            [shift_all(starts, k * step, self.calendar) for k in steps]
+        return np.stack([self.time(start, step) for step in steps])
+
+
+@dataclasses.dataclass(frozen=True)
+class InputData(OpenedData):
+    """The sources of x, and the further inputs of a model.
+
+    Attributes:
+        schema: the channels of x, and those of y that are read, without transforms.
+        further: inputs of the model other than x; None if there are none.
+    """
+
+    schema: ChannelSchema
+    further: FurtherInputs | None
+
+    def coordinates(self) -> Coordinates:
+        """See `OpenedData.coordinates`; those of the further inputs are among them."""
+        others = {} if self.further is None else self.further.sources
+        opened = OpenedData(
+            self.data, {**self.sources, **others}, self.clocks, self.calendar
         )
+        return opened.coordinates()
+
+    def units(self) -> dict[str, tuple[str, str]]:
+        """See `OpenedData.units`; those of the further inputs are among them."""
+        units = super().units()
+        return units if self.further is None else units | self.further.units()
 
 
-def open_further_inputs(
-    data: DataConfig,
-    open_files: OpenFiles | None = None,
-    num_levels: Mapping[str, int] = MappingProxyType({}),
-    like: Coordinates | None = None,
+def further_inputs(
+    opened: OpenedData, num_levels: Mapping[str, int] = MappingProxyType({})
 ) -> FurtherInputs | None:
-    """Opens the sources of inputs other than x; None if there are no such inputs.
+    """The inputs other than x of opened data; None if there are none.
 
     Args:
-        data: the data section.
-        open_files: cache of open files.
+        opened: all sources of a data section.
         num_levels: number of levels of sources whose files do not define it, by name.
-        like: coordinates of a run, at which fields are read; None takes those of the
-            first file of each source.
-
-    Raises:
-        FileNotFoundError, ValueError: see `open_source`.
     """
-    names = [k for name in data.further_inputs for k in data.sources_of(name)]
-    if not (names or data.time_encoding):
+    data = opened.data
+    further = opened.only(data.source.keys() - data.sources_of().keys())
+    if not (further.sources or data.time_encoding):
         return None
-    sources = {name: open_source(name, data, open_files) for name in names}
-    sources = arrange(sources, like, same_grid=False)
-    clocks = {name: clock_of(data, source) for name, source in sources.items()}
     levels = {
         name: source.num_levels or num_levels.get(name, 0)
-        for name, source in sources.items()
+        for name, source in further.sources.items()
     }
-    axes = {name: source.axes() for name, source in sources.items()}
+    axes = {name: source.axes() for name, source in further.sources.items()}
     schemas = {
         name: ChannelSchema.from_config(data, levels, name, axes)
         for name in data.further_inputs
     }
-    return FurtherInputs(data, sources, clocks, schemas, STANDARD)
-
-
-def clock_of(data: DataConfig, source: Source) -> SourceClock:
-    """Builds the clock of an opened source, with errors that name the source."""
-    try:
-        return source_clock(data, source.config, source.calendar, source.coverage())
-    except ValueError as error:
-        raise ValueError(f"data.source.{source.name}: {error}") from None
+    return FurtherInputs(**vars(further), schemas=schemas)
 
 
 def encode_times(times: np.ndarray) -> Float[np.ndarray, " size"]:

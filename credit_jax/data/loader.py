@@ -12,7 +12,6 @@ from jaxtyping import Int
 
 from credit_jax.config.data import DataConfig, in_training
 from credit_jax.data.batch import Batch
-from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.data.sampler import Sampler
@@ -104,8 +103,7 @@ class Loader:
         """How many dates of the samples are in a training period; "" if none is."""
         steps = range(self.dataset.num_steps)
         starts = [self.dataset.starts_at(step) for step in steps]
-        step, calendar = self.dataset.timestep, self.dataset.calendar
-        targets = shift_all(starts[-1], step, calendar)
+        targets = self.dataset.shifted(starts[-1], 1)
         return in_training(
             np.unique(np.concatenate([*starts, targets])), training.ranges
         )
@@ -186,7 +184,7 @@ class Loader:
     def _skips(self, error: Exception) -> bool:
         """Whether a sample with an error is replaced by another."""
         if isinstance(error, OutlierError):
-            return self.dataset.on_outlier == "skip"
+            return self.dataset.data.on_outlier == "skip"
         return self.dataset.skips_bad
 
     def _good(self, index: int) -> int:

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Int
 
 from credit_jax.data.batch import Batch, BatchArrays
-from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.schema import ChannelSchema
@@ -126,7 +125,7 @@ class SampleReader:
             _check_raw(steps)
         for outlier in outliers:
             error = self._outlier(outlier, x.shape[2], index)
-            if self.dataset.on_outlier != "note":
+            if self.dataset.data.on_outlier != "note":
                 raise error
             note_once(error)
         fields = self._named_fields(raw, first, later)
@@ -143,9 +142,7 @@ class SampleReader:
         _, time, row, column = outlier.place
         step = time + 1 if outlier.which == "target" else time + 1 - history
         dataset, start = self.dataset, self.dataset.starts[index]
-        (label,) = shift_all(
-            np.array([start]), step * dataset.timestep, dataset.calendar
-        )
+        label = dataset.time(start, step)
         row += 0 if self.rows is None else self.rows.start or 0
         grid = self.pipeline.grid or dataset.coordinates()
         error = outlier_error(

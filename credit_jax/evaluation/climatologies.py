@@ -20,8 +20,8 @@ from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
 from credit_jax.evaluation.references import (
     Reference,
-    open_data,
     open_dataset,
+    open_reference,
 )
 from credit_jax.io.open_files import OpenFiles
 
@@ -234,8 +234,8 @@ def training_climatology(
     files = open_files or OpenFiles()
     ends = [date_label(date) for dates in data.data.ranges for date in dates]
     period = np.array(ends, "datetime64[ns]")
-    reference = open_data(data, "the training data", period, files)
-    times = _training_times(data.data, reference.calendar)
+    reference = open_reference(data, "the training data", period, files)
+    times = _training_times(data.data, reference.opened.calendar)
     selection = choose(reference)
     skips = data.data.on_bad_sample == "skip"
     problems = [] if skips else reference.problems(times, [*selection])

@@ -18,16 +18,9 @@ from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.calendars import (
-    most_restrictive,
-    near_times,
-    rounding_of,
-    to_labels,
-)
-from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.calendars import near_times, rounding_of, to_labels
 from credit_jax.data.named_data import NamedData
-from credit_jax.data.sources.arrange import arrange
-from credit_jax.data.sources.registry import open_source
+from credit_jax.data.opened_data import OpenedData, open_data
 from credit_jax.data.sources.source import Source, field_key, variables_of
 from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
 from credit_jax.io.open_files import OpenFiles
@@ -129,35 +122,29 @@ class DataReference:
 
     Attributes:
         where: description of the section, for errors.
-        sources: name -> opened source.
-        clocks: name -> maps a time of the forecast to times of that source.
+        opened: the sources.
         names, moved: see `NamedData`; it has no variables that are moved.
     """
 
     where: str
-    sources: Mapping[str, Source]
-    clocks: Mapping[str, SourceClock]
+    opened: OpenedData
     names: Mapping[str, str]
     moved: frozenset[str]
-
-    @property
-    def calendar(self) -> str:
-        """Of the times, as the section or the files have it."""
-        return most_restrictive(clock.master for clock in self.clocks.values())
 
     @property
     def variables(self) -> Mapping[str, Variable]:
         return {name: variable for name, (_, variable) in self._known.items()}
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        for source in self.sources.values():
-            for grid in source.grids():
-                if grid.latitude is not None and grid.longitude is not None:
-                    return grid.latitude.astype(float), grid.longitude.astype(float)
+        for grid in self.opened.grids():
+            if grid.latitude is not None and grid.longitude is not None:
+                return grid.latitude.astype(float), grid.longitude.astype(float)
         raise ValueError(f"{self.where}: no file has latitudes and longitudes of rows")
 
     def notes(self, times: np.ndarray) -> list[str]:
-        notes = [note for source in self.sources.values() for note in source.notes()]
+        notes = [
+            note for source in self.opened.sources.values() for note in source.notes()
+        ]
         if self.moved:
             names = (variable_of(self.names.get(key, key)) for key in self.moved)
             notes.append(
@@ -202,13 +189,13 @@ class DataReference:
         return np.concatenate(chosen).astype(np.float32, copy=False)
 
     def _source_times(self, source: Source, times: np.ndarray) -> np.ndarray:
-        return np.unique(self.clocks[source.name].input_times(times)[..., -1])
+        return np.unique(self.opened.clocks[source.name].input_times(times)[..., -1])
 
     @cached_property
     def _known(self) -> dict[str, tuple[str, Variable]]:
         """Name -> key and description, from the first source that has the variable."""
         by_name: dict[str, tuple[str, Variable]] = {}
-        for source in self.sources.values():
+        for source in self.opened.sources.values():
             units = source.units()
             known = source.config.level_values or source.axes().levels
             levels = np.array(known or range(source.num_levels), dtype=float)
@@ -227,7 +214,7 @@ class DataReference:
         """The sources, restricted to some variables."""
         keys = {self._known[name][0] for name in names}
         chosen = {}
-        for name, source in self.sources.items():
+        for name, source in self.opened.sources.items():
             fields: dict[str, Any] = {}
             for kind, section in source.config.variables.by_type.items():
                 by_dims = {
@@ -263,7 +250,7 @@ def open_truth(
     """
     files = open_files or OpenFiles()
     if isinstance(truth, NamedData):
-        return open_data(truth, "the data section", times, files)
+        return open_reference(truth, "the data section", times, files)
     path = os.path.expandvars(truth)
     if Path(path).suffix in (".yml", ".yaml"):
         raw = read_yaml(path)
@@ -273,7 +260,7 @@ def open_truth(
         preblocks = parse(
             PreblocksConfig, raw.get("preblocks") or {}, "preblocks", source=path
         )
-        return open_data(NamedData.before(preblocks, data), path, times, files)
+        return open_reference(NamedData.before(preblocks, data), path, times, files)
     dataset = open_dataset(path, "--truth", files)
     dims = [name for name in TIMES if name in dataset.dims]
     if not dims:
@@ -291,23 +278,16 @@ def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
     return open_files.dataset(path)
 
 
-def open_data(
+def open_reference(
     named: NamedData, where: str, times: np.ndarray, open_files: OpenFiles
 ) -> DataReference:
     """Opens the predicted variables of a data section.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_source`.
+        FileNotFoundError, ValueError: see `open_data`.
     """
     data = named.data
     first, last = (pd.Timestamp(time) for time in (times.min(), times.max()))
-    dates = {
-        "start_datetime": str(first),
-        "end_datetime": str(last + data.time_step),
-        "date_ranges": None,
-        "history_len": 1,
-        "forecast_len": 1,
-    }
     sources = {}
     for name, source in data.source.items():
         fields = {
@@ -316,20 +296,15 @@ def open_data(
         }
         variables = source.variables.model_copy(update=fields)
         if variables.by_type:
-            sources[name] = source.model_copy(update={"variables": variables})
-    read = data.model_copy(update={**dates, "source": sources})
-    opened = arrange({name: open_source(name, read, open_files) for name in sources})
-    clocks = {
-        name: replace(
-            source_clock(
-                read,
-                opened_source.config,
-                opened_source.calendar,
-                opened_source.coverage(),
-            ),
-            history_len=1,
-            master=data.calendar or opened_source.calendar,
-        )
-        for name, opened_source in opened.items()
+            changes = {"variables": variables, "history_len": None}
+            sources[name] = source.model_copy(update=changes)
+    changes = {
+        "start_datetime": str(first),
+        "end_datetime": str(last + data.time_step),
+        "date_ranges": None,
+        "history_len": 1,
+        "forecast_len": 1,
+        "source": sources,
     }
-    return DataReference(where, opened, clocks, named.names, named.moved)
+    opened = open_data(data.model_copy(update=changes), open_files)
+    return DataReference(where, opened, named.names, named.moved)

@@ -150,7 +150,7 @@ def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
     order += [key for key in shapes if key not in order]
     grid = reader.pipeline.grid
     if grid is None:
-        latitude, longitude = reader.data.coordinates()
+        latitude, longitude = reader.data.latitude_longitude()
     else:
         latitude, longitude = grid.latitude, grid.longitude
     if latitude is None or longitude is None:

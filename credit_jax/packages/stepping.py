@@ -377,7 +377,7 @@ def _located(
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
     where, new = str(checkpoint.path), pipeline.grid
     if new is not None:
-        of_data = opened.located().grid.over(_recorded_grid(like))
+        of_data = opened.coordinates().grid.over(_recorded_grid(like))
         if new.latitude is None or new.longitude is None:
             raise ValueError(
                 f"{where}: the weight file of the regrid block gives no latitudes and "
@@ -389,7 +389,7 @@ def _located(
     elif like is not None and like.latitude is not None:
         latitude, longitude = np.array(like.latitude), np.array(like.longitude)
     else:
-        latitude, longitude = opened.coordinates()
+        latitude, longitude = opened.latitude_longitude()
     grid = Axes(as_values(latitude), as_values(longitude), where=where)
     return pipeline.at(tree_schema, grid), (latitude, longitude)
 

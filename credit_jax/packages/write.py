@@ -114,7 +114,7 @@ def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
     schema = forecast_schema(config, inference, model_def.config, pipeline, opened)
     grid = pipeline.grid
     latitude, longitude = (
-        opened.coordinates() if grid is None else (grid.latitude, grid.longitude)
+        opened.latitude_longitude() if grid is None else (grid.latitude, grid.longitude)
     )
     if latitude is None or longitude is None:
         raise ValueError(
@@ -276,7 +276,7 @@ def _provenance(contents: Contents) -> dict[str, Any]:
             "seed": config.seed,
         },
         COORDINATES: replace(
-            contents.data.located(),
+            contents.data.coordinates(),
             latitude=as_values(contents.latitude),
             longitude=as_values(contents.longitude),
         ).to_json(),

@@ -397,7 +397,7 @@ def _located(
     with findings.collecting():
         check_schema(pipeline, tree_schema)
     with findings.collecting():
-        data = opened.located()
+        data = opened.coordinates()
     if data is None:
         return pipeline
     with findings.collecting():

@@ -153,7 +153,7 @@ def _grid_problems(
 ) -> Iterator[str]:
     if further is None or name not in further.schemas:
         return
-    for grid in further.grids(name):
+    for grid in further.grids_of(name):
         if grid.shape != (spec.height, spec.width):
             yield (
                 f"{grid.where} has a grid of {' x '.join(map(str, grid.shape))}, but "

@@ -10,7 +10,6 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,6 @@ import xarray as xr
 from credit_jax.config.dates import duration
 from credit_jax.config.load import dump_config
 from credit_jax.data import Loader
-from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
 from credit_jax.data.named_data import NamedData
 from credit_jax.data.schedule import Task
@@ -53,8 +51,7 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
     known = {*dataset.starts.tolist(), *np.array(targets, "datetime64[ns]").tolist()}
     starts, steps = dataset.starts, 0
     while steps < num_steps:
-        length: Any = (steps + 1) * dataset.timestep
-        ends = shift_all(starts, length, dataset.calendar).tolist()
+        ends = dataset.shifted(starts, steps + 1).tolist()
         further = starts[[end in known for end in ends]]
         if not len(further):
             break
@@ -79,10 +76,7 @@ def _usable(
     index = {start: i for i, start in enumerate(dataset.starts.tolist())}
     # Forecasts share samples, which are read to find out.
     fault = cache(lambda time: loader.fault(index[time]))
-    steps = [
-        shift_all(starts, k * dataset.timestep, dataset.calendar).tolist()
-        for k in range(num_steps)
-    ]
+    steps = [dataset.shifted(starts, step).tolist() for step in range(num_steps)]
     reasons = [
         next(filter(None, map(fault, start_steps)), None)
         for start_steps in zip(*steps, strict=True)

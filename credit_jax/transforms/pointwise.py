@@ -33,6 +33,14 @@ def shifted_exp(y: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, .
     return _exp(y + log_offset(base, eps), base) - eps
 
 
+def root(x: Shaped[Any, ...]) -> Shaped[Any, ...]:
+    """Computes the square root, which is NaN below 0."""
+    if is_numpy(x):
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(x)
+    return jnp.sqrt(x)
+
+
 def standardize(
     x: Shaped[Any, "batch level time lat lon"],
     shift: Shaped[Any, ...],

@@ -1,11 +1,20 @@
 """The registry of transforms, by config section and CREDIT's type names."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.transforms import advection, levels
 from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
+from credit_jax.transforms.pointwise_blocks import (
+    ExpArgs,
+    LogArgs,
+    PointwisePostblock,
+    PointwisePreblock,
+    SqrtArgs,
+    SquareArgs,
+)
 from credit_jax.transforms.post import (
     conservation,
     diagnostics,
@@ -15,7 +24,6 @@ from credit_jax.transforms.post import (
 )
 from credit_jax.transforms.post import normalize as denormalize
 from credit_jax.transforms.post import scaler as post_scaler
-from credit_jax.transforms.post.exp import ExpArgs, ExpTransform
 from credit_jax.transforms.post.full_levels import (
     FullLevelsArgs,
     build_full_levels,
@@ -24,14 +32,11 @@ from credit_jax.transforms.post.laplace_filter import (
     LaplaceFilter,
     LaplaceFilterArgs,
 )
-from credit_jax.transforms.post.square import SquareArgs, SquareTransform
 from credit_jax.transforms.post.wind_filter import WindFilter, WindFilterArgs
 from credit_jax.transforms.pre import normalize, regrid, rename
 from credit_jax.transforms.pre import scaler as pre_scaler
 from credit_jax.transforms.pre.concat import Concat, ConcatArgs, ToDevice, ToDeviceArgs
 from credit_jax.transforms.pre.fill_values import FillArgs, FillValues
-from credit_jax.transforms.pre.log import LogArgs, LogTransform
-from credit_jax.transforms.pre.sqrt import SqrtArgs, SqrtTransform
 
 _BOTH = Where.BOTH
 
@@ -48,6 +53,11 @@ def _diagnostic(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
     return TransformEntry(args, build, POSTBLOCKS, _BOTH, files, ("ic_raw",))
 
 
+def _undoing(name: str, args: type[Any]) -> TransformEntry:
+    """Entry of a postblock that undoes an elementwise preblock."""
+    return TransformEntry(args, partial(PointwisePostblock, name), POSTBLOCKS, _BOTH)
+
+
 _PREBLOCKS: dict[str, TransformEntry] = {
     "concat": TransformEntry(ConcatArgs, Concat, PREBLOCKS, _BOTH),
     "era5_normalizer": TransformEntry(
@@ -59,8 +69,8 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         is_fitted=True,
     ),
     "to_device": TransformEntry(ToDeviceArgs, ToDevice, PREBLOCKS, _BOTH),
-    "log_transform": TransformEntry(LogArgs, LogTransform, PREBLOCKS, _BOTH),
-    "sqrt_transform": TransformEntry(SqrtArgs, SqrtTransform, PREBLOCKS, _BOTH),
+    "log_transform": TransformEntry(LogArgs, PointwisePreblock, PREBLOCKS, _BOTH),
+    "sqrt_transform": TransformEntry(SqrtArgs, PointwisePreblock, PREBLOCKS, _BOTH),
     "fill_values": TransformEntry(FillArgs, FillValues, PREBLOCKS, _BOTH),
     "rename": TransformEntry(
         rename.RenameArgs,
@@ -117,8 +127,8 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
         _BOTH,
         files=("mean_path", "std_path"),
     ),
-    "exp_transform": TransformEntry(ExpArgs, ExpTransform, POSTBLOCKS, _BOTH),
-    "square_transform": TransformEntry(SquareArgs, SquareTransform, POSTBLOCKS, _BOTH),
+    "exp_transform": _undoing("exp_transform", ExpArgs),
+    "square_transform": _undoing("square_transform", SquareArgs),
     "wet_mask_samudra": TransformEntry(
         wet_mask.WetMaskArgs, wet_mask.build_wet_mask, POSTBLOCKS, _BOTH
     ),

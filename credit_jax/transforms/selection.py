@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from credit_jax.config.messages import hint
 
@@ -37,6 +37,10 @@ class Selection:
         if not self.variables:
             return True
         return any(_covers(variable, key) for variable in self.variables)
+
+    def applying(self, change: Callable[[Any], Any]) -> Callable[[str, Any], Any]:
+        """Returns a function of a key and its field that changes selected fields."""
+        return lambda key, field: change(field) if self(key) else field
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
         """Returns a line for each entry of `variables` that matches none of `keys`."""

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from credit_jax.data.dataset import open_dataset
 from credit_jax.data.forecast_data import open_forecast_data
+from credit_jax.data.named_data import NamedData
+from credit_jax.evaluation.references import open_truth
 from tests.data.world import parsed, raw_config
 
 START = np.datetime64("2000-01-05", "ns")
@@ -25,3 +28,24 @@ def test_a_persistent_source_behind_its_dates(world, start, is_noted):
     for note in notes:
         assert note.startswith("data.source.ERA5: temporal_mode: persist: 1 of 1")
         assert "2000-01-0" in note
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda data: open_forecast_data(data, [START], 2),
+        lambda data: open_truth(NamedData(data), np.array([START])),
+        open_dataset,
+    ],
+    ids=["forecast", "truth", "training"],
+)
+def test_one_rule_for_calendars(world, opened):
+    """Start dates in a calendar with more dates than the files are refused, always."""
+    raw = raw_config(
+        world, data__source__ERA5__calendar="noleap", data__calendar="standard"
+    )
+    data = parsed(raw).data
+    with pytest.raises(
+        ValueError, match=r"ERA5: has the calendar noleap.* fewer dates"
+    ):
+        opened(data)

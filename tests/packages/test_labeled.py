@@ -239,7 +239,7 @@ def test_only_what_is_needed_of_dask_arrays_is_read(forecaster, initial):
 
 def test_files_of_states_are_not_needed(forecaster, folder, tmp_path, initial):
     """Where a checkpoint records coordinates, the data of the run may be elsewhere."""
-    located = forecaster.states.reader.data.located()
+    located = forecaster.states.reader.data.coordinates()
     last = open_weights(folder, None, "average")
     params, state = last.on_host(forecaster.states.step.model.model_def)
     progress = Progress(epoch=0, coordinates=located.to_json())

@@ -35,26 +35,3 @@ def arrange(
             known = grid.over(levels) if known.levels is None else levels.over(grid)
         arranged[name] = source.at(known.over(axes))
     return arranged
-
-
-def coordinates_of(sources: Mapping[str, Source], calendar: str) -> Coordinates:
-    """The coordinates of opened sources."""
-    axes = {name: source.axes() for name, source in sources.items()}
-    grid = Axes()
-    for source_axes in axes.values():
-        grid = grid.over(source_axes.grid)
-    return Coordinates(grid.latitude, grid.longitude, calendar, axes, grid.where)
-
-
-def check_same_calendar(calendar: str, like: Coordinates | None) -> None:
-    """Checks that times are in the calendar of a run.
-
-    Raises:
-        ValueError: they are in another one.
-    """
-    if like is not None and like.calendar not in (None, calendar):
-        raise ValueError(
-            f"data: the times of its files are in the calendar {calendar}, but those "
-            f"of {like.where} in {like.calendar}; convert the files, or name the "
-            "calendar of the run in data.calendar"
-        )

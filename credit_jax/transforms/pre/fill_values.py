@@ -74,12 +74,8 @@ class FillValues:
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Replaces values in the fields of input and target."""
-        selected = self.selection
-        return map_fields(
-            tree,
-            lambda key, x: self._filled(x) if selected(key) else x,
-            self.args.data_types,
-        )
+        change = self.selection.applying(self._filled)
+        return map_fields(tree, change, self.args.data_types)
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None

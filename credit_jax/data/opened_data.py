@@ -1,0 +1,144 @@
+"""The sources of a data section, opened: one set of coordinates, one calendar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.data import DataConfig
+from credit_jax.data.calendars import shift_all
+from credit_jax.data.clock import SourceClock, common_calendar, source_clock
+from credit_jax.data.sources.arrange import arrange
+from credit_jax.data.sources.registry import open_source
+from credit_jax.data.sources.source import FileGrid, Source
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import Axes, Coordinates
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """The sources of a data section; fields are read on access.
+
+    Training, forecasts, truth and the further inputs of a model are all opened as this.
+
+    Attributes:
+        data: the section, with the variables that are read.
+        sources: name -> opened source.
+        clocks: name -> maps times of the calendar to times of that source.
+        calendar: calendar of the start times, in which steps are counted.
+    """
+
+    data: DataConfig
+    sources: dict[str, Source]
+    clocks: dict[str, SourceClock]
+    calendar: str
+
+    @property
+    def timestep(self) -> pd.Timedelta:
+        """Time between two steps of the model."""
+        return self.data.time_step
+
+    def only(self, names: Collection[str]) -> OpenedData:
+        """Returns some of the sources, in the same calendar."""
+        sources = {name: s for name, s in self.sources.items() if name in names}
+        clocks = {name: self.clocks[name] for name in sources}
+        return OpenedData(self.data, sources, clocks, self.calendar)
+
+    def shifted(self, times: np.ndarray, step: int) -> np.ndarray:
+        """Returns the times `step` steps of the model later."""
+        return shift_all(times, step * self.timestep, self.calendar)
+
+    def time(self, start: np.datetime64, step: int) -> np.datetime64:
+        """The time `step` steps of the model after a start."""
+        return self.shifted(np.array([start]), step)[0]
+
+    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
+        """The file of a field; None if it is unknown.
+
+        Args:
+            key: key of the field; preblocks may have made fields of no file.
+            time: a time in the calendar of the starts.
+            step: number of steps from `time` to the field.
+        """
+        name, field_type, _, variable = key.split("/")
+        if name not in self.sources:
+            return None
+        label = self.clocks[name].input_times(self.time(time, step))[-1]
+        return self.sources[name].path_of(field_type, variable, label)
+
+    def grids(self) -> Iterator[FileGrid]:
+        """The grid of each field type of each source."""
+        for source in self.sources.values():
+            yield from source.grids()
+
+    def coordinates(self) -> Coordinates:
+        """The coordinates of the sources, and those of the first grid that has them."""
+        axes = {name: source.axes() for name, source in self.sources.items()}
+        grid = Axes()
+        for source_axes in axes.values():
+            grid = grid.over(source_axes.grid)
+        return Coordinates(
+            grid.latitude, grid.longitude, self.calendar, axes, grid.where
+        )
+
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key -> unit and file, for the variables whose files have a unit."""
+        return {k: unit for s in self.sources.values() for k, unit in s.units().items()}
+
+
+def open_data(
+    data: DataConfig,
+    open_files: OpenFiles | None = None,
+    *,
+    like: Coordinates | None = None,
+    same_grid: bool = True,
+) -> OpenedData:
+    """Opens all sources of a data section, without reading fields.
+
+    Args:
+        data: the data section.
+        open_files: cache of open files, shared with other data.
+        like: coordinates of a run, at which fields are read; None takes those of the
+            first file.
+        same_grid: whether the sources of x have one grid, see `arrange`; each further
+            input has its own.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_source`, `arrange`, `source_clock` and
+            `common_calendar`.
+    """
+    x, sources = data.sources_of(), {}
+    for names, one_grid in ((x, same_grid), (data.source.keys() - x, False)):
+        ordered = [name for name in data.source if name in names]
+        opened = {name: open_source(name, data, open_files) for name in ordered}
+        sources |= arrange(opened, like, same_grid=one_grid)
+    clocks = {name: _clock(data, source) for name, source in sources.items()}
+    calendar = common_calendar(data, clocks)
+    if any(clock.mode != "cyclic" for clock in clocks.values()):
+        _check_same_calendar(calendar, like)
+    clocks = {name: replace(clock, master=calendar) for name, clock in clocks.items()}
+    return OpenedData(data, sources, clocks, calendar)
+
+
+def _clock(data: DataConfig, source: Source) -> SourceClock:
+    try:
+        return source_clock(data, source.config, source.calendar, source.coverage())
+    except ValueError as error:
+        raise ValueError(f"data.source.{source.name}: {error}") from None
+
+
+def _check_same_calendar(calendar: str, like: Coordinates | None) -> None:
+    """Checks that times are in the calendar of a run.
+
+    Raises:
+        ValueError: they are in another one.
+    """
+    if like is not None and like.calendar not in (None, calendar):
+        raise ValueError(
+            f"data: the times of its files are in the calendar {calendar}, but those "
+            f"of {like.where} in {like.calendar}; convert the files, or name the "
+            "calendar of the run in data.calendar"
+        )
