@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.parallel.compiler import as_flags
+from credit_jax.plan.accelerators import ACCELERATORS
 
 ROOT = Path(__file__).parents[2]
 # Plugins are built for one jaxlib and one Python.
@@ -196,19 +197,20 @@ class Target:
         return list(topology.devices)
 
 
+def _speeds(name: str) -> dict[str, Any]:
+    """The arguments of a target that `credit_jax.plan.accelerators` knows."""
+    speeds = ACCELERATORS[name]
+    keys = ("platform", "peak", "bandwidth", "launch", "link", "message")
+    return {"device": speeds.name} | {key: getattr(speeds, key) for key in keys}
+
+
 TARGETS = {
     target.name: target
     for target in (
         Target(
             "h100",
-            "NVIDIA H100 SXM, 80 GB",
-            "cuda",
-            "1x1x8",
-            peak=989e12,
-            bandwidth=3.35e12,
-            launch=2e-6,
-            link=450e9,
-            message=10e-6,
+            topology="1x1x8",
+            **_speeds("h100"),
             chip=Chip(
                 "NVIDIA H100 80GB HBM3",
                 (9, 0),
@@ -226,14 +228,8 @@ TARGETS = {
         ),
         Target(
             "a100",
-            "NVIDIA A100 SXM, 40 GB",
-            "cuda",
-            "1x1x8",
-            peak=312e12,
-            bandwidth=1.555e12,
-            launch=2e-6,
-            link=300e9,
-            message=10e-6,
+            topology="1x1x8",
+            **_speeds("a100"),
             chip=Chip(
                 "NVIDIA A100-SXM4-40GB",
                 (8, 0),
@@ -251,14 +247,8 @@ TARGETS = {
         ),
         Target(
             "v5p",
-            "TPU v5p",
-            "tpu",
-            "v5p:2x2x2",
-            peak=459e12,
-            bandwidth=2.765e12,
-            launch=0.0,
-            link=100e9,
-            message=1e-6,
+            topology="v5p:2x2x2",
+            **_speeds("v5p"),
         ),
         Target(
             "v6e",

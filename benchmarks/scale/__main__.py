@@ -23,6 +23,7 @@ from benchmarks.scale.comm_volume import FSDP, SUMS, least_volume
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.plan.accelerators import ACCELERATORS
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Machine:
     """
 
     node: int = 8
-    fast: float = 450e9
-    slow: float = 50e9
+    fast: float = ACCELERATORS["h100"].link
+    slow: float = ACCELERATORS["h100"].network
 
 
 # (devices, mesh within a node); the remaining devices are data parallel.

@@ -48,6 +48,7 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "certify": Entry(
             "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"
         ),
+        "mesh": Entry("credit_jax.cli.mesh", "which mesh to train on", "", "cpu"),
         "predict": Entry("credit_jax.cli.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.cli.demo", "make the demo data set"),
     }

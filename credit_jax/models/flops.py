@@ -60,16 +60,20 @@ def flops_of(program: Any) -> float:
     Raises:
         ValueError: a while loop, whose length is not known, contains such operations.
     """
-    jaxpr = program.jaxpr
-    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _of(needed)
+    return _of(needed_part(program.jaxpr))
+
+
+def needed_part(jaxpr: Any) -> Any:
+    """Returns a jaxpr without the equations that none of its results needs."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def _of(jaxpr: Any) -> float:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+    return sum(equation_flops(equation) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation: Any) -> float:
+def equation_flops(equation: Any) -> float:
+    """Returns the FLOPs of one equation, those of programs within it included."""
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
@@ -89,7 +93,7 @@ def _of_equation(equation: Any) -> float:
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
     if name == "pallas_call":
         return float(params["cost_estimate"].flops)
-    inner = [_of(jaxpr) for jaxpr in _inner(params)]
+    inner = [_of(jaxpr) for jaxpr in inner_jaxprs(params)]
     if name == "while" and any(inner):
         raise ValueError(
             "a while loop holds matrix products; use scan, which has a length"
@@ -99,7 +103,7 @@ def _of_equation(equation: Any) -> float:
     return sum(inner) * (params["length"] if name == "scan" else 1)
 
 
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     """Yields the jaxprs within the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):

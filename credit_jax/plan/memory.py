@@ -26,6 +26,7 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 FLOAT32 = 4
 HALF = 2
+ACTIVATIONS, BATCH = "activations (estimate)", "batch"
 # Ratio of XLA's temporary memory to the counted activations: 1.2 to 2.5 for the
 # gradient of configs/demo.yaml, depth 1 to 4, with and without rematerialization (CPU,
 # jax 0.10.2).
@@ -42,6 +43,11 @@ class Memory:
     def total(self) -> int:
         """Bytes of all parts."""
         return sum(self.parts.values())
+
+    @property
+    def of_samples(self) -> int:
+        """Bytes that grow with the samples of a forward pass."""
+        return sum(self.parts.get(name, 0) for name in (ACTIVATIONS, BATCH))
 
 
 def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memory:
@@ -72,8 +78,8 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
         "spectral norm": normalized,
         "gathered blocks (FSDP)": _gathered(config, param_specs, axes, rules),
         "gathered over domain": _over_domain(config, param_specs, axes, rules),
-        "activations (estimate)": _activations(config, model_def, axes),
-        "batch": _batch(config, model_def, axes),
+        ACTIVATIONS: _activations(config, model_def, axes),
+        BATCH: _batch(config, model_def, axes),
     }
     return Memory({name: size for name, size in parts.items() if size})
 

@@ -1,0 +1,74 @@
+"""Speeds of accelerators, from their data sheets; none of them was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """An accelerator and its links.
+
+    Attributes:
+        name: its full name.
+        platform: what JAX lowers for.
+        peak: FLOP/s of dense bfloat16 products.
+        bandwidth: bytes per second of its memory.
+        launch: seconds of a kernel besides its work.
+        link: bytes per second that a device sends to others of its node, in each
+            direction.
+        network: bytes per second that a device sends to other nodes.
+        message: seconds of a collective besides its bytes.
+        memory: bytes of its memory.
+    """
+
+    name: str
+    platform: str
+    peak: float
+    bandwidth: float
+    launch: float
+    link: float
+    network: float
+    message: float
+    memory: float
+
+
+ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
+    {
+        "h100": Accelerator(
+            "NVIDIA H100 SXM, 80 GB",
+            "cuda",
+            peak=989e12,
+            bandwidth=3.35e12,
+            launch=2e-6,
+            link=450e9,  # NVLink 4
+            network=50e9,  # 400 Gb/s
+            message=10e-6,
+            memory=80e9,
+        ),
+        "a100": Accelerator(
+            "NVIDIA A100 SXM, 40 GB",
+            "cuda",
+            peak=312e12,
+            bandwidth=1.555e12,
+            launch=2e-6,
+            link=300e9,  # NVLink 3
+            network=25e9,  # 200 Gb/s
+            message=10e-6,
+            memory=40e9,
+        ),
+        "v5p": Accelerator(
+            "TPU v5p",
+            "tpu",
+            peak=459e12,
+            bandwidth=2.765e12,
+            launch=0.0,
+            link=100e9,
+            network=100e9,  # a pod has one network
+            message=1e-6,
+            memory=95e9,
+        ),
+    }
+)

@@ -1,0 +1,194 @@
+"""Meshes ranked by derived samples per second."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit_jax.certification.small_config import STAGES
+from credit_jax.config.load import build_config
+from credit_jax.models.registry import build
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.plan import mesh_search
+from credit_jax.plan.accelerators import ACCELERATORS
+from credit_jax.plan.mesh_search import (
+    BATCH,
+    MEMORY,
+    USABLE,
+    Cluster,
+    MeshSearch,
+    batch_of,
+    replicas,
+)
+from credit_jax.plan.model import plan_model
+
+ROOT = Path(__file__).parents[2]
+REASONS = {
+    "",
+    MEMORY,
+    BATCH,
+    "idle rows",
+    "launches",
+    "recomputation",
+    "repetition",
+    "transfers",
+    "update",
+    "work",
+}
+
+
+@pytest.fixture(scope="module")
+def mapping():
+    """The demo's config with narrow layers."""
+    config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    config["model"] |= STAGES
+    return config
+
+
+@pytest.fixture(scope="module")
+def search(mapping):
+    ensure_devices(4)
+    config = build_config(mapping)
+    cluster = Cluster(ACCELERATORS["h100"], 4, 4, 80e9)
+    return MeshSearch(config, build(config.model), cluster, 8)
+
+
+@pytest.fixture(scope="module")
+def ranked(search):
+    return search.ranked()
+
+
+def again(search, *, batch=8, **changes):
+    """Another ranking with the same counts of programs."""
+    cluster = replace(search.cluster, **changes)
+    other = MeshSearch(search.config, search.model_def, cluster, batch)
+    other._work, other._memory = search._work, search._memory
+    other._parameters = search._parameters
+    return other.ranked()
+
+
+def test_every_mesh_is_ranked_and_every_loser_has_a_reason(ranked):
+    names = {row.choice.name for row in ranked}
+    assert {"ddp4", "fsdp4", "ddp2xfsdp2", "tp2xdomain2", "domain4"} <= names
+    assert {"domain2xulysses2" in name for name in names} == {True, False}
+    rates = [row.rate for row in ranked]
+    assert rates == sorted(rates, reverse=True)
+    assert ranked[0].loses == ""
+    assert all(row.loses for row in ranked[1:])
+    assert {row.loses for row in ranked} <= REASONS
+    remats = {row.choice.remat for row in ranked}
+    assert remats == {"none", "full", "selective"}
+
+
+def test_every_mesh_is_a_section_that_a_run_takes(ranked, mapping):
+    for row in {row.choice.name: row for row in ranked}.values():
+        choice = row.choice
+        section = choice.trainer(build_config(mapping))
+        config = build_config({**mapping, "trainer": mapping["trainer"] | section})
+        parallelism = config.trainer.parallelism
+        plan = plan_model(config.model, parallelism, num_devices=4)
+        assert plan.problems == ()
+        assert plan.dims is not None
+        assert plan.dims.mesh_axes == choice.dims.mesh_axes
+        trainer = config.trainer
+        assert trainer.mp_policy == build_config(mapping).trainer.mp_policy
+        samples = trainer.train_batch_size * trainer.grad_accum_every
+        assert samples * choice.dims.batch_size == 8
+
+
+def test_the_parts_of_the_time_are_not_negative(ranked):
+    for row in ranked:
+        assert min(asdict(row.times).values()) >= 0
+        assert row.rate == pytest.approx(8 / row.times.total)
+
+
+def test_recomputation_is_never_faster_with_room_for_all(ranked):
+    rates = {}
+    for row in ranked:
+        choice = row.choice
+        key = (choice.name, choice.over_domain, choice.reshard)
+        rates.setdefault(key, {})[choice.remat] = row.rate
+    for rate in rates.values():
+        assert rate["none"] >= rate["selective"]
+        assert rate["none"] > rate["full"]
+
+
+def test_what_fits_decides_samples_at_a_time(search, ranked):
+    best = ranked[0]
+    least = 1.01 * min(sum(search._bytes(row.choice)) for row in ranked)
+    tight = again(search, memory=least / USABLE)
+    assert all(row.memory <= least for row in tight if row.times)
+    assert {row.loses for row in tight if row.times is None} == {MEMORY}
+    assert all(row.memory > least for row in tight if row.loses == MEMORY)
+    assert tight[0].rate < best.rate
+    accumulated = again(search, memory=0.7 * best.memory / USABLE)
+    assert any(row.choice.accumulate > 1 for row in accumulated if row.times)
+
+
+def test_nothing_fits(search):
+    with pytest.raises(ValueError, match=r"no mesh of 4 devices fits: .* needs least"):
+        again(search, memory=1e3)
+
+
+def test_ranks_that_do_not_share_the_batch(search):
+    rows = again(search, batch=2)
+    assert {row.choice.dims.batch_size for row in rows if row.loses == BATCH} == {4}
+
+
+def test_links_between_nodes_are_slower(search, ranked):
+    near = {row.choice: row.times for row in ranked}
+    apart = again(search, node=1)
+    assert {row.choice.dims.tp * row.choice.dims.domain for row in apart} == {1}
+    pairs = [(row.times, near[row.choice]) for row in apart]
+    assert all(far.transfers >= close.transfers for far, close in pairs)
+    assert any(far.transfers > close.transfers for far, close in pairs)
+    assert all(far.work == close.work for far, close in pairs)
+
+
+def test_the_batch_of_a_config_on_more_devices(search):
+    trainer = search.config.trainer
+    each = trainer.train_batch_size * trainer.grad_accum_every
+    assert batch_of(search.config, 64) == 64 * each
+
+
+def test_replicas_divide_the_devices(search):
+    found = replicas(search.model_def, 12, 4)
+    assert {dims.world_size for dims in found} == {1, 2, 3, 4}
+    assert any(dims.domain == 3 for dims in found)
+    assert not any(dims.tp == 3 for dims in found)  # no model of 2 heads
+
+
+def test_the_constants_are_those_of_the_report():
+    path = ROOT / "benchmarks" / "reports" / "accelerator_025deg.json"
+    report = json.loads(path.read_text())
+    programs = {p["mesh"]: p for p in reversed(report["programs"])}
+
+    def exposed(*purposes):
+        rows = [
+            row
+            for program in programs.values()
+            for row in program["collectives"]
+            if row["purpose"] in purposes
+        ]
+        waits = sum(row["exposed_seconds"] for row in rows)
+        return waits / sum(row["seconds"] for row in rows)
+
+    inner = exposed("tensor", "halo", "long attention")
+    assert pytest.approx(inner, abs=0.02) == mesh_search.EXPOSED
+    assert pytest.approx(exposed("sums"), abs=0.03) == mesh_search.EXPOSED_SUMS
+
+    def on_samples(program):
+        apart = ("spectral_norm", "update", "parameters", "position_bias")
+        parts = program["parts"].items()
+        return sum(part["seconds"] for name, part in parts if name not in apart)
+
+    gathered = on_samples(programs["dp8"]) / on_samples(programs["1"])
+    assert pytest.approx(gathered, abs=0.01) == mesh_search.GATHERED
+    model_def = build(report["recipe"]["config"]["model"])
+    update = programs["1"]["parts"]["update"]
+    each = update["bytes"] / model_def.num_parameters
+    assert pytest.approx(each, rel=0.02) == mesh_search.UPDATE_BYTES
+    kernels = update["kernels"] / len(model_def.param_specs)
+    assert pytest.approx(kernels, rel=0.02) == mesh_search.UPDATE_KERNELS

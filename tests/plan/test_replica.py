@@ -1,0 +1,80 @@
+"""The work of a replica, counted in its traced gradient."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compiled_step import SMALL_MODEL
+from benchmarks.scale.comm_volume import TENSOR, least_volume
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.flops import gradient_flops
+from credit_jax.models.registry import build
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.plan.accelerators import ACCELERATORS
+from credit_jax.plan.replica import replica_work
+
+ROOT = Path(__file__).parents[2]
+H100 = ACCELERATORS["h100"]
+SMALL = build({**SMALL_MODEL, "depth": [1, 0, 0, 0]})
+
+
+def work(model_def=SMALL, options=None, **degrees):
+    dims = ParallelDims(**degrees, world_size=math.prod(degrees.values()))
+    return replica_work(model_def, dims, H100, **(options or {}))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return work()
+
+
+def test_one_device_does_the_operations_of_the_gradient_and_sends_nothing(alone):
+    assert alone.samples.flops + alone.weights.flops == gradient_flops(SMALL)
+    assert alone.samples.messages == alone.samples.sent == 0
+    assert alone.stored.seconds > 0
+
+
+def test_tensor_ranks_share_products_and_send_the_sums(alone):
+    shared = work(tp=2)
+    assert 0.5 < shared.samples.flops / alone.samples.flops < 1
+    least = least_volume(SMALL, ParallelDims(tp=2, world_size=2).mesh_axes, 1)[TENSOR]
+    assert least <= shared.samples.sent < 1.5 * least
+
+
+def test_rows_are_shared_unevenly(alone):
+    even, uneven = (work(domain=n).samples.flops * n for n in (2, 3))
+    assert alone.samples.flops <= even < uneven
+
+
+def test_recomputation_is_more_work_with_the_same_transfers(alone):
+    again = work(options={"ac_mode": "full"})
+    assert again.samples.flops > alone.samples.flops
+    assert again.samples.sent == 0
+
+
+@pytest.mark.slow
+def test_the_factors_are_those_of_compiled_programs():
+    """Five programs of the published model that XLA compiled for the H100."""
+    path = ROOT / "benchmarks" / "reports" / "accelerator_025deg.json"
+    programs = {p["title"]: p for p in json.loads(path.read_text())["programs"]}
+    model_def = build(read_yaml(ROOT / "configs" / "wxformer_025deg.yaml")["model"])
+    over_domain = ", parameters over domain"
+    for title, remat, degrees in (
+        ("1, remat none", "none", {}),
+        ("1, remat full", "full", {}),
+        ("1, remat selective", "selective", {}),
+        (f"domain8, remat none{over_domain}", "none", {"domain": 8}),
+        (f"tp2xdomain4, remat none{over_domain}", "none", {"tp": 2, "domain": 4}),
+    ):
+        parts = programs[title]["parts"]
+        apart = ("spectral_norm", "update", "parameters", "position_bias")
+        compiled = [part for name, part in parts.items() if name not in apart]
+        options = {"ac_mode": remat, "mp_policy": default_mp_policy("bfloat16")}
+        counted = work(model_def, options, **degrees).samples
+        launches = sum(part["kernels"] for part in compiled)
+        assert counted.kernels == pytest.approx(launches, rel=0.12), title
+        seconds = sum(part["seconds"] for part in compiled)
+        assert counted.seconds == pytest.approx(seconds, rel=0.12), title
