@@ -78,7 +78,8 @@ def convert_config(
     if not editor.problems:
         _convert(editor, kind, to, level_coord)
     problems = list(dict.fromkeys(editor.problems))
-    raise_problems(problems, f"this {kind} config cannot become {to}")
+    target = to if to == JAX else f"CREDIT's {to}"
+    raise_problems(problems, f"this {kind} config cannot become {target}")
     unchanged, unaccounted = settle(mapping, editor)
     assert not unaccounted, f"nobody accounts for {unaccounted}"
     return editor.config, ConfigReport(kind, to, tuple(editor.changes), unchanged)

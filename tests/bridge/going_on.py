@@ -156,7 +156,8 @@ def follow(losses: np.ndarray, expected: np.ndarray, what: str) -> None:
     """Asserts that every loss is within `LOSS` of CREDIT's."""
     assert len(losses) == len(expected)
     errors = abs(losses - expected) / expected
-    print(f"{what}: largest of {len(losses)} relative errors {errors.max():.1e}")
+    worst = f"{errors.max():.1e}"
+    print(f"{what}: losses {losses}, largest relative error {worst}")
     assert errors.max() < LOSS, f"{what}: {losses} against {expected}"
 
 

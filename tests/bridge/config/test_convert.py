@@ -443,7 +443,9 @@ def test_steps_with_a_normalizer():
     assert back["data"]["forecast_len"] == 2
     assert back["data"]["retain_graph"] is True
     assert alike(convert_config(back, to="jax")[0], out)
-    with pytest.raises(ValueError, match="cannot become gen2, 3 problems") as caught:
+    with pytest.raises(
+        ValueError, match="cannot become CREDIT's gen2, 3 problems"
+    ) as caught:
         convert_config(out, to="gen2")
     assert "trainer.backprop: full: CREDIT's gen2 cuts" in str(caught.value)
     assert "denormalize: CREDIT has no postblock era5" in str(caught.value)
