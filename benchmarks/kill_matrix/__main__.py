@@ -7,7 +7,7 @@ equal those of the undisturbed run, all checkpoints must be undamaged, and no un
 file may remain. Other faults follow, each of which must end in a resume or in one
 error. Then other commands are killed: preprocess, convert, package, and campaigns of
 forecasts in both formats. The command can be stopped at any time and continues in the
-same folder; `--merge` reports on several folders, such as of other seeds.
+same folder; `--merge` adds the results of former reports, such as of other seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import yaml
 
 from benchmarks.kill_matrix.commands import COMMANDS, kill_command
 from benchmarks.kill_matrix.faults import FAULTS, try_fault
-from benchmarks.kill_matrix.matrix import Matrix
+from benchmarks.kill_matrix.matrix import MOMENTS, Matrix
 from benchmarks.kill_matrix.report import report
 from benchmarks.kill_matrix.small_demo import small_demo
 from benchmarks.recipe import COMMIT
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--commands", nargs="*", default=[*COMMANDS], metavar="NAME", help="of them")
     add("--kills-per-run", type=int, default=20)
     add("--seed", type=int, default=0)
-    add("--merge", type=Path, nargs="*", default=(), help="folders to report on, too")
+    add("--moments", nargs="*", default=MOMENTS, metavar="NAME", help="of training")
+    add("--merge", type=Path, nargs="*", default=(), help="kill_matrix.json of reports")
     add("--faults", action=argparse.BooleanOptionalAction, default=True)
     add_out_option(parser)
     args = parser.parse_args(argv)
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = folder / "config.yml"
     section = small_demo(folder / "data", epochs=14)
     config.write_text(yaml.safe_dump(section, sort_keys=False))
-    matrix = Matrix(str(config), folder, args.kills_per_run)
+    matrix = Matrix(str(config), folder, args.kills_per_run, args.moments)
     date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     matrix.add_start({"seed": args.seed, "date": date, "commit": COMMIT})
     matrix.train_undisturbed()
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kill_command(matrix, name, args.command_kills, args.seed)
     matrix.go_on(args.kills, args.seed)
     for path in args.merge:
-        matrix.merge(Matrix(str(config), path.resolve()))
+        matrix.merge(path)
     print(report(matrix, args.out, section))
     print(*matrix.problems, sep="\n")
     return 1 if matrix.problems else 0

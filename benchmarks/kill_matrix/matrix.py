@@ -30,7 +30,7 @@ from credit_jax.parallel.processes.exit_code import RESUME
 
 STARTING = "starting"
 # Most kills occur while files of a run change.
-_MOMENTS = (
+MOMENTS = (
     STARTING,
     TRAINING,
     VALIDATING,
@@ -134,6 +134,7 @@ class Matrix:
         config: config file, except for the mesh.
         folder: folder of everything that is written.
         per_run: maximum number of kills of a run.
+        moments: what a process may be doing when it is killed.
         meshes: names of the meshes to start on.
         kills: the kills so far.
         runs: results of the runs that have ended.
@@ -145,6 +146,7 @@ class Matrix:
     config: str
     folder: Path
     per_run: int = 20
+    moments: Sequence[str] = MOMENTS
     meshes: Sequence[str] = tuple(MESHES)
     kills: list[Kill] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -155,7 +157,6 @@ class Matrix:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.folders = [self.folder]
         path = self.folder / _STATE
         for line in path.read_text().splitlines() if path.exists() else ():
             match json.loads(line):
@@ -226,14 +227,14 @@ class Matrix:
         self.starts.append(begun)
         self._note({"start": begun})
 
-    def merge(self, other: Matrix) -> None:
-        """Adds the results of another folder, for the report."""
-        self.folders.append(other.folder)
-        self.kills += other.kills
-        self.runs += other.runs
-        self.faults += other.faults
-        self.commands += other.commands
-        self.starts += other.starts
+    def merge(self, path: Path) -> None:
+        """Adds the results of a report, `kill_matrix.json`."""
+        other = json.loads(path.read_text())
+        self.kills += [Kill(**kill) for kill in other["kills"]]
+        self.runs += other["runs"]
+        self.faults += other["faults"]
+        self.commands += other["commands"]
+        self.starts += other["starts"]
 
     def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
         """Kills a run repeatedly, finishes it, compares it with the undisturbed one."""
@@ -281,7 +282,7 @@ class Matrix:
     ) -> Kill | None:
         """Starts and kills a run; returns None if it ended before the kill."""
         mesh = FIRST if same else chosen.choice(self.meshes)
-        moment = chosen.choice(_MOMENTS)
+        moment = chosen.choice(self.moments)
         counts = MESHES[mesh].processes
         if moment == WITHIN_SAVE:
             counts = [count for count in counts if count > 1]

@@ -50,10 +50,7 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "starts": matrix.starts,
     }
     # No path of the machine.
-    text = json.dumps(data)
-    for place in matrix.folders:
-        text = text.replace(str(place), "FOLDER")
-    data = json.loads(text)
+    data = json.loads(json.dumps(data).replace(str(matrix.folder), "FOLDER"))
     problems = data["problems"]
     sections = [
         head,
