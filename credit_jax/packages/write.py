@@ -84,8 +84,7 @@ class Contents:
     @property
     def digests(self) -> dict[str, str]:
         """See `forecast_digests`."""
-        inference = self.config.inference or InferenceConfig()
-        return forecast_digests(inference, self.model_def.config, self.pipeline)
+        return forecast_digests(self.config, self.model_def.config, self.pipeline)
 
 
 def open_contents(config: Config, like: Coordinates | None = None) -> Contents:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.config import Config
+from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.files import discover, matches
 from credit_jax.io.digests import digests_of
 from credit_jax.models.common.config import ModelConfig
@@ -35,7 +36,7 @@ def find_missing(
             findings.notes.append(f"{key}: {path} is made by the first training")
         else:
             findings.add(missing)
-    named = latitude_files(config) | scaler_files(config) | climatology_files(config)
+    named = weight_files(config)
     if model is not None:
         named |= _existing({f"model.{k}": path for k, path in model.files.items()})
     fitted = [path for _, path in _transform_files(config, fitted=True)]
@@ -50,19 +51,52 @@ def find_missing(
     return findings
 
 
-def file_digests(model: ModelConfig | None, pipeline: Pipeline) -> dict[str, str]:
-    """SHA-256 of the files of the model and the transforms, by their dotted key.
+def file_digests(
+    model: ModelConfig | None,
+    pipeline: Pipeline,
+    others: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """SHA-256 of the files of the model, the transforms and others, by dotted key.
 
     Their paths say where files are, not what is in them: statistics that are fitted
-    again have the path of the former ones. See `digests_of` for those without one.
+    again have the path of the former ones. See `digests_of` for what is read of them.
 
     Args:
         model: validated config of the model; None if it does not parse.
         pipeline: the transforms, with the digests of what they have read.
+        others: path of each further file, by dotted key.
     """
     files = {} if model is None else model.files
-    of_model = digests_of({f"model.{key}": path for key, path in files.items()})
-    return of_model | pipeline.digests
+    of_model = {f"model.{key}": path for key, path in files.items()}
+    return digests_of({**of_model, **(others or {})}) | pipeline.digests
+
+
+def weight_files(config: Config) -> dict[str, str]:
+    """Files of the weights of losses and metrics, and climatologies, by dotted key."""
+    return latitude_files(config) | scaler_files(config) | climatology_files(config)
+
+
+def static_files(data: DataConfig, section: str) -> dict[str, str]:
+    """Files that hold static fields alone, by dotted key.
+
+    Left out are those of other fields, too, which are added to as time goes on.
+
+    Args:
+        data: the section of the data.
+        section: its dotted key.
+    """
+    templates = {name: source.file_templates for name, source in data.source.items()}
+    dated = {
+        path
+        for by_kind in templates.values()
+        for kind, path in by_kind.items()
+        if kind != "static"
+    }
+    return {
+        f"{section}.source.{name}.variables.static.path": by_kind["static"]
+        for name, by_kind in templates.items()
+        if by_kind.get("static", "") not in {"", *dated}
+    }
 
 
 def data_patterns(config: Config) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import Coordinates, as_values, places_of
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.files import file_digests
+from credit_jax.plan.files import file_digests, static_files
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.plan.model import ModelPlan, plan_model
@@ -83,7 +83,7 @@ class ForecastPlan:
     def digests(self) -> dict[str, str]:
         """See `forecast_digests`; they are no part of `sections`."""
         pipeline = self.reader.pipeline
-        return forecast_digests(self.inference, self.model.config, pipeline)
+        return forecast_digests(self.config, self.model.config, pipeline)
 
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
@@ -267,14 +267,16 @@ def forecast_pipeline(
 
 
 def forecast_digests(
-    inference: InferenceConfig, model: ModelConfig | None, pipeline: Pipeline
+    config: Config, model: ModelConfig | None, pipeline: Pipeline
 ) -> dict[str, str]:
-    """`file_digests` of forecasts; blocks of `inference` have their keys there."""
-    sections = ("preblocks", "postblocks")
+    """`file_digests` of forecasts; sections of `inference` have their keys there."""
+    inference = config.inference or InferenceConfig()
+    sections = ("preblocks", "postblocks", "data")
     replaced = [name for name in sections if getattr(inference, name) is not None]
+    static = static_files(inference.data or config.data, "data")
     return {
         f"inference.{key}" if key.split(".")[0] in replaced else key: digest
-        for key, digest in file_digests(model, pipeline).items()
+        for key, digest in file_digests(model, pipeline, static).items()
     }
 
 

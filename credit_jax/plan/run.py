@@ -19,7 +19,12 @@ from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of
-from credit_jax.plan.files import file_digests, find_missing
+from credit_jax.plan.files import (
+    file_digests,
+    find_missing,
+    static_files,
+    weight_files,
+)
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
@@ -72,7 +77,9 @@ class RunPlan:
         """See `file_digests`."""
         if self.pipeline is None:
             return {}
-        return file_digests(self.model.config, self.pipeline)
+        static = static_files(self.config.data, "data")
+        others = static | weight_files(self.config)
+        return file_digests(self.model.config, self.pipeline, others)
 
     @property
     def further_schemas(self) -> dict[str, ChannelSchema]:

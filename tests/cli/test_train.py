@@ -81,30 +81,40 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     assert len((folder / "training_log.csv").read_text().splitlines()) == 4
 
 
-def test_statistics_that_were_fitted_again(run, world, tmp_path, capsys):
-    mean = tmp_path / "mean.nc"
-    shutil.copy(world / "mean.nc", mean)
+def test_files_that_were_changed_since_are_noted(run, world, tmp_path, capsys):
+    """Statistics, static fields and latitudes; forecasts do not read these."""
+    files = {
+        "data.source.ERA5.variables.static.path": "static.nc",
+        "loss.latitude_weights": "latitudes.nc",
+        "preblocks.per_step.norm.args.mean_path": "mean.nc",
+    }
+    shutil.copy(world / "mean.nc", tmp_path / "mean.nc")
+    for name in ("static.nc", "latitudes.nc"):
+        shutil.copy(world / "static.nc", tmp_path / name)
     settings = {
         "trainer__skip_validation": True,
-        "preblocks__per_step__norm__args__mean_path": str(mean),
         "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
+        **{k.replace(".", "__"): f"{tmp_path}/{name}" for k, name in files.items()},
     }
     assert run("--set", "trainer.epochs=1", **settings)[0] == 0
-    with xr.open_dataset(mean) as fitted:
-        again = fitted.load() + 1
-    again.to_netcdf(mean)
+    for name in files.values():
+        with xr.open_dataset(tmp_path / name) as opened:
+            again = opened.load() + 1
+        again.to_netcdf(tmp_path / name)
+    step = max(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir())
     note = (
-        f"note: {tmp_path}/run/checkpoints/{{}} was trained with other contents of the "
-        "files of preblocks.per_step.norm.args.mean_path: they were changed since"
+        f"note: {tmp_path}/run/checkpoints/{step} was trained with other contents of "
+        "the files of {}: they were changed since"
     )
-    steps = [int(p.name) for p in (tmp_path / "run/checkpoints").iterdir()]
     config = ["--config", str(tmp_path / "config.yml"), "--cache", "none"]
     options = ["--init-time", "2000-01-01", "--steps", "1", "--out", f"{tmp_path}/out"]
     assert forecast([*config, *options]) == 0
-    assert note.format(max(steps)) in " ".join(capsys.readouterr().out.split())
+    static, _, mean = files
+    shown = " ".join(capsys.readouterr().out.split())
+    assert note.format(f"{static}, {mean}") in shown
     code, text = run("--set", "trainer.epochs=2", "--resume", **settings)
     assert code == 0, text
-    assert note.format(max(steps)) in " ".join(text.split())
+    assert note.format(", ".join(files)) in " ".join(text.split())
 
 
 def test_starting_again_is_refused(run, tmp_path):
