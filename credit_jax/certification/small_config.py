@@ -108,6 +108,7 @@ TRAINER = {
     "thread_workers": 1,
     "valid_thread_workers": 1,
     "use_tensorboard": False,
+    "finetune": None,
     "load_weights": False,
     "start_epoch": 0,
 }

@@ -18,6 +18,8 @@ from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
 
 CONFIG_NAME = "model.yml"
+# The manifest of a model package, whose config has the same name.
+PACKAGE_NAME = "package.json"
 _WRITTEN = "# The config of this run, as credit_jax read it.\n"
 
 # Models whose frames are those of the data, whatever `model.frames` is; CREDIT's

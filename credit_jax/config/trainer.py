@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import IGNORED_TRAINER
 from credit_jax.config.data import BackpropSteps
+from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import Schedule
@@ -109,6 +110,8 @@ class TrainerConfig(StrictModel):
         use_ema, ema_decay: exponential moving average of the parameters, which
             validation uses.
         use_scheduler, scheduler: see `credit_jax.config.schedules`.
+        finetune: weights of another run that the first epoch begins with, and which of
+            them are trained, see `FinetuneConfig`. CREDIT has no such key.
         load_weights: whether to start from the weights, and their average, of the last
             checkpoint of `save_loc`.
         load_optimizer: whether to restore the optimizer state, too.
@@ -176,6 +179,7 @@ class TrainerConfig(StrictModel):
     ema_decay: float = Field(0.9999, ge=0, lt=1)
     use_scheduler: bool = False
     scheduler: Schedule | None = Field(None, discriminator="scheduler_type")
+    finetune: FinetuneConfig | None = None
     load_weights: bool = False
     load_optimizer: bool = False
     load_scaler: bool = False
@@ -234,6 +238,16 @@ class TrainerConfig(StrictModel):
             raise ValueError(
                 "there is a scheduler section, but use_scheduler is not given; "
                 "write use_scheduler: true (or false)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _begins_once(self) -> "TrainerConfig":
+        if self.finetune is not None and self.load_weights:
+            raise ValueError(
+                "load_weights is true beside finetune: the run would begin with the "
+                "weights of save_loc and with those of finetune.from; expected one. "
+                "--resume goes on with a run that was begun by finetune"
             )
         return self
 

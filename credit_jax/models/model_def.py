@@ -45,6 +45,9 @@ class ModelDef:
         config: the validated `model:` section.
         make: function (config) -> NNX module.
         keep_whole: patterns (fnmatch) of parameter paths that FSDP does not shard.
+        frozen: paths of parameters that are not trained, besides those that the model
+            itself freezes. Their matrices are divided by the stored sigma of spectral
+            norm in training, too, without power iterations.
 
     >>> model.model_def.input_channels, model.model_def.num_parameters
     (7, 42)
@@ -53,14 +56,20 @@ class ModelDef:
     config: Any
     make: Callable[[Any], nnx.Module]
     keep_whole: tuple[str, ...] = ()
+    frozen: frozenset[str] = frozenset()
 
     @cached_property
     def _abstract(self) -> nnx.Module:
         module = apply_tensor_parallel(self.make(self.config))
         for path, variable in named_variables(module, Parameter):
-            if any(fnmatch(path, pattern) for pattern in self.keep_whole):
-                whole_spec = replace(param_spec_of(variable), keep_whole=True)
-                variable.set_metadata(param_spec=whole_spec)
+            spec = param_spec_of(variable)
+            whole = any(fnmatch(path, pattern) for pattern in self.keep_whole)
+            marked = replace(
+                spec,
+                keep_whole=spec.keep_whole or whole,
+                frozen=spec.frozen or path in self.frozen,
+            )
+            variable.set_metadata(param_spec=marked)
         return module
 
     @cached_property

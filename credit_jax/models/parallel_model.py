@@ -363,16 +363,20 @@ class ParallelModel:
     def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
         """Returns the state for a training forward pass, after power iterations.
 
+        The vectors of `ModelDef.frozen` matrices stay: with others a frozen matrix
+        would be divided by another sigma.
+
         Args:
             params, model_state: as for `local_forward`.
         """
-        vectors = spectral_norm.iterate(
+        vectors, frozen = model_state[SPECTRAL_NORM], self.model_def.frozen
+        iterated = spectral_norm.iterate(
             params,
-            model_state[SPECTRAL_NORM],
+            {path: pair for path, pair in vectors.items() if path not in frozen},
             self.model_def.matrices,
             self.specs,
         )
-        return {**model_state, SPECTRAL_NORM: vectors}
+        return {**model_state, SPECTRAL_NORM: {**vectors, **iterated}}
 
     def _forward(
         self,

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
 from credit_jax.io.digests import FileRecord, record_of
 from credit_jax.packages.kinds import check_kind
 
 SCHEMA_VERSION = 1
-MANIFEST, CARD, CONFIG = "package.json", "README.md", "model.yml"
+MANIFEST, CARD, CONFIG = PACKAGE_NAME, "README.md", CONFIG_NAME
 WEIGHTS, CHANNELS, GRID = "weights.safetensors", "channels.json", "grid.nc"
 SCORES = "scores.csv"
 # Key of the provenance: coordinates of the data of the run.

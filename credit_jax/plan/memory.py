@@ -66,15 +66,15 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
     trainer = config.trainer
     param_specs = model_def.param_specs
     rules = rules_of(trainer)
-    params, normalized = (
+    params, trained, normalized = (
         FLOAT32 * sum(local_size(d, axes, rules) for d in specs.values())
-        for specs in (param_specs, model_def.matrices)
+        for specs in (param_specs, model_def.trainable, model_def.matrices)
     )
     parts = {
         "parameters": params,
-        "gradients": params,
-        "optimizer (AdamW)": 2 * params,
-        "EMA": params if trainer.use_ema else 0,
+        "gradients": trained,
+        "optimizer (AdamW)": 2 * trained,
+        "EMA": trained if trainer.use_ema else 0,
         "spectral norm": normalized,
         "gathered blocks (FSDP)": _gathered(config, param_specs, axes, rules),
         "gathered over domain": _over_domain(config, param_specs, axes, rules),

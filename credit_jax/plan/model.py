@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.config.base import ConfigError
+from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
@@ -15,6 +16,7 @@ from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.finetune import frozen_parameters, note_on_frozen
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def plan_model(
     *,
     num_devices: int,
     keep_whole: Sequence[str] = (),
+    finetune: FinetuneConfig | None = None,
     where: str = "trainer.parallelism",
 ) -> ModelPlan:
     """Parses a model and checks it against the degrees of parallelism.
@@ -85,6 +88,7 @@ def plan_model(
         parallelism: the validated `trainer.parallelism` section.
         num_devices: devices to plan for.
         keep_whole: patterns of parameter paths that FSDP never splits.
+        finetune: section that says which parameters are frozen; None freezes none.
         where: name of the parallelism section in messages.
 
     Returns:
@@ -110,6 +114,11 @@ def plan_model(
             findings.problems += [
                 f"trainer.fsdp.{line}" for line in model_def.unmatched()
             ]
+            with findings.collecting():
+                frozen = frozen_parameters(model_def, finetune)
+                model_def = replace(model_def, frozen=frozen)
+            if model_def.frozen:
+                findings.notes.append(note_on_frozen(model_def))
             if parallelism.etp is not None and not hasattr(config, "num_experts"):
                 findings.notes.append(
                     f"etp is {parallelism.etp}, but {config.type} has no experts"

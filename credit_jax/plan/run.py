@@ -26,6 +26,7 @@ from credit_jax.plan.files import (
     weight_files,
 )
 from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.finetune import check_base, find_base, notes_on_base
 from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Latitudes, Objective, plan_objective
@@ -115,6 +116,7 @@ def plan_run(
     with_data: bool = True,
     expected_files: Sequence[str] = (),
     like: Coordinates | None = None,
+    begins: bool = True,
 ) -> RunPlan:
     """Plans a run and collects all its problems.
 
@@ -129,6 +131,8 @@ def plan_run(
             they do not exist yet, that is a note instead of a problem.
         like: coordinates of the run that is continued, at which the data are read; None
             takes those of the first file.
+        begins: whether the run begins, with the base of `trainer.finetune` if there is
+            one; one that goes on needs none.
 
     Returns:
         The plan; the run can start if it has no problems.
@@ -145,10 +149,16 @@ def plan_run(
         trainer.parallelism,
         num_devices=devices,
         keep_whole=trainer.fsdp.keep_whole,
+        finetune=trainer.finetune,
     )
     findings = Findings([*model.problems], [*model.notes])
     if model.model_def is not None:
         findings.notes += float8_notes(model.model_def, precision_of(trainer))
+    if model.model_def is not None and trainer.finetune is not None and begins:
+        with findings.collecting():
+            base = find_base(trainer.finetune)
+            check_base(base, model.model_def)
+            findings.notes += notes_on_base(base, model.model_def)
     if model.dims is not None:
         findings.add(_ring_findings(config, model.dims.batch_size))
     if model.config is not None:

@@ -31,6 +31,7 @@ from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import Packing
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
@@ -92,7 +93,7 @@ class RunStore:
             | {name: getattr(state, name) for name in _COUNTS},
         }
         if state.stored_ema is not None:
-            items[EMA] = state.stored_ema
+            items[EMA] = {**state.stored_params, **state.stored_ema}
         if state.ema_stats:
             items[EMA_STATS] = state.ema_stats
         if state.loss_scale is not None:
@@ -228,8 +229,10 @@ class RunStore:
         }
         if state.stored_ema is not None:
             # An average that begins in this run begins with the restored weights.
-            copied = jax.tree.map(jnp.copy, weights["params"])
-            fields["stored_ema"] = items.get(EMA, copied)
+            averaged = trainable(items.get(EMA, weights["params"]), self.param_specs)
+            if EMA not in items:
+                averaged = jax.tree.map(jnp.copy, averaged)
+            fields["stored_ema"] = averaged
             fields["ema_stats"] = items.get(EMA_STATS, wide_statistics(weights))
         like = {name: getattr(state, name) for name in fields}
         fields = pack_tree(fields, like, self._packing)

@@ -24,6 +24,7 @@ from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
+from credit_jax.training.base_weights import BaseWeights, open_base
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
     end_interrupted_move,
@@ -138,20 +139,27 @@ def _train_in(
     console = Console()
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
-    like, notes, weights = None, list[str](), None
+    like, notes, weights, base = None, list[str](), None, None
     if resume or config.trainer.load_weights:
         store = CheckpointStore(folder, verify=False)
         step = required_step(store, asked_by(resume=resume))
         like = coordinates_at(store, step)
         notes = [no_coordinates(store.path(step))] if like is None else []
         weights = store, step
+    elif (finetune := config.trainer.finetune) is not None:
+        base = open_base(finetune, config.model["type"])
+        like = base.coordinates
+        notes = [] if like else [no_coordinates(base.where)]
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     wait_for_all("the demo data")
-    plan = plan_run(config, num_devices=len(devices), like=like)
+    begins = weights is None
+    plan = plan_run(config, num_devices=len(devices), like=like, begins=begins)
     setup = prepare(plan, devices)
     if weights is not None:
         notes += changed_files(*weights, plan.digests)
+    if base is not None:
+        notes += base.changed(plan.digests)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
@@ -166,6 +174,7 @@ def _train_in(
         verify=verify,
         stop_at=stop_at,
         profile=profile,
+        base=base,
     )
     if outcome.is_complete and setup.valid_loader is not None:
         report_scores(setup, folder, outcome, display)
@@ -208,6 +217,7 @@ def run_training(
     verify: bool = True,
     stop_at: float | None = None,
     profile: tuple[int, int] | None = None,
+    base: BaseWeights | None = None,
 ) -> Outcome:
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
@@ -220,10 +230,11 @@ def run_training(
         verify: compare its files with their digests first.
         stop_at: time limit, by `time.monotonic`; None for none.
         profile: first and last update to trace, counted from 1; None for none.
+        base: weights to begin with, of a run that does not go on; None for new ones.
 
     Raises:
         FileNotFoundError: there is no checkpoint to continue from.
-        ValueError: all checkpoints are damaged, or they do not fit the run.
+        ValueError: all checkpoints are damaged, or they or the base do not fit the run.
         NonFiniteLossError: the loss or the gradient is NaN or infinite.
     """
     trainer = setup.config.trainer
@@ -242,7 +253,10 @@ def run_training(
         for line in store.damaged():
             display.message(f"not used: {line}")
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
-    start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
+    state = setup.fresh_state(base)
+    start = start_of_run(trainer, run_store, state, resume=resume)
+    if base is not None:
+        display.message(f"Beginning with the weights of {base.where}")
     if start.micro_step == 0 and (fresh or store.latest_step() is not None):
         store.close()
         wait_for_all("the checkpoint that the run begins with")

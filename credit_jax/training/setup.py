@@ -26,9 +26,11 @@ from credit_jax.parallel.mesh.credit import (
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
+from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.batches import num_batches
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
+from credit_jax.training.restore import place_weights
 from credit_jax.training.schedules import (
     PER_EPOCH,
     build_schedule,
@@ -186,12 +188,24 @@ class Setup:
             return None
         return rows_of(self.mesh, self.model_def.image_height)
 
-    def fresh_state(self) -> TrainState:
-        """New weights, from `seed`."""
+    def fresh_state(self, base: BaseWeights | None = None) -> TrainState:
+        """The state before the first update, with new weights from `seed`.
+
+        Args:
+            base: weights to begin with instead.
+
+        Raises:
+            ValueError: see `BaseWeights.on_host`.
+        """
+        key, weights = jax.random.key(self.config.seed), None
+        if base is not None:
+            read = base.on_host(self.model_def, self.schema)
+            weights = place_weights(self.model, *read)
         return init_state(
             self.model,
             self.optimizer,
-            jax.random.key(self.config.seed),
+            key,
+            weights=weights,
             ema=self.config.trainer.use_ema,
             loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
         )

@@ -45,7 +45,7 @@ class TrainState:
         stored_params: see `params`.
         model_state: state of spectral norm and batch norms (`nn.model_state`).
         stored_opt_state: see `opt_state`.
-        stored_ema: see `ema`.
+        stored_ema: average of the parameters that are not frozen; see `ema`.
         ema_stats: averaged running statistics of batch norms, float32, or None.
         loss_scale: loss scale of float16, see `training.loss_scale`, or None.
         loss_state: trained parameters of the loss, see `training.loss_state`, or None.
@@ -76,8 +76,10 @@ class TrainState:
 
     @property
     def ema(self) -> Any:
-        """The averaged parameters, by path, or None."""
-        return self.stored_ema and self.packing.unpack(self.stored_ema)
+        """The averaged parameters, by path, and those that are frozen, or None."""
+        if self.stored_ema is None:
+            return None
+        return self.packing.unpack({**self.stored_params, **self.stored_ema})
 
     @property
     def evaluation_params(self) -> Any:
@@ -134,7 +136,7 @@ def state_specs(
         stored_params=params,
         model_state=model.model_state_specs,
         stored_opt_state=opt_state,
-        stored_ema=params if ema else None,
+        stored_ema=trainable(params, param_specs) if ema else None,
         ema_stats=model.model_state_specs[BATCH_STATS] if ema else None,
         loss_scale=LossScale(whole, whole) if scaled else None,
         loss_state=jax.tree.map(lambda leaf: whole, loss_state),
@@ -268,6 +270,7 @@ def state_of(
     packed = packing.pack(params)
     uniform = isinstance(optimizer, UniformTransformation)
     trained = trainable(packed if uniform else params, param_specs)
+    averaged = trainable(packed, param_specs)
     scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
         packing=packing,
@@ -276,7 +279,7 @@ def state_of(
         stored_params=packed,
         model_state=model_state,
         stored_opt_state=optimizer.init(trained),
-        stored_ema=jax.tree.map(jnp.copy, packed) if ema else None,
+        stored_ema=jax.tree.map(jnp.copy, averaged) if ema else None,
         ema_stats=wide_statistics(model_state) if ema else None,
         loss_scale=LossScale.fresh() if scaled else None,
         loss_state=loss_state,

@@ -156,9 +156,7 @@ def make_train_step(
         update_step = state.update_step + 1
         ema, ema_stats = state.stored_ema, state.ema_stats
         if ema is not None and ema_decay is not None:
-            averaged = {path: ema[path] for path in trained}
-            new_ema = update_ema(averaged, moved, update_step, ema_decay)
-            ema = {**ema, **new_ema}
+            ema = update_ema(ema, moved, update_step, ema_decay)
             stats = model_state[BATCH_STATS]
             ema_stats = update_ema(ema_stats, stats, update_step, ema_decay)
         new = TrainState(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from credit_jax.config import Config
 from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.data import num_samples
+from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
+from credit_jax.plan.finetune import frozen_parameters
 from credit_jax.state_dict.key_map import KeyMap
 
 CONFIG_FILE = "model.yml"
@@ -41,11 +43,16 @@ class RunConfig:
 
     @cached_property
     def model_def(self) -> ModelDef:
-        """The model of the `model:` section."""
+        """The model of the `model:` section, frozen as `trainer.finetune` says."""
         section = self.raw.get("model")
         if not isinstance(section, Mapping):
             raise ConfigError(["model: missing; this section is required"], self.source)
-        return build(section)
+        model_def = build(section)
+        finetune = (self.raw.get("trainer") or {}).get("finetune")
+        if finetune is None:
+            return model_def
+        parsed = parse(FinetuneConfig, finetune, "trainer.finetune")
+        return replace(model_def, frozen=frozen_parameters(model_def, parsed))
 
     @cached_property
     def key_map(self) -> KeyMap:

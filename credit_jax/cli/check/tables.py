@@ -178,6 +178,9 @@ def parameter_table(model_def: ModelDef) -> Table:
         table.add_row(_plain(name), f"{count:,}")
     table.add_section()
     table.add_row("all", f"{sum(counts.values()):,}")
+    if len(model_def.trainable) < len(model_def.param_specs):
+        trained = sum(spec.size for spec in model_def.trainable.values())
+        table.add_row("trained", f"{trained:,}")
     active = model_def.num_active_parameters
     if active < model_def.num_parameters:
         table.add_row("active for a token", f"{active:,}")

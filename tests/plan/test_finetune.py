@@ -1,0 +1,147 @@
+"""The plan of `trainer.finetune`: bases, and parameters that are frozen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credit_jax.config import ConfigError
+from credit_jax.config.base import parse
+from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.models.registry import build
+from credit_jax.plan.finetune import check_base, find_base, frozen_parameters
+from tests.data.world import MODEL
+from tests.training.conftest import tiny_model
+from tests.training.settings import trainer_config
+from tests.training.tiny import write_yaml
+
+__all__ = ["tiny_model"]
+
+# Two blocks in the first stage, which are one array.
+WXFORMER = {
+    **MODEL,
+    "image_height": 32,
+    "image_width": 64,
+    "dim": [8, 16, 32, 64],
+    "depth": [2, 1, 1, 1],
+    "dim_head": 4,
+    "global_window_size": 1,
+    "local_window_size": 1,
+}
+BLOCKS = "stages/0/blocks/"
+
+
+def finetune(**keys: Any) -> FinetuneConfig:
+    return parse(FinetuneConfig, {"from": "RUN", **keys}, "trainer.finetune")
+
+
+def frozen(**keys: Any) -> frozenset[str]:
+    return frozen_parameters(build(WXFORMER), finetune(**keys))
+
+
+def test_paths_and_keys_of_credit_freeze_the_same() -> None:
+    model_def = build(WXFORMER)
+    blocks = {path for path in model_def.param_specs if path.startswith(BLOCKS)}
+    assert blocks
+    assert frozen(freeze=[f"{BLOCKS}*"]) == blocks
+    assert frozen(freeze=["layers.0.1.*"]) == blocks
+    each = ["layers.0.1.layers.0.*", "layers.0.1.layers.1.*"]
+    assert frozen(freeze=each) == blocks
+    kernel = f"{BLOCKS}short_attention/to_qkv/kernel"
+    for suffix in ("", "_orig"):
+        key = f"layers.0.1.layers.*.0.to_qkv.weight{suffix}"
+        assert frozen(freeze=[key]) == {kernel}, "spectral norm renames weights"
+
+
+def test_train_is_the_other_way_round() -> None:
+    every = frozenset(build(WXFORMER).param_specs)
+    assert frozen(train=["head/*"]) == {p for p in every if not p.startswith("head/")}
+    assert frozen(train=["head/*"]) == every - frozen(freeze=["up_block4.*"])
+    assert frozen() == frozenset()
+
+
+def test_a_model_without_keys_of_credit(tiny_model: None) -> None:
+    section = {**MODEL, "type": "tiny"}
+    paths = frozen_parameters(build(section), finetune(freeze=["dense/*p"]))
+    assert paths == {"dense/up"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"freeze": ["stages/9/*"]}, r"freeze: 'stages/9/\*' matches no parameter"),
+        ({"train": ["heads/*"]}, r"train: 'heads/\*' matches no parameter"),
+        ({"freeze": ["*"]}, "freeze: all parameters are frozen"),
+        (
+            {"freeze": ["layers.0.1.layers.1.*"]},
+            "matches 1 of the 2 blocks of 'stages/0/blocks/",
+        ),
+    ],
+)
+def test_patterns_that_do_not_fit(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        frozen(**keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"freeze": "stages/*"}, "freeze: must be a list of patterns, got 'stages/"),
+        ({"freeze": ["a"], "train": ["b"]}, "freeze and train are both given"),
+        ({"frieze": ["a"]}, "the nearest known key is 'freeze'"),
+        ({"from": None}, r"trainer\.finetune\.from: missing"),
+    ],
+)
+def test_sections_that_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        finetune(**keys)
+
+
+def test_a_run_has_one_beginning() -> None:
+    section = {"from": "RUN"}
+    assert trainer_config(finetune=section).finetune == finetune()
+    with pytest.raises(ValueError, match="load_weights is true beside finetune"):
+        trainer_config(finetune=section, load_weights=True)
+
+
+def test_kinds_of_bases(tmp_path: Path) -> None:
+    write_yaml(tmp_path / "model.yml", {"model": WXFORMER})
+    (tmp_path / "checkpoint.pt").touch()
+    for path, kind in ((tmp_path, "torch"), (tmp_path / "checkpoint.pt", "torch")):
+        assert find_base(finetune(**{"from": str(path)})).kind == kind
+    (tmp_path / "checkpoints").mkdir()
+    assert find_base(finetune(**{"from": str(tmp_path)})).kind == "run"
+    (tmp_path / "package.json").touch()
+    assert find_base(finetune(**{"from": str(tmp_path)})).kind == "package"
+
+
+def test_bases_that_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"finetune\.from: .*no such file"):
+        find_base(finetune(**{"from": str(tmp_path / "nothing")}))
+    with pytest.raises(FileNotFoundError, match=r"has no model\.yml"):
+        find_base(finetune(**{"from": str(tmp_path)}))
+    write_yaml(tmp_path / "model.yml", {"data": {}})
+    with pytest.raises(ValueError, match="has no model section with a type"):
+        find_base(finetune(**{"from": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"type": "crossformer"}, "has a model of type crossformer, the config has wx"),
+        ({"type": "unknown"}, "has a model of type unknown, the config has wxformer"),
+        ({"surface_channels": 2}, r"model\.surface_channels: 1, in the base 2"),
+        ({"image_width": 32}, r"shape: grid is \(32, 32\), expected \(32, 64\)"),
+    ],
+)
+def test_bases_of_other_models(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    write_yaml(tmp_path / "model.yml", {"model": WXFORMER | changes})
+    base = find_base(finetune(**{"from": str(tmp_path)}))
+    with pytest.raises(ConfigError, match=message):
+        check_base(base, build(WXFORMER))
+    check_base(replace(base, written={"model": WXFORMER}), build(WXFORMER))

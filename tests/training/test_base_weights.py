@@ -1,0 +1,128 @@
+"""Runs that begin with the weights of a run or of a package."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from credit_jax.checkpoint import EMA, CheckpointStore
+from credit_jax.cli import package
+from credit_jax.cli.commands import OK
+from credit_jax.cli.train import main
+from credit_jax.models.registry import build
+from credit_jax.training.run_weights import open_weights
+from tests.data.world import MODEL
+from tests.forecast.tiny_run import make_run
+from tests.training.tiny import tiny_config, write_yaml
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+FROZEN = "dense/up"
+SETTINGS = {
+    "trainer__batches_per_epoch": 2,
+    "trainer__skip_validation": True,
+    "trainer__grad_accum_every": 1,
+}
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def base(world: Path, tmp_path: Path) -> Path:
+    """The folder of a run with the average of twice its weights."""
+    config = Path(make_run(world, tmp_path / "base"))
+    shutil.copy(config, config.parent / "run" / "model.yml")
+    return config.parent / "run"
+
+
+@pytest.fixture
+def run(world: Path, tmp_path: Path, capsys: Any) -> Run:
+    """`run(finetune section, *flags, **changes)` -> exit code and output."""
+
+    def run_it(section: dict[str, Any], *flags: str, **changes: Any) -> tuple[int, str]:
+        settings = SETTINGS | {"trainer__finetune": section} | changes
+        mapping = tiny_config(world, tmp_path / "run", **settings)
+        path = write_yaml(tmp_path / "config.yml", mapping)
+        code = main(["--config", path, "--cache", "none", "--devices", "1", *flags])
+        return code, " ".join("".join(capsys.readouterr()).split())
+
+    return run_it
+
+
+def weights_of(folder: Path, weights: str | None = None) -> tuple[Any, Any]:
+    opened = open_weights(folder, weights=weights)
+    return opened.on_host(build({**MODEL, "type": "tiny"}))
+
+
+def test_a_run_begins_with_another_and_needs_it_no_more(
+    run: Run, base: Path, tmp_path: Path
+) -> None:
+    section = {"from": str(base), "freeze": ["*/up"]}
+    code, text = run(section)
+    assert code == OK, text
+    assert f"Beginning with the weights of {base}/checkpoints/3, " in text
+    assert "parameters are trained; 1 array frozen: dense/up" in text
+    before, state = weights_of(base)
+    folder = tmp_path / "run"
+    for weights in ("last", "average"):
+        params, after = weights_of(folder, weights)
+        assert np.array_equal(params[FROZEN], before[FROZEN])
+        for side in "uv":
+            vectors = (s["spectral_norm"][FROZEN][side] for s in (after, state))
+            assert np.array_equal(*vectors)
+        for path in ("dense/down", "dense/bias"):
+            moved = np.abs(params[path] - before[path]).max()
+            assert 0 < moved < 0.1, "two updates away from the base"
+    store = CheckpointStore(folder)
+    assert EMA in store.item_names(2)
+    store.close()
+    shutil.rmtree(base)
+    code, text = run(section, "--resume", "--set", "trainer.epochs=2")
+    assert code == OK, text
+    assert np.array_equal(weights_of(folder)[0][FROZEN], before[FROZEN])
+
+
+def test_a_package_and_its_run_are_the_same_base(
+    run: Run, base: Path, tmp_path: Path
+) -> None:
+    config, out = base / "model.yml", tmp_path / "package"
+    options = ["--config", str(config), "--checkpoint", str(base), "--out", str(out)]
+    assert package.main(options) == OK
+    trained = []
+    for place in (base, out):
+        code, text = run({"from": str(place)}, "--fresh")
+        assert code == OK, text
+        trained.append(weights_of(tmp_path / "run")[0])
+    for path, value in trained[0].items():
+        assert np.array_equal(value, trained[1][path]), path
+
+
+def test_bases_are_refused_in_one_error(run: Run, base: Path, tmp_path: Path) -> None:
+    code, text = run({"from": str(tmp_path / "none")})
+    assert code != OK
+    assert "trainer.finetune.from: " in text
+    assert "no such file or folder" in text
+    section = {"from": str(base), "freeze": ["nothing/*"]}
+    code, text = run(section, model__hidden=16)
+    assert code != OK
+    assert "2 problems" in text
+    assert "freeze: 'nothing/*' matches no parameter" in text
+    assert "model.hidden: 16, in the base 8" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_channels_in_another_order_are_refused(
+    run: Run, base: Path, tmp_path: Path
+) -> None:
+    code, text = run({"from": str(base)})
+    assert code == OK, text
+    shutil.copytree(tmp_path / "run", tmp_path / "trained")
+    order = {"data__source__ERA5__variables__prognostic__vars_3D": ["T", "U"]}
+    section = {"from": str(tmp_path / "trained")}
+    code, text = run(section, "--fresh", **order)
+    assert code != OK
+    assert "has other channels: input: variable 1 is T (2 levels), in the che" in text
