@@ -13,6 +13,10 @@ from typing import Any
 
 import pandas as pd
 
+from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.models.registry import parse_model
+
 # Rows and columns; with padding they divide by all strides and windows.
 GRID = (24, 56)
 PAD = 4
@@ -122,13 +126,16 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Its sources, variables, levels, blocks, loss, metrics, schedule, parallelism and
     numbers of steps stay. Its paths point below `folder`; dates, grid, padding, widths,
-    depths and batches are small.
+    depths and batches are small. Of registered `custom_objects`, a model keeps its
+    sizes, and a source becomes files with its variables.
 
     Args:
         mapping: config for credit_jax, not modified.
         folder: folder of all files.
     """
     config = _moved(copy.deepcopy(dict(mapping)), str(folder))
+    if SECTION in mapping:
+        config[SECTION] = absolute_paths(mapping[SECTION])
     config["save_loc"] = str(folder / "run")
     for section in ("data", "validation_data"):
         if isinstance(config.get(section), dict):
@@ -142,6 +149,11 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _make_model_small(model: dict[str, Any]) -> None:
     kind = model.get("type")
+    if is_registered("model", str(kind)):
+        parsed = parse_model(model)
+        for key in ("image_height", "image_width"):
+            model.setdefault(key, getattr(parsed, key))
+        return
     padded = kind not in _WITHOUT_PADDING
     model |= SIZES.get(str(kind), STAGES)
     if kind == "wrf":
@@ -206,8 +218,15 @@ def _shorten(section: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 
 def _make_source_small(source: dict[str, Any], place: Path) -> None:
-    """Sets the small grid, and local stores and files instead of remote ones."""
+    """Sets the small grid, and local stores and files instead of others."""
     kind = source["dataset_type"]
+    if is_registered("dataset", kind):
+        for key in {*source} - {*SourceConfig.model_fields}:
+            del source[key]
+        source["dataset_type"] = "local"
+        source.setdefault("level_coord", "level")
+        for field_type, fields in source["variables"].items():
+            fields["path"] = f"{place}_{field_type}.zarr"
     if kind == "tisr" and "lat_spec" in source:
         rows, columns = GRID
         source["lat_spec"] = [90, -90, rows]

@@ -38,6 +38,7 @@ from credit_jax.certification.verdict import bounds_of, vanishing
 from credit_jax.cli.commands import FAILED, OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
 from credit_jax.config import Config
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.load import apply_overrides, build_config, config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
 def _prepared(args: argparse.Namespace, folder: Path) -> tuple[Path, Config]:
     """The config to run, and its file; of a small one the data are written, too."""
     mapping = apply_overrides(read_yaml(args.config), args.set)
+    register_objects(mapping, source=args.config)
     parse_model(mapping.get("model") or {})
     path = folder / "config.yml"
     if args.full:

@@ -28,6 +28,7 @@ ObjectType = Literal["dataset", "preblock", "postblock", "model", "loss", "metri
 GROUP = "credit_jax."
 
 _PYTORCH = ("torch", "credit")
+_PYTHON = ".py"
 
 
 class CustomObject(StrictModel):
@@ -145,6 +146,18 @@ def register_objects(
         _register_offered(point, source)
 
 
+def absolute_paths(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a `custom_objects` section that can be read from any working folder.
+
+    Args:
+        section: a section that was registered, not modified.
+    """
+    return {
+        name: {**keys, "module_path": _place(keys["module_path"])}
+        for name, keys in section.items()
+    }
+
+
 def is_registered(object_type: str, name: str) -> bool:
     """Whether a name is that of a registered object, and not one of credit_jax."""
     return (object_type, name) in _REGISTERED
@@ -154,11 +167,11 @@ def _register_named(
     name: str, custom: CustomObject, path: str, package: Path | None
 ) -> None:
     attribute = custom.module_name or name
-    is_file = custom.module_path.endswith(".py")
+    is_file = custom.module_path.endswith(_PYTHON)
     if package is not None:
         _check_reference(custom.module_path, is_file, package)
     if is_file:
-        file = Path(custom.module_path).expanduser().absolute()
+        file = Path(_place(custom.module_path))
         if not file.is_file():
             raise ValueError(f"module_path: there is no file {file}")
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -168,6 +181,13 @@ def _register_named(
         origin = _Origin(custom.module_path, attribute)
         load = functools.partial(importlib.import_module, custom.module_path)
     _register(custom.object_type, name, origin, load)
+
+
+def _place(module_path: str) -> str:
+    """The absolute path of a file; the name of a module stays."""
+    if not module_path.endswith(_PYTHON):
+        return module_path
+    return str(Path(module_path).expanduser().absolute())
 
 
 def _check_reference(module: str, is_file: bool, package: Path) -> None:

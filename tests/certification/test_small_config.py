@@ -1,0 +1,70 @@
+"""Small configs: what becomes of the objects of a user's own."""
+
+import pytest
+
+from credit_jax.certification.random_files import write_files
+from credit_jax.certification.small_config import make_small
+from credit_jax.config import build_config
+from credit_jax.config.custom_objects import register_objects
+from credit_jax.plan import plan_run
+from tests.config.example import example
+from tests.data.world import MODEL
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
+
+OBJECTS = """
+from typing import Literal
+
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.registry import SourceEntry
+from credit_jax.losses import LOSSES
+from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
+from credit_jax.models.registry import ModelEntry
+
+class MyConfig(DebuggerConfig):
+    type: Literal["my_model"] = "my_model"
+
+class FolderConfig(SourceConfig):
+    folder: str
+
+my_loss = LOSSES["mse"]
+my_model = ModelEntry(MyConfig, Debugger)
+my_source = SourceEntry(FolderConfig, open_local)
+"""
+KINDS = {"my_loss": "loss", "my_model": "model", "my_source": "dataset"}
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_objects_of_ones_own(tmp_path, monkeypatch):
+    """The model keeps its sizes, the source is files; from any working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "objects.py").write_text(OBJECTS)
+    objects = {
+        name: {"object_type": kind, "module_path": "objects.py"}
+        for name, kind in KINDS.items()
+    }
+    fields = {"prognostic": {"vars_3D": ["T", "U"], "vars_2D": ["SP"]}}
+    fields |= {"dynamic_forcing": {"vars_2D": ["tsi"]}, "static": {"vars_2D": ["LSM"]}}
+    fields |= {"diagnostic": {"vars_2D": ["TP"]}}
+    source = {"dataset_type": "my_source", "folder": "mine", "variables": fields}
+    mapping = example(
+        custom_objects=objects,
+        data__source={"Mine": source},
+        model={**MODEL, "type": "my_model"},
+        loss={"training_loss": "my_loss"},
+        preblocks={"per_step": {"concat": {"type": "concat"}}},
+    )
+    register_objects(mapping)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    small = make_small(mapping, folder)
+    monkeypatch.chdir(folder)
+    config = build_config(small)
+    write_files(config)
+    assert config.data.source["Mine"].dataset_type == "local"
+    assert small["model"] == mapping["model"]
+    plan = plan_run(config)
+    assert plan.problems == ()
+    assert "train" in plan.loaders
