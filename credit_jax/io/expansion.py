@@ -2,7 +2,8 @@
 
 A few MB of a compressed chunk can expand to any size, which the metadata do not tell.
 Libraries that decompress a chunk as a whole (numcodecs, HDF5) would take the memory, so
-the content is judged before. TensorStore stops at the size of the chunk by itself.
+the content is judged before. TensorStore stops at the size of the chunk by itself, but
+of blosc, whose headers `data.sources.zarr_array` reads.
 """
 
 from __future__ import annotations

@@ -90,3 +90,30 @@ def test_a_chunk_that_is_left_out_has_the_fill_value(tmp_path, zarr_format, fill
     found = dataset["T"][:1].values
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(array[:1, :, :, :], expected)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_chunk_that_states_more_bytes_than_it_has_is_not_expanded(
+    tmp_path, zarr_format
+):
+    """58 KB of blosc may be 1 GiB, which TensorStore would allocate for every core."""
+    numcodecs, zarr = (pytest.importorskip(name) for name in ("numcodecs", "zarr"))
+    packers = {2: numcodecs.Blosc(), 3: zarr.codecs.BloscCodec()}
+    packer = {"compressors": [packers[zarr_format]], "chunks": (1, 2, 4, 10)}
+    path, dataset = store(tmp_path, zarr_format, {"T": packer})
+    array = open_zarr_array(path, "T", dataset["T"].variable)
+    expected = make_fields()["T"].values
+    places = slice(0, 2), [0, 2], slice(1, 6), slice(None)
+    found = array[places]
+    np.testing.assert_array_equal(found, expected[0:2][:, [0, 2], 1:6])
+    bomb = numcodecs.Blosc("zstd", 9).encode(np.zeros(2**20, np.uint8))
+    file = first_chunk(path, zarr_format).replace("0.0.0.0", "3.1.1.0")
+    file = file.replace("0/0/0/0", "3/1/1/0")
+    assert os.path.exists(file)
+    with open(file, "wb") as chunk:
+        chunk.write(bomb)
+    for places in ((slice(3, 4), [2], slice(4, 5), slice(None)), (slice(None),) * 4):
+        with pytest.raises(ValueError, match=r"states 1048576 bytes.* a chunk has 640"):
+            array[places]
+    beside = array[3:4, [2], 0:4, :]
+    np.testing.assert_array_equal(beside, expected[3:4, [2], :4])
