@@ -184,7 +184,7 @@ class ForecastStep:
         order: list[str] | None = None,
     ) -> tuple[dict[str, Any], Outputs]:
         def local_step(params: Weights, model_state: ModelState, arguments: Any) -> Any:
-            return self._local_step(params, model_state, arguments, order)
+            return self.local(params, model_state, arguments, order)
 
         arguments = state, constants, forcing, noise
         run = self.model.shard_map(
@@ -194,14 +194,20 @@ class ForecastStep:
         )
         return run(params, model_state, arguments)
 
-    def _local_step(
+    def local(
         self,
         params: Weights,
         model_state: ModelState,
         arguments: Any,
-        order: list[str] | None,
+        order: list[str] | None = None,
     ) -> tuple[dict[str, Any], Outputs]:
-        """One step on local rows; `order` is filled with the keys of the fields."""
+        """One step on local rows, inside of `shard_map`.
+
+        Args:
+            params, model_state: local shards.
+            arguments: state, constants, forcing and noise, see `__call__`.
+            order: is filled with the keys of the fields, unless it is None.
+        """
         state, constants, forcing, noise = arguments
         model, rollout = self.model, self.rollout
         context = FieldContext(model.reducer)
@@ -231,9 +237,13 @@ class ForecastStep:
         }
         selection = dict.fromkeys(fields) if self.outputs is None else self.outputs
         return {
-            key: _levels(fields[key][:, :, :1], levels).astype(jnp.float32)
+            key: _at_least_float32(_levels(fields[key][:, :, :1], levels))
             for key, levels in selection.items()
         }
+
+
+def _at_least_float32(field: Array) -> Array:
+    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
 
 
 def _levels(field: Array, levels: tuple[int, ...] | None) -> Array:

@@ -24,7 +24,12 @@ from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
 from credit_jax.named_fields.coordinates import SAME_DEGREES, Kind, as_values, places_of
 from credit_jax.packages.package import Package, is_package, open_package
-from credit_jax.packages.stepping import LatLon, StateForecaster, load_forecaster
+from credit_jax.packages.stepping import (
+    LatLon,
+    StateBatch,
+    StateForecaster,
+    load_forecaster,
+)
 from credit_jax.plan.forecast import levels_of
 from credit_jax.training.run_weights import open_weights
 from credit_jax.transforms.unit_names import differ
@@ -95,6 +100,19 @@ class DatasetForecaster:
         times = np.full(len(numbers), start)
         forecast = self.states.forecast(many, times, numbers)
         return self._labeled(forecast, start, steps, members)
+
+    def batch(self, initial: xr.Dataset) -> StateBatch:
+        """One sample without perturbations, as the model reads it.
+
+        Args:
+            initial: see `__call__`.
+
+        Raises:
+            ValueError: it does not fit the model, see `__call__`.
+        """
+        start, state = self._state(initial, 1)
+        fields = {key: x[None] for key, x in state.items()}
+        return self.states.batch(fields, np.array([start]), [0])
 
     @property
     def timestep(self) -> np.timedelta64:

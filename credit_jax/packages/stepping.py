@@ -141,10 +141,23 @@ class StateForecaster:
                 time cannot be read.
         """
         members = [0] * len(times) if members is None else members
-        self._check(state, len(times), max(members) + 1)
-        return self._steps(_Batch.of(self, state, times, members))
+        return self._steps(self.batch(state, times, members))
 
-    def _steps(self, batch: _Batch) -> Iterator[dict[str, jax.Array]]:
+    def batch(
+        self, state: State, times: np.ndarray, members: Sequence[int]
+    ) -> StateBatch:
+        """The samples of a forecast, with what reads their states and forcing.
+
+        Args:
+            state, times, members: see `forecast`.
+
+        Raises:
+            ValueError: fields are missing or have another shape.
+        """
+        self._check(state, len(times), max(members) + 1)
+        return StateBatch.of(self, state, times, members)
+
+    def _steps(self, batch: StateBatch) -> Iterator[dict[str, jax.Array]]:
         mesh, times = self.step.model.mesh, batch.times
         perturb = self._perturb(batch)
         first = batch.reader.at(times, batch.tasks, perturb).arrays
@@ -164,7 +177,7 @@ class StateForecaster:
             rows = self.step.model.model_def.image_height
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
 
-    def _perturb(self, batch: _Batch) -> Perturb | None:
+    def _perturb(self, batch: StateBatch) -> Perturb | None:
         """Changes the initial states of the members of a batch."""
         if batch.reader.schedule.num_members == 1:
             return None
@@ -220,7 +233,7 @@ class _BatchReader(ForecastReader):
 
 
 @dataclass(frozen=True)
-class _Batch:
+class StateBatch:
     """The samples of a forecast.
 
     Attributes:
@@ -242,7 +255,7 @@ class _Batch:
         state: State,
         times: np.ndarray,
         members: Sequence[int],
-    ) -> _Batch:
+    ) -> StateBatch:
         """The samples of `StateForecaster.forecast`."""
         labels = [date_label(time).to_datetime64() for time in times]
         starts = np.unique(np.array(labels, "datetime64[ns]"))

@@ -1,0 +1,27 @@
+"""Forecasts as differentiable functions of their initial state, and their adjoints.
+
+from credit_jax import adjoint
+
+forecast = adjoint.forecast_map(forecaster, initial, steps=12)
+fields, tangents = adjoint.tangent_linear(forecast, state, perturbation)
+fields, gradient = adjoint.adjoint(forecast, state, cotangents)
+"""
+
+from credit_jax.adjoint.forecast_map import ForecastMap, forecast_map
+from credit_jax.adjoint.linear import (
+    Linearized,
+    adjoint,
+    inner_product,
+    linearized,
+    tangent_linear,
+)
+
+__all__ = [
+    "ForecastMap",
+    "Linearized",
+    "adjoint",
+    "forecast_map",
+    "inner_product",
+    "linearized",
+    "tangent_linear",
+]

@@ -1,0 +1,80 @@
+"""Named fields of a forecast in the normalized units of the model's channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from credit_jax.data.schema import ChannelSchema
+from credit_jax.named_fields import FieldContext
+from credit_jax.transforms import Phase, Pipeline
+from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.rollout import PROGNOSTIC
+from credit_jax.transforms.units import Units, channel_units
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Normalizes prognostic variables as the preblocks of a step do.
+
+    Attributes:
+        units: the preblocks as a function of the channels of these variables.
+    """
+
+    units: Units
+
+    def normalize(
+        self, fields: Mapping[str, Any], context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Normalizes the prognostic ones of some fields; others stay as they are.
+
+        Args:
+            fields: key -> (batch, level, time, lat, lon), physical units.
+            context: context of a traced step; None on the host.
+        """
+        names = {old: new for new, old in self.units.origins.items()}
+        keys = [names[key] for key in self.units.data.keys]
+        normal = self.units.normalize(_joined(fields, keys), context)
+        return {**fields, **self._split(normal)}
+
+    def denormalize(
+        self, fields: Mapping[str, Any], context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The inverse of `normalize`."""
+        channels = _joined(fields, self.units.model.keys)
+        physical = self.units.denormalize(channels, context)
+        return {**fields, **self._split(physical)}
+
+    def _split(self, channels: Any) -> dict[str, Any]:
+        places = self.units.model.slices.items()
+        return {key: channels[:, place] for key, place in places}
+
+
+def normalization(
+    aligned: Pipeline, schema: ChannelSchema, pipeline: Pipeline
+) -> Normalization:
+    """Builds the normalization of the prognostic variables of a forecast.
+
+    Args:
+        aligned: transforms without those that move fields, of `Advance`.
+        schema: the channels of the data, as they are read.
+        pipeline: all transforms, at the grid of the data.
+    """
+
+    def part(transforms: Pipeline, phase: Phase) -> Pipeline:
+        return Pipeline(tuple(p for p in transforms.transforms if p.phase is phase))
+
+    groups = [group for group in schema.target if group.field_type == PROGNOSTIC]
+    started = part(pipeline, Phase.INITIAL).schema_after({"target": groups})
+    steps = part(aligned, Phase.BEFORE_STEP)
+    return Normalization(channel_units(steps, started["target"]))
+
+
+def _joined(fields: Mapping[str, Any], keys: Any) -> Any:
+    arrays = [fields[key] for key in keys]
+    module = np if all(map(is_numpy, arrays)) else jnp
+    return module.concatenate(arrays, axis=1)
