@@ -353,6 +353,27 @@ def are_numbered_alike(values: Any, numbers: Any) -> bool:
     return np.array_equal(ours, theirs)
 
 
+def notes_on_calendar(
+    like: Coordinates | None, calendar: str | None, where: str
+) -> list[str]:
+    """The note on data whose dates are in another calendar than those of a run.
+
+    Args:
+        like: coordinates of the run; None if unknown.
+        calendar: calendar of the data; None if unknown.
+        where: origin of the data.
+
+    >>> notes_on_calendar(Coordinates(calendar="noleap"), "noleap", "the forecasts")
+    []
+    """
+    if like is None or calendar is None or like.calendar in (None, calendar):
+        return []
+    return [
+        f"{where}: its dates are in the calendar {calendar}, those of {like.where} in "
+        f"{like.calendar}; they are taken as they are written"
+    ]
+
+
 def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.ndarray:
     """Puts an axis of an array in order; `places` are those of `places_of`."""
     return array if places is None else np.take(array, places, axis=axis)

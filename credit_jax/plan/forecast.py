@@ -21,7 +21,12 @@ from credit_jax.data.schedule import Schedule, analyses, make_schedule
 from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
-from credit_jax.named_fields.coordinates import Coordinates, as_values, places_of
+from credit_jax.named_fields.coordinates import (
+    Coordinates,
+    as_values,
+    notes_on_calendar,
+    places_of,
+)
 from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.files import file_digests, static_files
 from credit_jax.plan.findings import Findings, unique
@@ -217,6 +222,7 @@ def plan_forecast(
     for source in opened.sources.values():
         findings.notes += source.notes()
     tree_schema = opened.schema.as_read()
+    findings.notes += notes_on_calendar(like, opened.calendar, "the data of forecasts")
     findings.notes += notes_on_inverses(located, tree_schema)
     findings.notes += notes_on_initial(located)
     findings.notes += located.notes_on_order(tree_schema)

@@ -15,7 +15,7 @@ from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.named_fields.coordinates import Coordinates, notes_on_calendar
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of
@@ -312,4 +312,8 @@ def _loaders(
                 grid=model.grid,
                 like=like,
             )
+        if split in loaders:
+            where = "data" if split == "train" else "validation_data"
+            calendar = loaders[split].coordinates().calendar
+            findings.notes += notes_on_calendar(like, calendar, where)
     return loaders

@@ -1,5 +1,6 @@
 """Samples: fields, times and calendars."""
 
+import cftime
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,6 +40,19 @@ def test_fields_of_a_sample(world, kind):
     assert inputs["ERA5/static/2d/LSM"].shape == (1, 1, 6, 10)
     assert np.array_equal(dataset.latitude, GRID["latitude"])
     assert np.array_equal(dataset.longitude, GRID["longitude"])
+
+
+@pytest.mark.parametrize("calendar", ["noleap", "julian"])
+def test_files_of_two_calendars(folder, calendar):
+    """The same date may be another day, of julian 13 days later."""
+    with xr.open_dataset(folder / "w_2000.nc") as opened:
+        fields = opened.load()
+    labels = pd.DatetimeIndex(fields.time.values).strftime("%Y-%m-%dT%H:%M:%S")
+    times = [cftime.datetime.strptime(t, "%Y-%m-%dT%H:%M:%S", calendar) for t in labels]
+    save(fields.assign_coords(time=times), folder / "w_2000.nc")
+    text = f"w_2000.nc: its times are in the calendar {calendar}, those of .*w_1999.nc"
+    with pytest.raises(ValueError, match=text):
+        load(folder)
 
 
 def test_noleap_calendar(folder):

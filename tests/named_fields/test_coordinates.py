@@ -12,6 +12,7 @@ from credit_jax.named_fields.coordinates import (
     as_values,
     common_places,
     is_numbered,
+    notes_on_calendar,
     places_of,
     take_places,
 )
@@ -163,3 +164,13 @@ def test_unknown_coordinates_are_filled():
     assert filled == Axes((3.0,), (4.0,), (1.0, 2.0))
     assert (filled.where, Axes().over(Axes(where="b")).where) == ("a", "b")
     assert as_values(np.zeros((2, 2))) is None
+
+
+def test_dates_of_another_calendar_are_noted():
+    like = Coordinates(calendar="noleap", where="checkpoint 5")
+    (note,) = notes_on_calendar(like, "standard", "the data of forecasts")
+    assert note.startswith("the data of forecasts: its dates are in the calendar stand")
+    assert "those of checkpoint 5 in noleap" in note
+    for known, calendar in ((like, "noleap"), (like, None), (Coordinates(), "noleap")):
+        assert notes_on_calendar(known, calendar, "") == []
+    assert notes_on_calendar(None, "noleap", "") == []

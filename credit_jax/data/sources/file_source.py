@@ -318,6 +318,7 @@ class FileSource:
                     f"{path}: no time coordinate {self.config.time_coord!r}; set "
                     f"data.source.{self.name}.time_coord"
                 )
+            self._check_calendar(opened, files)
             requested = times[places == path]
             positions = opened.time_places(requested)
             missing += list(requested[positions < 0])
@@ -351,6 +352,7 @@ class FileSource:
         first = field_type == "static" and self.conventions.static_time == "first"
         timed = opened.time_coord in opened.variable(name).dims
         if timed and not first and not self.conventions.one_time:
+            self._check_calendar(opened, files)
             index = opened.time_index(time)
         key = (path, name, dims, None if rows is None else (rows.start, rows.stop))
         return self.reader.field(
@@ -398,6 +400,20 @@ class FileSource:
 
     def _first_file(self, field_type: str, name: str) -> OpenFile:
         return self.reader.open(self.files[field_type, name].first_path)
+
+    def _check_calendar(self, opened: OpenFile, files: Files) -> None:
+        """Checks that a file has the calendar of the first one.
+
+        Raises:
+            ValueError: it has another one.
+        """
+        first = self.reader.open(files.first_path)
+        if opened.calendar != first.calendar:
+            raise ValueError(
+                f"{opened.path}: its times are in the calendar {opened.calendar}, "
+                f"those of {first.path} in {first.calendar}, where the same date may "
+                "be another day; bring all files to one calendar"
+            )
 
     def _missing_times(
         self, field_type: str, files: Files, missing: list, count: int
