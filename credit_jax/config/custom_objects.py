@@ -69,6 +69,17 @@ _PROTOCOLS: Mapping[str, _Protocol] = {
 }
 
 
+# Sections of a config that name the objects of a type.
+_USED_IN: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("data", "validation_data", "inference"),
+    "preblock": ("preblocks", "inference"),
+    "postblock": ("postblocks", "inference"),
+    "model": ("model",),
+    "loss": ("loss",),
+    "metric": ("metrics",),
+}
+
+
 class _Registry(NamedTuple):
     entry: type
     names: Container[str]
@@ -144,6 +155,19 @@ def register_objects(
         raise ConfigError(problems, source)
     for point in _offered(config):
         _register_offered(point, source)
+
+
+def offered_objects(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields type and name of the objects of installed packages that a config uses.
+
+    Args:
+        config: the whole YAML.
+    """
+    for point in _offered(config):
+        object_type = point.group.removeprefix(GROUP)
+        sections = [config.get(name) for name in _USED_IN[object_type]]
+        if point.name in _words(sections):
+            yield object_type, point.name
 
 
 def absolute_paths(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 
 from credit_jax.config.base import ConfigError
-from credit_jax.config.custom_objects import SECTION, is_registered, register_objects
+from credit_jax.config.custom_objects import (
+    SECTION,
+    is_registered,
+    offered_objects,
+    register_objects,
+)
 from credit_torch_bridge.config.editor import ConfigEditor
 
 
@@ -35,5 +40,11 @@ def leave_objects(editor: ConfigEditor) -> None:
         else:
             text = f"a {kind} of credit_jax, which CREDIT does not have"
             editor.problem((SECTION, name), text)
+    for kind, name in offered_objects(editor.config):
+        if kind == "model":
+            editor.note("model.type", "custom_models names files of PyTorch classes")
+        else:
+            text = f"a {kind} of an installed package for credit_jax: CREDIT has none"
+            editor.problem(name, text)
     if editor.has(SECTION) and not editor.keys(SECTION):
         editor.drop(SECTION, "nothing is left in it")

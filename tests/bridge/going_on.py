@@ -156,8 +156,7 @@ def follow(losses: np.ndarray, expected: np.ndarray, what: str) -> None:
     """Asserts that every loss is within `LOSS` of CREDIT's."""
     assert len(losses) == len(expected)
     errors = abs(losses - expected) / expected
-    worst = f"{errors.max():.1e}"
-    print(f"{what}: losses {losses}, largest relative error {worst}")
+    print(f"{what}: losses {losses}, relative errors {errors}")
     assert errors.max() < LOSS, f"{what}: {losses} against {expected}"
 
 

@@ -1,9 +1,12 @@
 """`custom_objects` when a config is converted: entries here, classes in CREDIT."""
 
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from credit_jax.config import custom_objects
 from credit_jax.config.yaml_file import read_yaml
 from credit_torch_bridge import convert_config
 from tests.support.custom_objects import no_objects_left
@@ -60,3 +63,22 @@ def test_credit_gets_no_entries(tmp_path):
     config = with_objects(tmp_path / "ours.py", OURS, crps="loss")
     with pytest.raises(ValueError, match=r"custom_objects.crps: a loss of credit_jax"):
         convert_config(config, to="gen2")
+
+
+def test_entries_of_installed_packages(tmp_path, monkeypatch):
+    """A config names them without a section; a variable of that name is none."""
+    (tmp_path / "offers.py").write_text(OURS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "offers", raising=False)
+    points = (
+        EntryPoint("crps", "offers", "credit_jax.loss"),
+        EntryPoint("U", "offers:crps", "credit_jax.metric"),
+        EntryPoint("net", "offers", "credit_jax.model"),
+    )
+    monkeypatch.setattr(custom_objects, "_entry_points", lambda: points)
+    config = {**CONFIG, "loss": {"training_loss": "crps"}}
+    with pytest.raises(ValueError, match="crps: a loss of an installed") as caught:
+        convert_config(config, to="gen2")
+    assert "1 problem" in str(caught.value)
+    config = {**CONFIG, "model": {**CONFIG["model"], "type": "net"}}
+    assert [*custom_objects.offered_objects(config)] == [("model", "net")]
