@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 
+from credit_jax.config.messages import printable
 from credit_jax.visualization.labels import number_text
+
+# No HTML has them; a terminal that shows the page's source would obey them.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,9 @@ def definitions(pairs: Mapping[str, str]) -> str:
 
 
 def document(title: str, body: str) -> str:
-    """Returns a page with its styles and its script, which needs no network.
+    r"""Returns a page with its styles and its script, which needs no network.
+
+    Control characters of names in files of others are written out, such as \x1b.
 
     Args:
         title: title of the page, plain text.
@@ -193,9 +200,10 @@ def document(title: str, body: str) -> str:
         files("credit_jax.visualization").joinpath(name).read_text(encoding="utf-8")
         for name in ("page.css", "page.js")
     )
-    return (
+    page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n"
         f"<body>\n{body}\n<script>\n{script}</script>\n</body>\n</html>\n"
     )
+    return _CONTROL.sub(lambda match: printable(match[0]), page)
