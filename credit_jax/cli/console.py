@@ -44,6 +44,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "plot": Entry(
             "credit_jax.cli.plot", "maps of forecasts, figures of scores", "", "cpu"
         ),
+        "sensitivity": Entry(
+            "credit_jax.cli.sensitivity", "what a number of a forecast depends on"
+        ),
         "score": Entry("credit_jax.cli.score", "scores of forecasts, to files"),
         "certify": Entry(
             "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"

@@ -164,6 +164,10 @@ RUNS = {
     ],
     "score": [*FORECAST, "--out", "scores", *CACHE],
     "plot": [*FORECAST, "--variable", "V500", "--out", "map.png"],
+    "sensitivity": [
+        *("--config", "run/model.yml", "--init-time", "2000-01-16", "--lead", "2d"),
+        *("--of", "mean SP in tropics", "--out", "gradient.nc", *CACHE),
+    ],
     "package": [*RUN, "--out", "package"],
     "predict": [
         *("--config", "run/model.yml", *RUN, "--input", "x.npy", "--output", "y.npy"),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -23,6 +22,13 @@ from credit_jax.cli.commands import (
     print_line,
     run_module,
 )
+from credit_jax.cli.forecast.model import (
+    config_of,
+    package_of,
+    planned,
+    print_lines,
+    weights_of,
+)
 from credit_jax.cli.forecast.options import (
     add_arguments,
     folder_of,
@@ -31,9 +37,9 @@ from credit_jax.cli.forecast.options import (
 )
 from credit_jax.cli.forecast.places import places_of, scores_of
 from credit_jax.cli.forecast.text import footer, header
-from credit_jax.cli.options import join_processes, stop_time, warnings_as_notes
+from credit_jax.cli.options import join_processes, stop_time
 from credit_jax.cli.score import report
-from credit_jax.config import Config, load_config
+from credit_jax.config import Config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.forecast import Forecaster
@@ -44,17 +50,12 @@ from credit_jax.forecast.online_scores import OnlineScores
 from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.summary import Summary
 from credit_jax.io.write_errors import WriteError
-from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.channel_table import channel_groups
-from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
-from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
-from credit_jax.plan.forecast import ForecastPlan, plan_forecast
-from credit_jax.training.restore import no_coordinates
-from credit_jax.training.run_weights import RunWeights, open_weights
+from credit_jax.training.run_weights import RunWeights
 from credit_jax.training.signals import StopRequests
 
 # Options of the command, see `credit_jax.cli.commands.Command`.
@@ -82,19 +83,19 @@ def run(args: argparse.Namespace) -> int:
     """
     stop_at = stop_time(args)
     compile_sooner()
-    package = _package(args)
-    config = _config(args, package)
+    package = package_of(args)
+    config = config_of(args, package)
     use_cache(args.cache)
     join_processes(args)
     folder = _folder(args, config)
     # Before a checkpoint is opened, which initializes JAX and fixes the devices.
     devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
-    checkpoint = package or _of_run(args, config)
-    plan, model = _planned(args, config, checkpoint, devices)
+    checkpoint = package or weights_of(args, config)
+    plan, model = planned(args, config, checkpoint, devices, overrides(args))
     if isinstance(checkpoint, RunWeights):
         checkpoint = replace(checkpoint, channels=plan.schema.names)
         notes = checkpoint.changed_files(plan.digests)
-        _print([f"note: {note}" for note in notes], "yellow")
+        print_lines([f"note: {note}" for note in notes], "yellow")
     outputs = outputs_of(plan, model)
     if package is not None:
         groups = channel_groups(plan.schema, plan.reader.data.further)
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     archive.check(tasks, resume=args.resume)
     wait_for_all("the folder of the forecasts")
     weights = Forecaster(model, *checkpoint.restore(model)).weights
-    _print(header(args.package or args.config, plan, model, checkpoint))
+    print_lines(header(args.package or args.config, plan, model, checkpoint))
     promise = "the command ends after the forecasts in progress"
     with StopRequests(stop_at, promise=promise) as requests:
         campaign = Campaign.of_plan(
@@ -123,28 +124,15 @@ def run(args: argparse.Namespace) -> int:
             num_writers=args.writers,
             max_pending=plan.inference.output.max_pending,
             fill_nan=args.nan == "fill",
-            progress=lambda done: _print([f"{done} of {len(tasks)} forecasts"]),
+            progress=lambda done: print_lines([f"{done} of {len(tasks)} forecasts"]),
             scores=scores,
             stop=requests.of_any_process,
         )
         summary = _completed(campaign)
-    _print(footer(summary, folder))
+    print_lines(footer(summary, folder))
     if scores is not None and jax.process_index() == 0:
         _report(scores, archive, args.score)
     return OK if summary.stopped is None else RESUME
-
-
-def _config(args: argparse.Namespace, package: Package | None) -> Config:
-    """The config of the run or of the package; its sections are checked."""
-    with warnings_as_notes():
-        config = (
-            load_config(args.config, args.set, forecasts=True)
-            if package is None
-            else package.config(args.set, args.data)
-        )
-    with warnings_as_notes():
-        _ = config.inference
-    return config
 
 
 def _folder(args: argparse.Namespace, config: Config) -> Path:
@@ -154,37 +142,6 @@ def _folder(args: argparse.Namespace, config: Config) -> Path:
     if args.score is None:
         raise ValueError("--format none writes no forecasts; it needs --score DIR")
     return folder_of(config.inference, args.out or args.score)
-
-
-def _planned(
-    args: argparse.Namespace,
-    config: Config,
-    checkpoint: Package | RunWeights,
-    devices: Sequence[Any],
-) -> tuple[ForecastPlan, ParallelModel]:
-    """Plans the forecasts, builds the model on its mesh, and prints the notes."""
-    like = checkpoint.coordinates
-    plan = plan_forecast(
-        config,
-        parse_parallelism(args.parallelism),
-        num_devices=len(devices),
-        init_times=args.init_time,
-        num_steps=args.steps,
-        length=args.length,
-        overrides=overrides(args),
-        like=like,
-    )
-    if like is None:
-        _print([f"note: {no_coordinates(checkpoint.path)}"], "yellow")
-    _print([f"note: {note}" for note in plan.notes], "yellow")
-    policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
-    return plan, plan.model.build(devices, mp_policy=policy)
-
-
-def _of_run(args: argparse.Namespace, config: Config) -> RunWeights:
-    """The weights of a checkpoint of the run."""
-    source = args.checkpoint or config.save_loc
-    return open_weights(source, args.step, args.weights, verify=args.verify)
 
 
 def _completed(campaign: Campaign) -> Summary:
@@ -199,33 +156,6 @@ def _completed(campaign: Campaign) -> Summary:
         raise CommandError(str(error), DIVERGED) from error
     except WriteError as error:
         raise CommandError(f"--out: {error}", FAILED) from error
-
-
-def _print(lines: Iterable[str], style: str = "") -> None:
-    """Prints lines, in the first process."""
-    for line in lines if jax.process_index() == 0 else ():
-        print_line(line, style)
-
-
-def _package(args: argparse.Namespace) -> Package | None:
-    """The model package of the command line; None for a run.
-
-    Raises:
-        ValueError: both or neither are given, or the package is invalid.
-    """
-    of_run = ("config", "checkpoint", "step", "weights")
-    conflicting = [f"--{name}" for name in of_run if getattr(args, name) is not None]
-    if args.package is None:
-        if args.config is None:
-            raise ValueError("--config FILE or --package DIR is needed")
-        if args.data is not None:
-            raise ValueError("--data belongs to --package; a config has its data")
-        return None
-    if conflicting:
-        raise ValueError(
-            f"--package has its config and weights; leave out {', '.join(conflicting)}"
-        )
-    return open_package(args.package)
 
 
 def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:

@@ -22,13 +22,8 @@ from credit_jax.parallel.compiler import CACHE_HELP
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `forecast`."""
-    add_config_options(parser, required=False)
+    add_model_options(parser)
     add = parser.add_argument
-    add("--package", metavar="DIR", help="a model package, instead of --config")
-    add("--data", metavar="FILE", help="with --package: YAML of its data section")
-    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
-    add("--step", type=int, help="which checkpoint (default: the newest)")
-    add_weights_option(parser)
     add(
         "--init-time",
         action="append",
@@ -78,6 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", metavar="DIR", help=CACHE_HELP)
     add_stop_option(parser)
     add_process_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name a trained model, a run or a package."""
+    add_config_options(parser, required=False)
+    add = parser.add_argument
+    add("--package", metavar="DIR", help="a model package, instead of --config")
+    add("--data", metavar="FILE", help="with --package: YAML of its data section")
+    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
+    add("--step", type=int, help="which checkpoint (default: the newest)")
+    add_weights_option(parser)
 
 
 def folder_of(inference: InferenceConfig | None, out: str | None) -> Path:

@@ -1,0 +1,118 @@
+"""The number whose gradient is asked for: "mean T500 in 45..60N 10W..20E"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.config.base import not_available
+from credit_jax.evaluation.regions import REGIONS, Region, region_weights
+from credit_jax.forecast.outputs import Outputs
+
+_FORM = "mean CHANNEL [in REGION], such as 'mean T500 in 45..60N 10W..20E'"
+_TARGET = re.compile(r"mean\s+(?P<channel>\S+)(?:\s+in\s+(?P<region>.+))?")
+_NUMBER = r"\d+(?:\.\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})([NSEW]?)\.\.({_NUMBER})([NSEW])")
+_SIGN = {"N": 1.0, "E": 1.0, "S": -1.0, "W": -1.0}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The mean over a region of a predicted variable, weighted by area.
+
+    Attributes:
+        text: its text, for titles.
+        channel: a variable, with the value of its level: "T500", "SP".
+        region: the region.
+    """
+
+    text: str
+    channel: str
+    region: Region
+
+    def place(self, outputs: Outputs) -> tuple[str, int, str]:
+        """Key of the variable, position of its level, and its name.
+
+        Raises:
+            ValueError: forecasts have no such channel.
+        """
+        places = {}
+        for variable in outputs.variables:
+            levels = variable.levels
+            names = (
+                [variable.name]
+                if levels is None
+                else [f"{variable.name}{level:g}" for level in levels]
+            )
+            chosen = variable.chosen or range(len(names))
+            for name, position in zip(names, chosen, strict=True):
+                places.setdefault(name, (variable.key, position, variable.name))
+        if self.channel not in places:
+            raise not_available("--of: the channel", self.channel, places)
+        return places[self.channel]
+
+    def weights(self, outputs: Outputs) -> Float[np.ndarray, "lat lon"]:
+        """The weight of every point in the mean; their sum is 1.
+
+        Raises:
+            ValueError: no point is in the region.
+        """
+        grid = outputs.latitude, outputs.longitude
+        (weights,) = region_weights([self.region], *grid)
+        if not weights.any():
+            raise ValueError(
+                f"--of: no point of the grid is in {self.region.name}; latitudes go "
+                f"from {grid[0].min():g} to {grid[0].max():g}, longitudes from "
+                f"{grid[1].min():g} to {grid[1].max():g}"
+            )
+        return weights
+
+
+def parse_target(text: str) -> Target:
+    """Parses the text of a target.
+
+    Raises:
+        ValueError: it has another form, or names an unknown region.
+
+    >>> parse_target("mean T500 in 45..60N 10W..20E").region.longitudes
+    ((350.0, 360.0), (0.0, 20.0))
+    """
+    match = _TARGET.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"--of: got {text!r}, expected {_FORM}")
+    named = match["region"]
+    region = REGIONS[0] if named is None else _region(named.strip())
+    return Target(text.strip(), match["channel"], region)
+
+
+def _region(text: str) -> Region:
+    known = {region.name: region for region in REGIONS}
+    if text in known:
+        return known[text]
+    ranges = [_RANGE.fullmatch(part) for part in text.split()]
+    if not ranges or None in ranges or len(ranges) > 2:
+        raise ValueError(
+            f"--of: the region {text!r} is neither ranges such as 45..60N 10W..20E nor "
+            f"one of {', '.join(known)}"
+        )
+    latitudes, longitudes = None, None
+    for part in ranges:
+        assert part is not None, "checked above"
+        first, of_first, last, of_last = part.groups()
+        low = float(first) * _SIGN[of_first or of_last]
+        high = float(last) * _SIGN[of_last]
+        if of_last in "NS":
+            latitudes = ((min(low, high), max(low, high)),)
+        else:
+            longitudes = _circle(low % 360, high % 360)
+    return Region(text, latitudes or REGIONS[0].latitudes, longitudes)
+
+
+def _circle(west: float, east: float) -> tuple[tuple[float, float], ...]:
+    """Ranges of longitudes from 0 to 360, eastward from one to the other."""
+    if west <= east:
+        return ((west, east),)
+    return (west, 360.0), (0.0, east)

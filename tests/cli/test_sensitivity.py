@@ -1,0 +1,83 @@
+"""The command `sensitivity`: gradients of a number of a forecast."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.adjoint import forecast_map
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.sensitivity import main
+from credit_jax.packages.labeled import open_forecaster
+from tests.data.world import GRID
+from tests.packages.conftest import compiled_once, run, tiny_model, world
+from tests.support import assert_close
+
+__all__ = ["compiled_once", "run", "tiny_model", "world"]
+T = "ERA5/prognostic/3d/T"
+OF = "mean T1 in 20..80N 30W..80E"
+MESHES = [(), ("--parallelism", "data=none,domain=2", "--devices", "2")]
+
+
+def call(run, out, *options, of=OF):
+    arguments = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    arguments += ["--init-time", "2000-01-01", "--lead", "12h", "--of", of]
+    return main([*arguments, "--out", str(out), "--cache", "none", *options])
+
+
+@pytest.fixture(scope="module")
+def expected(run, world, tmp_path_factory):
+    """Value and gradient of two steps, of T at level 1 over 2 x 3 points."""
+    folder = tmp_path_factory.mktemp("opened") / "run"
+    shutil.copytree(run.parent / "run", folder)
+    shutil.copyfile(run, folder / "model.yml")
+    with xr.open_dataset(world / "w_2000.nc") as fields:
+        initial = fields.sel(time=[np.datetime64("2000-01-01")]).load()
+    forecaster = open_forecaster(folder)
+    forecast = forecast_map(forecaster, initial, 2)
+    levels = list(forecaster.states.reader.data.schema.input[0].levels)
+    rows = np.cos(np.deg2rad(GRID["latitude"])) * (GRID["latitude"] > 20)
+    inside = np.isin(GRID["longitude"], [0.0, 36.0, 72.0])
+    weights = rows[:, None] * inside
+    weights = np.float32(weights / weights.sum())
+
+    def mean(state):
+        return (forecast(state)[T][-1, 0, levels.index(1.0)] * weights).sum()
+
+    return jax.value_and_grad(mean)(forecast.state)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=["one", "domain2"])
+def test_the_gradient(run, expected, tmp_path, mesh, capsys):
+    out, figure = tmp_path / "gradient.nc", tmp_path / "map.png"
+    assert call(run, out, "--map", str(figure), *mesh) == OK
+    assert f"written: {out}" in capsys.readouterr().out
+    assert figure.stat().st_size > 10_000
+    with xr.open_dataset(out) as file:
+        gradient = file.load()
+    assert gradient.attrs["target"] == OF
+    assert gradient["T"].dims == ("time", "level", "latitude", "longitude")
+    assert np.array_equal(gradient["latitude"], GRID["latitude"])
+    value, by_key = expected
+    assert gradient.attrs["value"] == pytest.approx(float(value), rel=1e-6)
+    for key, field in by_key.items():
+        actual = gradient[key.split("/")[-1]].values
+        field = np.moveaxis(field[0], 1, 0)
+        assert_close(actual, np.reshape(field, actual.shape), 2e-6, key)
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        ("T2", "--of: got 'T2', expected mean CHANNEL [in REGION], such as"),
+        ("mean T9", "--of: the channel 'T9' is not available; there are: "),
+        ("mean T1 in atlantis", "--of: the region 'atlantis' is neither ranges"),
+        ("mean T1 in 46..50N", "--of: no point of the grid is in 46..50N; latitudes"),
+    ],
+)
+def test_misuse(run, tmp_path, capsys, of, text):
+    assert call(run, tmp_path / "gradient.nc", of=of) == USER_ERROR
+    assert text in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "gradient.nc").exists()
