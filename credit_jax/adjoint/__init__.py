@@ -15,13 +15,21 @@ from credit_jax.adjoint.linear import (
     linearized,
     tangent_linear,
 )
+from credit_jax.adjoint.singular_vectors import (
+    SingularVectors,
+    area_weights,
+    singular_vectors,
+)
 
 __all__ = [
     "ForecastMap",
     "Linearized",
+    "SingularVectors",
     "adjoint",
+    "area_weights",
     "forecast_map",
     "inner_product",
     "linearized",
+    "singular_vectors",
     "tangent_linear",
 ]

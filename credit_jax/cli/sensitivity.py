@@ -15,8 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.adjoint.forecast_map import map_of_reader
+from credit_jax.adjoint.forecast_map import State, map_of_reader
 from credit_jax.adjoint.sensitivity import Sensitivity, sensitivity
+from credit_jax.adjoint.singular_vectors import (
+    area_weights,
+    dataset_of,
+    energy_factors,
+    singular_vectors,
+)
 from credit_jax.adjoint.target import parse_target
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.forecast.model import config_of, package_of, planned, weights_of
@@ -27,22 +33,27 @@ from credit_jax.cli.options import (
     add_verify_option,
     join_processes,
 )
+from credit_jax.config.base import not_available
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.schedule import Task
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.member_noise import member_noise
-from credit_jax.forecast.outputs import outputs_of
+from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.training.run_weights import RunWeights
+from credit_jax.transforms.base import variable_of
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
 from credit_jax.visualization.labels import field_text
 from credit_jax.visualization.maps import Map, MapFigure, MapGrid, error_colors_of
 
-HELP = "Compute the gradient of a number of a forecast by its initial state."
+HELP = (
+    "Compute the gradient of a number of a forecast by its initial state, or the "
+    "perturbations that grow most."
+)
 EXAMPLE = (
     "--config RUN/model.yml --init-time 2001-06-01 --lead 3d "
     "--of 'mean T500 in 45..60N 10W..20E' --out gradient.nc"
@@ -60,12 +71,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--init-time", required=True, metavar="DATE", help="start date of the forecast")
     add("--lead", required=True, metavar="DURATION", help="length of it: 3d, 36h")
-    add(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--of",
-        required=True,
         metavar="TARGET",
         help="the number: 'mean CHANNEL [in REGION]', weighted by area, such as "
         "'mean T500 in 45..60N 10W..20E' or 'mean SP in europe'",
+    )
+    what.add_argument(
+        "--singular-vectors",
+        type=int,
+        metavar="N",
+        help="instead: the N perturbations of the state that grow most",
+    )
+    add(
+        "--norm",
+        default="energy",
+        metavar="NAME=WEIGHT,...",
+        help="of singular vectors: energy (default), by standard names of the data, "
+        "or weights of variables, T=1.86,SP=3.9e-6",
     )
     add("--out", required=True, metavar="FILE", help="the gradient: NetCDF, .nc")
     add("--map", metavar="FILE", help="a map of one level of it: .png, .svg or .pdf")
@@ -76,15 +100,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Computes and writes the gradient.
+    """Computes and writes the gradient, or the singular vectors.
 
     Raises:
         ValueError, OSError: the target, the model or its data are invalid.
     """
-    target = parse_target(args.of)
+    target = None if args.of is None else parse_target(args.of)
     out = Path(args.out)
     check_suffix(out, (".nc",))
     if args.map is not None:
+        if target is None:
+            raise ValueError("--map is of --of; singular vectors have no map")
         check_suffix(Path(args.map), SUFFIXES)
     compile_sooner()
     package = package_of(args)
@@ -101,8 +127,9 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(checkpoint, RunWeights):
         checkpoint = replace(checkpoint, channels=plan.schema.names)
     outputs = outputs_of(plan, model)
-    variable = target.place(outputs)[2]
-    target.weights(outputs)
+    if target is not None:
+        target.place(outputs)
+        target.weights(outputs)
     # Data-parallel devices compute the same forecast.
     tasks = [Task(0, 0)] * model.axes.num_data
     noise = member_noise(config.seed, plan.schedule, model)
@@ -118,16 +145,54 @@ def run(args: argparse.Namespace) -> int:
     )
     frames = range(1 - model.model_def.frames, 1)
     times = [plan.reader.data.time(start, frame) for frame in frames]
-    result = sensitivity(forecast, target, outputs, times)
+    if target is None:
+        end = plan.schedule.valid_time(0, plan.schedule.num_steps)
+        factors = _factors(args.norm, outputs, forecast.state)
+        weights = area_weights(forecast.state, outputs.latitude, factors)
+        vectors = singular_vectors(
+            forecast, forecast.state, args.singular_vectors, weights
+        )
+        dataset = dataset_of(vectors, outputs, (start, end))
+        values = ", ".join(f"{value:.4g}" for value in vectors.values)
+        text = f"singular values of {args.lead} after {start}: {values}"
+        figure = None
+    else:
+        result = sensitivity(forecast, target, outputs, times)
+        dataset = result.gradient
+        text = f"{target.text}, {args.lead} after {start}: {result.value:.6g}"
+        name = target.place(outputs)[2]
+        figure = None if args.map is None else map_of(result, name, args.lead)
     if jax.process_index() == 0:
         with new_file(out) as path:
-            write_netcdf(result.gradient, path, {})
-        print_line(f"{target.text}, {args.lead} after {start}: {result.value:.6g}")
+            write_netcdf(dataset, path, {})
+        print_line(text)
         print_line(f"written: {out}")
-        if args.map is not None:
-            save_figure(map_of(result, variable, args.lead), args.map)
+        if figure is not None and args.map is not None:
+            save_figure(figure, args.map)
             print_line(f"written: {args.map}")
     return OK
+
+
+def _factors(norm: str, outputs: Outputs, state: State) -> dict[str, float]:
+    """Key -> factor of a variable in the norm of `--norm`.
+
+    Raises:
+        ValueError: it is neither energy nor weights of prognostic variables.
+    """
+    if norm == "energy":
+        return energy_factors(outputs, state)
+    keys, factors = {variable_of(key): key for key in state}, {}
+    for entry in norm.split(","):
+        name, _, weight = entry.partition("=")
+        if name.strip() not in keys:
+            raise not_available("--norm: the variable", name.strip(), keys)
+        try:
+            factors[keys[name.strip()]] = float(weight)
+        except ValueError:
+            raise ValueError(
+                f"--norm: got {entry!r}, expected NAME=WEIGHT, such as T=1.86"
+            ) from None
+    return factors
 
 
 def map_of(result: Sensitivity, variable: str, lead: str) -> Any:

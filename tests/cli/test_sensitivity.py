@@ -23,7 +23,8 @@ MESHES = [(), ("--parallelism", "data=none,domain=2", "--devices", "2")]
 
 def call(run, out, *options, of=OF):
     arguments = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
-    arguments += ["--init-time", "2000-01-01", "--lead", "12h", "--of", of]
+    arguments += ["--init-time", "2000-01-01", "--lead", "12h"]
+    arguments += [] if of is None else ["--of", of]
     return main([*arguments, "--out", str(out), "--cache", "none", *options])
 
 
@@ -81,3 +82,39 @@ def test_misuse(run, tmp_path, capsys, of, text):
     assert call(run, tmp_path / "gradient.nc", of=of) == USER_ERROR
     assert text in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "gradient.nc").exists()
+
+
+def test_singular_vectors(run, tmp_path, capsys):
+    out = tmp_path / "vectors.nc"
+    options = ["--singular-vectors", "2", "--norm", "T=1,U=0.5"]
+    assert call(run, out, *options, of=None) == OK
+    assert "singular values of 12h after 2000-01-01" in capsys.readouterr().out
+    with xr.open_dataset(out) as file:
+        vectors = file.load()
+    assert vectors["T"].dims == ("vector", "level", "latitude", "longitude")
+    values = vectors["singular_value"].values
+    assert values[0] > values[1] > 0
+    area = np.cos(np.deg2rad(vectors["latitude"]))
+    for suffix, size in (("", np.ones(2)), ("_final", values)):
+        parts = [
+            factor
+            * (vectors[name + suffix] ** 2)
+            .weighted(area)
+            .mean(("latitude", "longitude", "level"))
+            for name, factor in (("T", 1.0), ("U", 0.5))
+        ]
+        assert np.sqrt(sum(parts).values) == pytest.approx(size, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("norm", "text"),
+    [
+        ("energy", "--norm energy: no prognostic variable of the data has one of"),
+        ("Q=1", "--norm: the variable 'Q' is not available; there are: U, T, SP"),
+        ("T=x", "--norm: got 'T=x', expected NAME=WEIGHT"),
+    ],
+)
+def test_misuse_of_norms(run, tmp_path, capsys, norm, text):
+    options = ["--singular-vectors", "1", "--norm", norm]
+    assert call(run, tmp_path / "vectors.nc", *options, of=None) == USER_ERROR
+    assert text in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,218 @@
+"""Singular vectors: the perturbations of a state that grow most in a forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from credit_jax.adjoint.forecast_map import ForecastMap, State
+from credit_jax.adjoint.linear import linearized
+from credit_jax.config.base import not_available
+from credit_jax.forecast.forecaster import to_host
+from credit_jax.forecast.netcdf import to_dataset
+from credit_jax.forecast.outputs import Outputs
+
+# Key -> array that broadcasts to (level, lat, lon): the squared norm is the sum over
+# all variables and points of weight times square.
+Weights = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class SingularVectors:
+    """The leading singular vectors of a forecast, by decreasing growth.
+
+    Attributes:
+        values: (vector,) singular values: norm at the end by norm at the start.
+        initial: key -> (vector, level, time, lat, lon), of norm 1.
+        final: key -> (vector, level, lat, lon), the first-order changes of the last
+            step.
+    """
+
+    values: np.ndarray
+    initial: dict[str, np.ndarray]
+    final: dict[str, np.ndarray]
+
+
+def singular_vectors(
+    forecast: ForecastMap, state: State, count: int, weights: Weights, seed: int = 0
+) -> SingularVectors:
+    """Computes singular vectors by Lanczos' method on M' M, with products alone.
+
+    A product is a forecast, its tangent and its adjoint. ARPACK (`scipy`) takes about
+    three times as many as there are vectors, and reorthogonalizes them.
+
+    Args:
+        forecast: the forecast of one sample; its last step counts.
+        state: initial state, at which it is linearized.
+        count: number of vectors.
+        weights: weights of the norm, at the start and at the end, of an energy, for
+            example; other variables are not perturbed, and do not count.
+        seed: seed of the first vector of the iteration.
+
+    Raises:
+        ValueError: `count` is not positive or too large, a weight is not positive or of
+            no variable, or the forecast has several samples.
+    """
+    shapes = {key: np.shape(x) for key, x in state.items()}
+    for key in weights:
+        if key not in shapes:
+            raise not_available("weights: the variable", key, shapes)
+    roots = {key: _root(weights, key, shapes[key]) for key in weights}
+    size = sum(root.size for root in roots.values())
+    if not 0 < count < size:
+        raise ValueError(f"count: got {count}, expected 1 to {size - 1}")
+    linear = linearized(forecast, state)
+
+    def unflattened(vector: np.ndarray) -> dict[str, np.ndarray]:
+        parts = 0
+        fields: dict[str, np.ndarray] = {
+            key: np.zeros(shape, np.float32) for key, shape in shapes.items()
+        }
+        for key, root in roots.items():
+            part = vector[parts : parts + root.size].reshape(root.shape)
+            fields[key], parts = (part / root).astype(np.float32), parts + root.size
+        return fields
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        tangents = linear.tangent_linear(unflattened(vector.ravel()))
+        squares = {
+            key: _weighed(to_host(tangents[key]), roots[key] ** 2) for key in roots
+        }
+        gradient = linear.adjoint(squares)
+        parts = [to_host(gradient[key]) / root for key, root in roots.items()]
+        return np.concatenate([np.float64(part).ravel() for part in parts])
+
+    start = np.random.default_rng(seed).standard_normal(size)
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
+    squares, vectors = eigsh(operator, count, v0=start, tol=1e-6)  # type: ignore[arg-type]
+    order = np.argsort(squares)[::-1]
+    initial = [unflattened(vectors[:, place]) for place in order]
+    final = [linear.tangent_linear(fields) for fields in initial]
+    return SingularVectors(
+        np.sqrt(np.maximum(squares[order], 0.0)),
+        {key: np.stack([fields[key][0] for fields in initial]) for key in roots},
+        {
+            key: np.stack([to_host(fields[key])[-1, 0] for fields in final])
+            for key in roots
+        },
+    )
+
+
+def _root(weights: Weights, key: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Roots of the weights of a variable, of the shape of the state."""
+    if shape[0] != 1 or shape[2] != 1:
+        raise ValueError(
+            f"state: {key} has shape {shape}; singular vectors are those of one sample "
+            "of one time"
+        )
+    whole = np.broadcast_to(
+        np.asarray(weights[key], np.float64), (shape[1], *shape[3:])
+    )
+    if not (whole > 0).all():
+        raise ValueError(f"weights: {key} must be positive, got {whole.min():g}")
+    return np.sqrt(whole)[None, :, None]
+
+
+def _weighed(fields: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The last of some leads, weighed; zeros elsewhere."""
+    weighed = np.zeros_like(fields)
+    weighed[-1] = fields[-1] * weights[:, :, 0]
+    return weighed
+
+
+def area_weights(
+    state: State, latitude: np.ndarray, factors: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray]:
+    """Weights of the mean over the area and the levels of each variable.
+
+    Args:
+        state: a state, for names and shapes.
+        latitude: (lat,) degrees, or (lat, lon) on a curvilinear grid.
+        factors: key -> factor, of the variables that count; None is 1 for all.
+    """
+    area = np.cos(np.deg2rad(latitude if latitude.ndim == 2 else latitude[:, None]))
+    area = np.maximum(area, 1e-3 * area.max())  # Rows at the poles have points, too.
+    weights = {}
+    for key, factor in (
+        dict.fromkeys(state, 1.0) if factors is None else factors
+    ).items():
+        _, levels, _, *grid = np.shape(state[key])
+        whole = np.broadcast_to(area, grid)
+        weights[key] = np.stack([factor * whole / (whole.sum() * levels)] * levels)
+    return weights
+
+
+# Of the total energy of a dry atmosphere, J/kg, in layers of equal mass, by CF's
+# standard names; T0 = 270 K, p0 = 1000 hPa (Ehrendorfer and Errico 1995).
+ENERGY = {
+    "eastward_wind": 0.5,
+    "northward_wind": 0.5,
+    "air_temperature": 0.5 * 1004.0 / 270.0,
+    "surface_air_pressure": 0.5 * 287.0 * 270.0 / 1e10,
+}
+
+
+def energy_factors(outputs: Outputs, keys: Iterable[str]) -> dict[str, float]:
+    """Key -> factor of the total energy, of the variables that have one.
+
+    Args:
+        outputs: the variables, with the attributes of the data.
+        keys: keys of the prognostic variables.
+
+    Raises:
+        ValueError: no variable has such a standard name.
+    """
+    names = {
+        variable.key: str(outputs.attributes_of(variable).get("standard_name", ""))
+        for variable in outputs.variables
+    }
+    factors = {key: ENERGY[names[key]] for key in keys if names.get(key, "") in ENERGY}
+    if not factors:
+        raise ValueError(
+            "--norm energy: no prognostic variable of the data has one of the standard "
+            f"names {', '.join(ENERGY)}; name the variables and their weights, such as "
+            "--norm U=0.5,V=0.5,T=1.86,SP=3.9e-6"
+        )
+    return factors
+
+
+def dataset_of(
+    vectors: SingularVectors,
+    outputs: Outputs,
+    times: Sequence[np.datetime64],
+) -> xr.Dataset:
+    """Singular vectors as a Dataset.
+
+    Args:
+        vectors: the vectors.
+        outputs: variables and coordinates of the forecasts.
+        times: dates of the start and of the end.
+
+    Returns:
+        `singular_value` (vector), and of each variable its name at the start and its
+        name with the suffix `_final` at the end: (vector, [level], latitude,
+        longitude).
+    """
+    chosen = tuple(v for v in outputs.variables if v.key in vectors.initial)
+    chosen = replace(outputs, variables=chosen, attributes={})
+    initial = {key: field[:, :, 0] for key, field in vectors.initial.items()}
+    parts = []
+    for fields, time in zip((initial, vectors.final), times, strict=True):
+        steps = [
+            to_dataset(chosen, [time], [{k: x[number] for k, x in fields.items()}])
+            for number in range(len(vectors.values))
+        ]
+        parts.append(
+            xr.concat([step.isel(time=0, drop=True) for step in steps], "vector")
+        )
+    start, end = parts
+    for variable in chosen.variables:
+        units = outputs.attributes_of(variable).get("units")
+        start[variable.name].attrs = {"units": str(units)} if units else {}
+    whole = start.merge(end.rename({name: f"{name}_final" for name in end.data_vars}))
+    return whole.assign(singular_value=("vector", vectors.values))

@@ -1,0 +1,91 @@
+"""Singular vectors beside those of the whole matrix."""
+
+import shutil
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.adjoint import area_weights, forecast_map, linearized, singular_vectors
+from credit_jax.packages.labeled import open_forecaster
+from tests.support import assert_close
+
+COUNT, SP = 3, "ERA5/prognostic/2d/SP"
+
+
+@pytest.fixture(scope="module")
+def forecast(run, world, tmp_path_factory):
+    """Two steps, normalized."""
+    folder = tmp_path_factory.mktemp("opened") / "run"
+    shutil.copytree(run.parent / "run", folder)
+    shutil.copyfile(run, folder / "model.yml")
+    with xr.open_dataset(world / "w_2000.nc") as fields:
+        initial = fields.sel(time=[np.datetime64("2000-01-01")]).load()
+    forecaster = open_forecaster(folder)
+    made = forecast_map(forecaster, initial, [1, 2], units="normalized")
+    return made, area_weights(made.state, forecaster.states.latitude)
+
+
+def test_those_of_the_matrix(forecast):
+    forecast, weights = forecast
+    state = forecast.state
+    vectors = singular_vectors(forecast, state, COUNT, weights)
+    matrix = _matrix(forecast, weights)
+    expected = np.linalg.svd(matrix, compute_uv=False)[:COUNT]
+    assert_close(vectors.values, expected, 1e-5, "singular values")
+    for number in range(COUNT):
+        sizes = [
+            sum(
+                (
+                    weights[key] * fields[key][number].reshape(weights[key].shape) ** 2
+                ).sum()
+                for key in weights
+            )
+            for fields in (vectors.initial, vectors.final)
+        ]
+        assert sizes[0] == pytest.approx(1, rel=1e-5)
+        assert np.sqrt(sizes[1]) == pytest.approx(vectors.values[number], rel=1e-5)
+
+
+def _matrix(forecast, weights):
+    """W^1/2 M W^-1/2 of the last step, column by column."""
+    linear = linearized(forecast, forecast.state)
+    roots = {key: np.sqrt(weights[key]) for key in forecast.state}
+    columns = []
+    for key, field in forecast.state.items():
+        for place in range(field.size):
+            unit = {k: np.zeros_like(x) for k, x in forecast.state.items()}
+            unit[key].flat[place] = 1 / roots[key].flat[place]
+            tangents = linear.tangent_linear(unit)
+            columns.append(
+                np.concatenate(
+                    [
+                        np.ravel(np.asarray(tangents[k])[-1, 0] * r)
+                        for k, r in roots.items()
+                    ]
+                )
+            )
+    return np.stack(columns, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "text"),
+    [
+        (0, {}, "count: got 0, expected 1 to 299"),
+        (1, {"Q": np.ones(1)}, "weights: the variable 'Q' is not available; there are"),
+        (1, {SP: np.zeros(1)}, "weights: .*SP must be positive, got 0"),
+    ],
+)
+def test_misuse(forecast, count, changed, text):
+    forecast, weights = forecast
+    with pytest.raises(ValueError, match=text):
+        singular_vectors(forecast, forecast.state, count, {**weights, **changed})
+
+
+def test_variables_without_weights_are_not_perturbed(forecast):
+    forecast, weights = forecast
+    chosen = {key: x for key, x in weights.items() if key != SP}
+    vectors = singular_vectors(forecast, forecast.state, 1, chosen)
+    assert SP not in vectors.initial
+    both = singular_vectors(forecast, forecast.state, 1, weights)
+    assert 0 < vectors.values[0] <= both.values[0] * (1 + 1e-5)
