@@ -9,6 +9,9 @@
             ema/                {path: array}; only with `trainer.use_ema`
             ema_batch_stats/    the average of "batch_stats", float32; only with ema,
                                 of models with batch norms
+            adapters/           {"base": {path: array}, "weights": {path: array},
+                                "ema": {path: array}}: matrices with low-rank adapters,
+                                and these; "weights" and "ema" above have the sums
             optimizer/          {"opt_state": {"adam": {"count", "mu", "nu"}},
                                 "micro_step", "update_step", "key"}
             loss_scale/         {"scale", "good_updates"}; only in float16
@@ -26,6 +29,7 @@ start. A checkpoint converted from elsewhere needs `weights` and `progress` only
 
 from credit_jax.checkpoint.progress import PlateauState, Progress
 from credit_jax.checkpoint.store import (
+    ADAPTERS,
     EMA,
     EMA_STATS,
     LOSS,
@@ -36,6 +40,7 @@ from credit_jax.checkpoint.store import (
 )
 
 __all__ = [
+    "ADAPTERS",
     "EMA",
     "EMA_STATS",
     "LOSS",

@@ -42,7 +42,8 @@ T = TypeVar("T")
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE, LOSS, EMA_STATS = "loss_scale", "loss", "ema_batch_stats"
-ITEMS = (WEIGHTS, EMA, EMA_STATS, OPTIMIZER, LOSS_SCALE, LOSS)
+ADAPTERS = "adapters"
+ITEMS = (WEIGHTS, EMA, EMA_STATS, ADAPTERS, OPTIMIZER, LOSS_SCALE, LOSS)
 # Raised when damaged files are read, besides the bare `Exception` of Orbax.
 _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
 # Orbax's file of timestamps, which is changed again when a checkpoint is renamed.

@@ -8,6 +8,47 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.messages import got
 
 
+class CopyChannels(StrictModel):
+    """New outputs that begin as copies of others.
+
+    Attributes:
+        copied: `copy`: new output -> output of the base, by the names of variables; one
+            level of a variable is "T 500".
+    """
+
+    copied: dict[str, str] = Field(alias="copy")
+
+
+NewChannels = Literal["zero", "mean"] | CopyChannels
+
+
+class LoraConfig(StrictModel):
+    """Low-rank adapters of frozen matrices (LoRA): W + alpha / rank * A B.
+
+    Attributes:
+        rank: columns of A and rows of B.
+        alpha: numerator of the factor of the product.
+        targets: patterns of the matrices that have adapters: of dense layers and of 1 x
+            1 convolutions; what else a pattern matches is left as it is.
+    """
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    targets: tuple[str, ...] = Field(min_length=1)
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _patterns(cls, value: object) -> object:
+        return list_of_patterns(value)
+
+
+def list_of_patterns(value: object) -> object:
+    """Refuses a text, whose characters would be patterns."""
+    if isinstance(value, str):
+        raise ValueError(f"must be a list of patterns, got {got(value)}")
+    return value
+
+
 class FinetuneConfig(StrictModel):
     """What a run begins with, and what of it is trained; CREDIT has no such section.
 
@@ -23,19 +64,28 @@ class FinetuneConfig(StrictModel):
             optimizer state, no weight decay and no average. Their spectral norm stays
             that of the base.
         train: patterns of the only parameters that are trained; not beside `freeze`.
+        lora: low-rank adapters, see `LoraConfig`; all parameters of the base but those
+            of `train` are frozen.
+        new_channels: whether the data may have other variables and levels than those of
+            the base, and what the weights of new outputs begin with: "zero", the "mean"
+            of those of all outputs, or `copy: {NEW: OLD}`. The weights of new inputs
+            are 0 at first. With null the channels must be those of the base.
+        new_grid: whether the grid, padding and windows may be others than those of the
+            base.
     """
 
     base: str = Field(alias="from", min_length=1)
     weights: Literal["average", "last"] | None = None
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
+    lora: LoraConfig | None = None
+    new_channels: NewChannels | None = None
+    new_grid: bool = False
 
     @field_validator("freeze", "train", mode="before")
     @classmethod
     def _patterns(cls, value: object) -> object:
-        if isinstance(value, str):
-            raise ValueError(f"must be a list of patterns, got {got(value)}")
-        return value
+        return list_of_patterns(value)
 
     @model_validator(mode="after")
     def _one_list(self) -> "FinetuneConfig":
@@ -43,5 +93,10 @@ class FinetuneConfig(StrictModel):
             raise ValueError(
                 "freeze and train are both given; expected one of them: train is the "
                 "list of all that is not frozen"
+            )
+        if self.freeze and self.lora:
+            raise ValueError(
+                "freeze is given beside lora, which freezes all parameters of the base "
+                "but those of train; expected one of them"
             )
         return self

@@ -22,6 +22,7 @@ from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import no_statistics_error
 from credit_jax.nn.context import BlockCount, Context
+from credit_jax.nn.low_rank import LowRank
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
@@ -48,6 +49,7 @@ class ModelDef:
         frozen: paths of parameters that are not trained, besides those that the model
             itself freezes. Their matrices are divided by the stored sigma of spectral
             norm in training, too, without power iterations.
+        low_rank: matrices with adapters, which are parameters, too; None for none.
 
     >>> model.model_def.input_channels, model.model_def.num_parameters
     (7, 42)
@@ -57,6 +59,7 @@ class ModelDef:
     make: Callable[[Any], nnx.Module]
     keep_whole: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    low_rank: LowRank | None = None
 
     @cached_property
     def _abstract(self) -> nnx.Module:
@@ -80,7 +83,16 @@ class ModelDef:
     def param_specs(self) -> dict[str, ParamSpec]:
         """`ParamSpec` of every parameter, by path."""
         named = named_variables(self._abstract, Parameter)
-        return {path: param_spec_of(variable) for path, variable in named}
+        specs = {path: param_spec_of(variable) for path, variable in named}
+        return specs | (self.low_rank.param_specs(specs) if self.low_rank else {})
+
+    @property
+    def constant_vectors(self) -> frozenset[str]:
+        """Paths of matrices whose u and v stay in training.
+
+        Those of frozen matrices do; a matrix with an adapter is not constant.
+        """
+        return self.frozen - (self.low_rank.targets if self.low_rank else frozenset())
 
     @property
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -372,15 +384,21 @@ class ModelDef:
     def bind(
         self, weights: Mapping[str, Array], batch_stats: Collection | None = None
     ) -> Any:
-        """Returns the NNX module with these arrays, without gradient of frozen ones."""
+        """Returns the NNX module with these arrays, without gradient of frozen ones.
+
+        A frozen matrix that has an adapter is given as their sum, which has one.
+        """
         graph, params, stats = self._split
         stored = {
             f"{path}/{name}": array
             for path, arrays in (batch_stats or {}).items()
             for name, array in arrays.items()
         }
+        sums = self.low_rank.targets if self.low_rank else frozenset()
         values = {
-            path: lax.stop_gradient(w) if self.param_specs[path].frozen else w
+            path: lax.stop_gradient(w)
+            if self.param_specs[path].frozen and path not in sums
+            else w
             for path, w in weights.items()
         }
         stats = _filled(stats, stored) if stored else stats

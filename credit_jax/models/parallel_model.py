@@ -22,6 +22,7 @@ from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
+from credit_jax.nn.low_rank import merge
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel import scopes
@@ -192,6 +193,7 @@ class ParallelModel:
 
         Returns:
             The divided weights, and the state with an empty collection "spectral_norm".
+            Matrices are the sums with their adapters, and these are 0.
         """
         self.check_weights(params, model_state)
         if not model_state[SPECTRAL_NORM]:
@@ -256,7 +258,9 @@ class ParallelModel:
 
     def _fuse_of(self, compensated: bool) -> Callable[[Weights, ModelState], Weights]:
         def body(params: Weights, model_state: ModelState, _: None) -> Weights:
-            return self._normalized(params, model_state, compensated=compensated)
+            divided = self._normalized(params, model_state, compensated=compensated)
+            rest = {p: x for p, x in params.items() if p not in divided}
+            return divided | jax.tree.map(jnp.zeros_like, rest)
 
         fuse = self.shard_map(body, batch_specs=None, out_specs=self.specs)
         return lambda params, model_state: fuse(params, model_state, None)
@@ -363,16 +367,16 @@ class ParallelModel:
     def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
         """Returns the state for a training forward pass, after power iterations.
 
-        The vectors of `ModelDef.frozen` matrices stay: with others a frozen matrix
-        would be divided by another sigma.
+        The vectors of frozen matrices stay: with others such a matrix would be divided
+        by another sigma.
 
         Args:
             params, model_state: as for `local_forward`.
         """
-        vectors, frozen = model_state[SPECTRAL_NORM], self.model_def.frozen
+        vectors, constant = model_state[SPECTRAL_NORM], self.model_def.constant_vectors
         iterated = spectral_norm.iterate(
-            params,
-            {path: pair for path, pair in vectors.items() if path not in frozen},
+            self._merged(params),
+            {path: pair for path, pair in vectors.items() if path not in constant},
             self.model_def.matrices,
             self.specs,
         )
@@ -450,14 +454,19 @@ class ParallelModel:
     def _normalized(
         self, params: Weights, model_state: ModelState, *, compensated: bool = False
     ) -> Weights:
-        """Returns local shards of all parameters, after spectral norm."""
+        """Returns local shards of all parameters of layers, after spectral norm."""
         return spectral_norm.normalize(
-            params,
+            self._merged(params),
             model_state[SPECTRAL_NORM],
             self.model_def.matrices,
             self.specs,
             compensated=compensated,
         )
+
+    def _merged(self, params: Weights) -> Weights:
+        """Returns local shards with the sums of matrices and their adapters."""
+        definition = self.model_def
+        return merge(params, definition.low_rank, definition.param_specs, self.specs)
 
     def _data_rank(self) -> Array | int:
         """Returns the data-parallel rank of this device, dp_replicate outermost."""

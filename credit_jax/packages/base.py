@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.models.model_def import ModelDef
+from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.packages.channel_table import order_of
 from credit_jax.packages.package import Package, open_package
 from credit_jax.plan.finetune import Base
@@ -29,10 +32,11 @@ def open_package_base(base: Base, weights: str | None) -> BaseWeights:
             raise ValueError(f"{base.path} has the average alone; leave weights out")
 
     def read(model_def: ModelDef) -> tuple[Arrays, HostModelState]:
-        del model_def  # that of model.yml, which is compared before
+        del model_def  # that of model.yml
         return package.weights
 
     return BaseWeights(
+        base,
         f"package {base.path}, {label_of(average=package.average)}",
         read,
         _channels(package),
@@ -42,8 +46,22 @@ def open_package_base(base: Base, weights: str | None) -> BaseWeights:
 
 def _channels(package: Package) -> ChannelSchema:
     """The channels of x and y; the times of a variable are not recorded."""
-    groups = (
-        tuple(ChannelGroup(*entry, 1) for entry in order_of(package.channels[name]))
-        for name in ("input", "output")
-    )
-    return ChannelSchema(*groups)
+    parts = []
+    for name in ("input", "output"):
+        entries = package.channels[name]
+        levels = {key: [] for key, _ in order_of(entries)}
+        for entry in entries:
+            levels[entry["key"]].append(entry["level"])
+        parts.append(
+            tuple(
+                ChannelGroup(key, count, 1, _values(levels[key]))
+                for key, count in order_of(entries)
+            )
+        )
+    return ChannelSchema(*parts)
+
+
+def _values(levels: Sequence[float | None]) -> CoordinateValues | None:
+    """Values of levels; None for a variable without levels."""
+    known = tuple(float(level) for level in levels if level is not None)
+    return known if len(known) == len(levels) else None

@@ -6,7 +6,7 @@ It reads configs alone. What it finds is found before weights or data are read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +16,28 @@ from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
 from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.channel_change import check_changeable
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build
+from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.state_dict.problems import compare_shapes
 
 _KEY = "trainer.finetune"
 _FROM = f"{_KEY}.from"
 _CHECKPOINTS = "checkpoints"
 _LISTED = 4
+# What keys of `model` mean for position biases, whose parameters are carried.
+_OFFSETS = (
+    ": the position bias is the same function of the offset in tokens, at offsets that "
+    "the base has not seen where windows are larger"
+)
+_OF_POSITIONS = {
+    "local_window_size": _OFFSETS,
+    "global_window_size": _OFFSETS,
+    "window_size": ": the position bias is a function of the offset relative to the "
+    "window, and so another one of the offset in tokens",
+}
 
 BaseKind = Literal["run", "package", "torch"]
 
@@ -81,16 +94,27 @@ def find_base(finetune: FinetuneConfig) -> Base:
     return Base(path, kind, written)
 
 
-def check_base(base: Base, model_def: ModelDef) -> None:
+def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> None:
     """Checks that the weights of a base are those of a model.
+
+    Args:
+        base: the base.
+        model_def: the model.
+        finetune: section that says whether its channels and its grid may differ.
 
     Raises:
         ConfigError: it has a model of another type, on another grid, or with parameters
             of other shapes; lists the keys of `model` that differ.
+        ValueError: see `check_changeable`.
     """
     check_type(base, model_def.config.type)
     base_def = build(base.section)
-    differ = compare_shapes(_shapes(base_def), _shapes(model_def))
+    model_def = replace(model_def, low_rank=None)  # the base has no adapters
+    if finetune.new_channels is not None:
+        check_changeable(base_def, model_def)
+    differ = [] if finetune.new_grid else _other_grid(base_def, model_def)
+    if finetune.new_channels is None:
+        differ += compare_shapes(_shapes(base_def), _shapes(model_def))
     if not differ:
         return
     keys = [
@@ -120,9 +144,18 @@ def check_type(base: Base, model_type: str) -> None:
 
 
 def _shapes(model_def: ModelDef) -> dict[str, tuple[int, ...]]:
-    """Shapes of the grid and of all parameters."""
-    shapes = {path: spec.shape for path, spec in model_def.param_specs.items()}
-    return {"grid": (model_def.image_height, model_def.image_width), **shapes}
+    return {path: spec.shape for path, spec in model_def.param_specs.items()}
+
+
+def _other_grid(base_def: ModelDef, model_def: ModelDef) -> list[str]:
+    """A line if the grids differ."""
+    theirs, ours = ((d.image_height, d.image_width) for d in (base_def, model_def))
+    if theirs == ours:
+        return []
+    return [
+        f"its grid is {theirs[0]} x {theirs[1]}, expected {ours[0]} x {ours[1]} "
+        f"({_KEY}.new_grid: true takes another one)"
+    ]
 
 
 def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
@@ -130,6 +163,7 @@ def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
     differing = _differing(model_def.config, build(base.section).config)
     return [
         f"{_FROM}: model.{name} is {value!r}, that of the base {before!r}"
+        + _OF_POSITIONS.get(name, "")
         for name, value, before in differing
         if name != "type"
     ]
@@ -155,6 +189,8 @@ def frozen_parameters(
         ConfigError: a pattern matches nothing, or some blocks of a stage alone; or
             nothing is left to train.
     """
+    if finetune is not None and finetune.lora and not finetune.train:
+        return frozenset(model_def.param_specs)
     if finetune is None or not (finetune.freeze or finetune.train):
         return frozenset()
     which = "freeze" if finetune.freeze else "train"
@@ -180,6 +216,47 @@ def frozen_parameters(
     if problems:
         raise ConfigError(problems)
     return frozenset(frozen)
+
+
+def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank | None:
+    """Returns the matrices that a config gives adapters.
+
+    Args:
+        model_def: the model, whose frozen parameters are known.
+        finetune: patterns of paths, or of CREDIT's keys; None gives none.
+
+    Raises:
+        ConfigError: a pattern matches no matrix of a dense layer or of a 1 x 1
+            convolution, or matrices that are trained themselves.
+    """
+    lora = None if finetune is None else finetune.lora
+    if lora is None:
+        return None
+    where, names = f"{_KEY}.lora.targets", _names(model_def)
+    problems = _unmatched(where, lora.targets, names)
+    targets = set[str]()
+    for pattern in lora.targets:
+        paths = [
+            path
+            for path, parts in names.items()
+            if any(_matches(part, [pattern]) for part in parts)
+        ]
+        matrices = [path for path in paths if is_matrix(model_def.param_specs[path])]
+        targets.update(matrices)
+        if paths and not matrices:
+            problems.append(
+                f"{where}: {pattern!r} matches no matrix of a dense layer or of a 1 x "
+                f"1 convolution, but {_some(sorted(paths))}"
+            )
+    trained = sorted(targets - model_def.frozen)
+    if trained and not problems:
+        problems.append(
+            f"{where}: {_some(trained)} would be trained and have adapters; leave "
+            "them out of train, or out of targets"
+        )
+    if problems:
+        raise ConfigError(problems)
+    return LowRank(lora.rank, lora.alpha / lora.rank, frozenset(targets))
 
 
 def note_on_frozen(model_def: ModelDef) -> str:

@@ -157,7 +157,7 @@ def plan_run(
     if model.model_def is not None and trainer.finetune is not None and begins:
         with findings.collecting():
             base = find_base(trainer.finetune)
-            check_base(base, model.model_def)
+            check_base(base, model.model_def, trainer.finetune)
             findings.notes += notes_on_base(base, model.model_def)
     if model.dims is not None:
         findings.add(_ring_findings(config, model.dims.batch_size))

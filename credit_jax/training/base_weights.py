@@ -6,21 +6,31 @@ one, the latter with torch; they are imported by name where a config asks for th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
+
+import jax
 
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config.base import ConfigError
-from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.config.finetune import FinetuneConfig, NewChannels
+from credit_jax.config.load import config_of
 from credit_jax.data import ChannelSchema
-from credit_jax.data.schema import SCHEMA_FILE
+from credit_jax.data.schema import SCHEMA_FILE, ChannelGroup
 from credit_jax.io.activity import activity
+from credit_jax.models.channel_change import change_channels
 from credit_jax.models.model_def import ModelDef
-from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.models.registry import build, parse_model
+from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
+from credit_jax.parallel.params.init import initialize
+from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.finetune import Base, check_type, find_base
 from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_jax.training.channel_match import ChannelMatch, match_channels
 from credit_jax.training.run_weights import open_weights
 
 Read = Callable[[ModelDef], tuple[Arrays, HostModelState]]
@@ -31,39 +41,88 @@ class BaseWeights:
     """Opened weights of a base; arrays are read by `on_host`.
 
     Attributes:
+        base: the base.
         where: what they are, for the log and for errors.
-        read: reads whole parameters by path and model state, for a model definition.
-        channels: channels of its data; None if unknown.
+        read: reads whole parameters by path and model state, for the model of the base.
+        channels: channels of its data, with the values of their levels if these are
+            known; None if unknown.
         coordinates: coordinates of its data; None if unknown.
         changed: notes on files whose contents, by digests, are not those of the base.
     """
 
+    base: Base
     where: str
     read: Read
     channels: ChannelSchema | None = None
     coordinates: Coordinates | None = None
     changed: Callable[[Mapping[str, str]], list[str]] = lambda digests: []
 
+    def like(self, finetune: FinetuneConfig) -> Coordinates | None:
+        """The coordinates at which a run reads its data; None if they are its own.
+
+        With new channels the levels are those of its data.
+        """
+        if finetune.new_grid or self.coordinates is None:
+            return None
+        if finetune.new_channels is None:
+            return self.coordinates
+        sources = {name: axes.grid for name, axes in self.coordinates.sources.items()}
+        return replace(self.coordinates, sources=sources)
+
+    def match(
+        self, channels: ChannelSchema, new: NewChannels | None
+    ) -> ChannelMatch | None:
+        """The channels of a run by those of the base; None if they are the same.
+
+        Args:
+            channels: channels of the data of the run.
+            new: what new ones begin with; None for a run without new ones.
+
+        Raises:
+            ConfigError: the base was trained with other channels, and `new` is None; or
+                see `match_channels`.
+        """
+        if new is not None and self.channels is None:
+            raise ConfigError(
+                [
+                    f"trainer.finetune.new_channels: the channels of {self.where} are "
+                    f"unknown; put its {SCHEMA_FILE} beside its model.yml"
+                ]
+            )
+        if self.channels is None:
+            return None
+        if new is not None:
+            return match_channels(self.channels, channels, new)
+        problems = channel_differences(self.channels.names, channels.names)
+        if problems:
+            raise ConfigError(
+                [
+                    f"trainer.finetune.from: {self.where} has other channels: {line}; "
+                    "trainer.finetune.new_channels takes those that both have"
+                    for line in problems
+                ]
+            )
+        return None
+
     @activity("reading the base")
     def on_host(
-        self, model_def: ModelDef, channels: ChannelSchema
+        self, model_def: ModelDef, match: ChannelMatch | None
     ) -> tuple[Arrays, HostModelState]:
-        """Whole parameters by path and model state.
+        """Whole parameters by path and model state for the model of a run.
 
         Args:
             model_def: the model of the run.
-            channels: channels of the data of the run.
+            match: its channels, as returned by `match`.
 
         Raises:
-            ConfigError: the base was trained with other channels.
             ValueError: its files are damaged, or have arrays of other shapes.
         """
-        if self.channels is not None:
-            problems = channel_differences(self.channels.names, channels.names)
-            if problems:
-                where = f"trainer.finetune.from: {self.where} has other channels"
-                raise ConfigError([f"{where}: {line}" for line in problems])
-        return self.read(model_def)
+        base_def = build(self.base.section)
+        params, state = self.read(base_def)
+        if match is not None:
+            plain, weights = replace(model_def, low_rank=None), (params, state)
+            params, state = change_channels(weights, base_def, plain, match.change)
+        return {**params, **first_adapters(model_def)}, state
 
 
 # (base, "average", "last" or None) -> its weights, not read yet.
@@ -103,11 +162,76 @@ def _opener(base: Base) -> OpenBase:
 
 def _open_run(base: Base, weights: str | None) -> BaseWeights:
     opened = open_weights(base.path, weights=weights)
-    schema = base.path / SCHEMA_FILE
     return BaseWeights(
+        base,
         f"{opened.path}, {label_of(average=opened.average)}",
         opened.on_host,
-        ChannelSchema.load(schema) if schema.is_file() else None,
+        base_channels(base, opened.coordinates),
         opened.coordinates,
         opened.changed_files,
     )
+
+
+def base_channels(
+    base: Base, coordinates: Coordinates | None = None
+) -> ChannelSchema | None:
+    """The channels of a base by its files, with the values of their levels.
+
+    Args:
+        base: the base.
+        coordinates: coordinates of its data, if they are recorded.
+
+    Returns:
+        Those of channel_schema.yaml, or else of model.yml; None if neither has them.
+    """
+    folder = base.path if base.path.is_dir() else base.path.parent
+    data = None
+    with suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = config_of(base.written, forecasts=True).data
+    if (folder / SCHEMA_FILE).is_file():
+        schema = ChannelSchema.load(folder / SCHEMA_FILE)
+    elif data is not None:
+        schema = schema_of(data, parse_model(base.section))
+    else:
+        return None
+    levels = dict[str, CoordinateValues]()
+    for name, source in ({} if data is None else data.source).items():
+        if source.level_values is not None:
+            levels[name] = tuple(source.level_values)
+    for name, axes in ({} if coordinates is None else coordinates.sources).items():
+        if axes.levels is not None:
+            levels[name] = axes.levels
+    return with_levels(schema, levels)
+
+
+def with_levels(
+    schema: ChannelSchema, levels: Mapping[str, CoordinateValues]
+) -> ChannelSchema:
+    """A schema whose 3-D variables have the values of levels of their sources.
+
+    Args:
+        schema: the schema.
+        levels: source -> values; those of another number of levels are left out.
+    """
+
+    def known(group: ChannelGroup) -> ChannelGroup:
+        values = levels.get(group.source, ())
+        fits = "/3d/" in group.var_key and len(values) == group.n_levels
+        return replace(group, levels=values) if fits else group
+
+    parts = (tuple(map(known, groups)) for groups in (schema.input, schema.target))
+    return ChannelSchema(*parts)
+
+
+def first_adapters(model_def: ModelDef, seed: int = 0) -> Arrays:
+    """The adapters of a model before the first update, by path.
+
+    Args:
+        model_def: the model.
+        seed: seed of the initial A; B is 0.
+    """
+    if model_def.low_rank is None:
+        return {}
+    specs = model_def.low_rank.param_specs(model_def.param_specs)
+    return jax.device_get(initialize(specs, jax.random.key(seed)))

@@ -96,8 +96,9 @@ def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):
-        specs = setup.model_def.param_specs
-        run_store = RunStore(store, specs, setup.schema.names)
+        definition, names = setup.model_def, setup.schema.names
+        specs, low_rank = definition.param_specs, definition.low_rank
+        run_store = RunStore(store, specs, names, low_rank=low_rank)
         state = run_store.restore_weights(best, state)
     store.close()
     return state

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint import (
+    ADAPTERS,
     EMA,
     EMA_STATS,
     LOSS,
@@ -29,6 +30,7 @@ from credit_jax.config.load import read_model_section
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.nn.low_rank import LowRank, is_adapter, merged
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.frozen import trainable
@@ -66,6 +68,9 @@ class RunStore:
         coordinates: coordinates of the run's data, which checkpoints record; None
             records none.
         digests: `file_digests` of the run, which checkpoints record.
+        low_rank: adapters of the model. Weights and average in a checkpoint are those
+            of the model without them, with the sums: whatever reads it needs to know
+            nothing of adapters.
     """
 
     checkpoints: CheckpointStore
@@ -73,6 +78,7 @@ class RunStore:
     channels: Mapping[str, tuple[str, ...]] | None = None
     coordinates: Coordinates | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    low_rank: LowRank | None = None
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
@@ -100,7 +106,36 @@ class RunStore:
             items[LOSS_SCALE] = dict(vars(state.loss_scale))
         if state.loss_state is not None:
             items[LOSS] = dict(vars(state.loss_state))
-        return unpack_on_host(items, self._packing)
+        items = unpack_on_host(items, self._packing)
+        return items if self.low_rank is None else self._with_sums(items, self.low_rank)
+
+    def _with_sums(
+        self, items: Mapping[str, PyTree], low_rank: LowRank
+    ) -> dict[str, PyTree]:
+        """Items with the sums of matrices and adapters, and an item of these."""
+        params, specs = items[WEIGHTS]["params"], self.param_specs
+        adapters = {"base": {path: params[path] for path in low_rank.targets}}
+        whole = merged(params, low_rank, specs)
+        sums = {**items, WEIGHTS: {**items[WEIGHTS], "params": whole}}
+        adapters["weights"] = {p: x for p, x in params.items() if is_adapter(p)}
+        if EMA in items:
+            average = items[EMA]
+            sums[EMA] = merged(average, low_rank, specs)
+            adapters[EMA] = {p: x for p, x in average.items() if is_adapter(p)}
+        return {**sums, ADAPTERS: adapters}
+
+    def _without_sums(self, items: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """The inverse of `_with_sums`."""
+        if ADAPTERS not in items:
+            return dict(items)
+        adapters, weights = items[ADAPTERS], items[WEIGHTS]
+        base = adapters["base"]
+        parts = dict(items)
+        params = {**weights["params"], **base, **adapters["weights"]}
+        parts[WEIGHTS] = {**weights, "params": params}
+        if EMA in items:
+            parts[EMA] = {**items[EMA], **base, **adapters[EMA]}
+        return parts
 
     @property
     def _packing(self) -> Packing:
@@ -179,7 +214,7 @@ class RunStore:
             targets.pop(LOSS_SCALE, None)
         for optional in _OPTIONAL.difference(stored):
             targets.pop(optional, None)
-        items = self.checkpoints.restore(step, targets)
+        items = self._without_sums(self.checkpoints.restore(step, targets))
         fields = self._fields(state, items)
         if not position:
             fields.pop("micro_step", None)

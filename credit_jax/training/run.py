@@ -148,8 +148,8 @@ def _train_in(
         weights = store, step
     elif (finetune := config.trainer.finetune) is not None:
         base = open_base(finetune, config.model["type"])
-        like = base.coordinates
-        notes = [] if like else [no_coordinates(base.where)]
+        like = base.like(finetune)
+        notes = [] if base.coordinates else [no_coordinates(base.where)]
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     wait_for_all("the demo data")
@@ -253,6 +253,9 @@ def run_training(
         for line in store.damaged():
             display.message(f"not used: {line}")
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
+    if base is not None and (match := setup.match_channels(base)):
+        for line in match.report:
+            display.message(line)
     state = setup.fresh_state(base)
     start = start_of_run(trainer, run_store, state, resume=resume)
     if base is not None:
@@ -308,7 +311,8 @@ def run_training(
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
     where = setup.train_loader.coordinates()
     specs, names = setup.model_def.param_specs, setup.schema.names
-    return RunStore(store, specs, names, where, setup.plan.digests)
+    digests, low_rank = setup.plan.digests, setup.model_def.low_rank
+    return RunStore(store, specs, names, where, digests, low_rank)
 
 
 def _loggers(

@@ -28,6 +28,7 @@ from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.batches import num_batches
+from credit_jax.training.channel_match import ChannelMatch
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
 from credit_jax.training.restore import place_weights
@@ -188,6 +189,12 @@ class Setup:
             return None
         return rows_of(self.mesh, self.model_def.image_height)
 
+    def match_channels(self, base: BaseWeights) -> ChannelMatch | None:
+        """See `BaseWeights.match`."""
+        finetune = self.config.trainer.finetune
+        new = None if finetune is None else finetune.new_channels
+        return base.match(self.schema, new)
+
     def fresh_state(self, base: BaseWeights | None = None) -> TrainState:
         """The state before the first update, with new weights from `seed`.
 
@@ -195,11 +202,11 @@ class Setup:
             base: weights to begin with instead.
 
         Raises:
-            ValueError: see `BaseWeights.on_host`.
+            ValueError: see `BaseWeights.match` and `BaseWeights.on_host`.
         """
         key, weights = jax.random.key(self.config.seed), None
         if base is not None:
-            read = base.on_host(self.model_def, self.schema)
+            read = base.on_host(self.model_def, self.match_channels(base))
             weights = place_weights(self.model, *read)
         return init_state(
             self.model,

@@ -6,7 +6,7 @@ from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.models.model_def import ModelDef
 from credit_jax.plan.finetune import Base
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.base_weights import BaseWeights
+from credit_jax.training.base_weights import BaseWeights, base_channels
 from credit_torch_bridge.checkpoint.run_config import RunConfig
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
@@ -27,10 +27,11 @@ def open_torch_base(base: Base, weights: str | None) -> BaseWeights:
     average = takes_average(weights, has_average=has_average, where=base.path)
 
     def read(model_def: ModelDef) -> tuple[Arrays, HostModelState]:
-        del model_def  # that of model.yml, which is compared before
+        del model_def  # that of model.yml
         config = RunConfig(base.written, f"{base.path}: model.yml")
         checkpoint = to_jax_checkpoint(config, opened, weights_only=True)
         alone = checkpoint.weights_alone(average=average)
         return alone.params, alone.model_state
 
-    return BaseWeights(f"{opened.path}, {label_of(average=average)}", read)
+    where = f"{opened.path}, {label_of(average=average)}"
+    return BaseWeights(base, where, read, base_channels(base))

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint import (
+    ADAPTERS,
     EMA,
     EMA_STATS,
     LOSS_SCALE,
@@ -195,6 +196,8 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
         OPTIMIZER: optimizer,
         LOSS_SCALE: {"scale": np.zeros((), np.float32), "good_updates": count},
     }
+    if ADAPTERS in items:  # PyTorch's optimizer has no such moments.
+        del targets[OPTIMIZER]
     # CREDIT does not save the trained parameters of a loss.
     return {name: targets[name] for name in items if name in targets}
 

@@ -12,7 +12,14 @@ from credit_jax.config import ConfigError
 from credit_jax.config.base import parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.models.registry import build
-from credit_jax.plan.finetune import check_base, find_base, frozen_parameters
+from credit_jax.nn.low_rank import LowRank
+from credit_jax.plan.finetune import (
+    check_base,
+    find_base,
+    frozen_parameters,
+    low_rank_of,
+    notes_on_base,
+)
 from tests.data.world import MODEL
 from tests.training.conftest import tiny_model
 from tests.training.settings import trainer_config
@@ -118,6 +125,21 @@ def test_kinds_of_bases(tmp_path: Path) -> None:
     assert find_base(finetune(**{"from": str(tmp_path)})).kind == "package"
 
 
+def test_another_grid_carries_all_and_names_what_positions_change(
+    tmp_path: Path,
+) -> None:
+    changes = {"image_width": 128, "local_window_size": [2, 1, 1, 1]}
+    write_yaml(tmp_path / "model.yml", {"model": WXFORMER})
+    section = finetune(**{"from": str(tmp_path)}, new_grid=True)
+    model_def = build(WXFORMER | changes)
+    check_base(find_base(section), model_def, section)
+    notes = notes_on_base(find_base(section), model_def)
+    assert len(notes) == 2
+    assert notes[0].endswith("model.image_width is 128, that of the base 64")
+    assert "local_window_size is (2, 1, 1, 1), that of the base (1," in notes[1]
+    assert notes[1].endswith("where windows are larger")
+
+
 def test_bases_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"finetune\.from: .*no such file"):
         find_base(finetune(**{"from": str(tmp_path / "nothing")}))
@@ -134,7 +156,7 @@ def test_bases_that_are_missing(tmp_path: Path) -> None:
         ({"type": "crossformer"}, "has a model of type crossformer, the config has wx"),
         ({"type": "unknown"}, "has a model of type unknown, the config has wxformer"),
         ({"surface_channels": 2}, r"model\.surface_channels: 1, in the base 2"),
-        ({"image_width": 32}, r"shape: grid is \(32, 32\), expected \(32, 64\)"),
+        ({"image_width": 32}, "its grid is 32 x 32, expected 32 x 64"),
     ],
 )
 def test_bases_of_other_models(
@@ -143,5 +165,42 @@ def test_bases_of_other_models(
     write_yaml(tmp_path / "model.yml", {"model": WXFORMER | changes})
     base = find_base(finetune(**{"from": str(tmp_path)}))
     with pytest.raises(ConfigError, match=message):
-        check_base(base, build(WXFORMER))
-    check_base(replace(base, written={"model": WXFORMER}), build(WXFORMER))
+        check_base(base, build(WXFORMER), finetune())
+    same = replace(base, written={"model": WXFORMER})
+    check_base(same, build(WXFORMER), finetune())
+
+
+def lora(*targets: str, **keys: Any) -> LowRank | None:
+    section = finetune(lora={"rank": 2, "alpha": 4, "targets": targets}, **keys)
+    model_def = build(WXFORMER)
+    marked = replace(model_def, frozen=frozen_parameters(model_def, section))
+    return low_rank_of(marked, section)
+
+
+def test_adapters_of_matrices_alone() -> None:
+    adapted = lora("*short_attention*", "layers.0.1.layers.*.1.layers.1.*")
+    assert adapted is not None
+    assert adapted.scale == 2.0
+    names = {path.removeprefix(BLOCKS) for path in adapted.targets if BLOCKS in path}
+    assert {"short_attention/to_qkv/kernel", "short_feed_forward/up/kernel"} <= names
+    assert not any(name.endswith(("bias", "scale")) for name in names)
+    model_def = build(WXFORMER)
+    section = finetune(lora={"rank": 2, "alpha": 4, "targets": ["*"]})
+    assert frozen_parameters(model_def, section) == model_def.param_specs.keys()
+
+
+@pytest.mark.parametrize(
+    ("targets", "keys", "message"),
+    [
+        (("*nothing*",), {}, r"targets: '\*nothing\*' matches no parameter"),
+        (("*/bias",), {}, r"'\*/bias' matches no matrix of a dense layer"),
+        (("head/out/*",), {}, "matches no matrix of a dense layer"),
+        (("*to_qkv*",), {"train": ["stages/0/*"]}, "would be trained and have adap"),
+        (("*to_qkv*",), {"freeze": ["head/*"]}, "freeze is given beside lora"),
+    ],
+)
+def test_adapters_that_are_refused(
+    targets: tuple[str, ...], keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lora(*targets, **keys)

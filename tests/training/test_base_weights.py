@@ -14,9 +14,10 @@ from credit_jax.checkpoint import EMA, CheckpointStore
 from credit_jax.cli import package
 from credit_jax.cli.commands import OK
 from credit_jax.cli.train import main
+from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
 from credit_jax.training.run_weights import open_weights
-from tests.data.world import MODEL
+from tests.data.world import EXACT, MODEL
 from tests.forecast.tiny_run import make_run
 from tests.training.tiny import tiny_config, write_yaml
 
@@ -33,8 +34,12 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def base(world: Path, tmp_path: Path) -> Path:
-    """The folder of a run with the average of twice its weights."""
-    config = Path(make_run(world, tmp_path / "base"))
+    """The folder of a run with one checkpoint."""
+    return make_base(world, tmp_path / "base")
+
+
+def make_base(world: Path, folder: Path, **changes: Any) -> Path:
+    config = Path(make_run(world, folder, **changes))
     shutil.copy(config, config.parent / "run" / "model.yml")
     return config.parent / "run"
 
@@ -126,3 +131,53 @@ def test_channels_in_another_order_are_refused(
     code, text = run(section, "--fresh", **order)
     assert code != OK
     assert "has other channels: input: variable 1 is T (2 levels), in the che" in text
+
+
+def test_adapters_are_trained_resumed_and_merged(
+    run: Run, base: Path, tmp_path: Path
+) -> None:
+    """Checkpoints have the sums, so that forecasts and PyTorch need no adapters."""
+    lora = {"rank": 1, "alpha": 2, "targets": ["dense/*"]}
+    section, folder = {"from": str(base), "lora": lora}, tmp_path / "run"
+    code, text = run(section, "--set", "trainer.epochs=2")
+    assert code == OK, text
+    whole = (weights_of(folder), weights_of(folder, "last"))
+    before = weights_of(base)[0]
+    for path in ("dense/up", "dense/down"):
+        assert not np.array_equal(whole[0][0][path], before[path])
+        change = whole[1][0][path] - before[path]
+        values = np.linalg.svd(change, compute_uv=False)
+        assert values[1] < 1e-5 * values[0], "a change of rank 1"
+    assert np.array_equal(whole[0][0]["dense/bias"], before["dense/bias"])
+    shutil.move(folder, tmp_path / "undisturbed")
+    assert run(section)[0] == OK
+    code, text = run(section, "--resume", "--set", "trainer.epochs=2")
+    assert code == OK, text
+    for (params, _), weights in zip(whole, (None, "last"), strict=True):
+        again = weights_of(folder, weights)[0]
+        for path, value in params.items():
+            assert np.array_equal(again[path], value), path
+
+
+def test_variables_in_another_order_move_with_their_weights(
+    run: Run, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base has no channel_schema.yaml: its config says what its channels are."""
+    base = make_base(world, tmp_path / "exact", **EXACT)
+    monkeypatch.setitem(CHANNELS_FIRST, "tiny", True)
+    order = {"data__source__ERA5__variables__prognostic__vars_3D": ["T", "U"]}
+    few = {"trainer__learning_rate": 1e-9, "trainer__use_scheduler": False}
+    section = {"from": str(base), "new_channels": "mean"}
+    code, text = run(section, **order, **few, **EXACT, trainer__weight_decay=0)
+    assert code == OK, text
+    assert "input 0: T (level 1 of 2): channel 2 of the base" in text
+    assert "output 3: U (level 2 of 2): channel 1 of the base" in text
+    before, after = weights_of(base)[0], weights_of(tmp_path / "run")[0]
+    places = [2, 3, 0, 1]
+    for moved, old in (
+        (after["dense/up"], before["dense/up"]),
+        (after["dense/down"].T, before["dense/down"].T),
+        (after["dense/bias"], before["dense/bias"]),
+    ):
+        np.testing.assert_allclose(moved[:4], old[places], atol=1e-6)
+        np.testing.assert_allclose(moved[4:], old[4:], atol=1e-6)

@@ -1,0 +1,277 @@
+"""Weights of a model for another one with other channels of input and output.
+
+A channel that both models have keeps its weights. A new input has the weight 0, so
+that it changes no output; a new output begins as `ChannelChange.fill` says. The models
+of `CHANNELS_FIRST` are known: all their parameters but those of the first and the last
+layers have shapes that do not depend on the channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import jax
+import numpy as np
+
+from credit_jax.models.model_def import ModelDef
+from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.parallel.params.init import initialize
+from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_jax.state_dict.problems import compare_shapes, raise_problems
+
+Fill = Literal["zero", "mean", "copy"]
+# Whether the output of the last layer has the channels outermost, or innermost (of the
+# points of a patch).
+CHANNELS_FIRST = {
+    "camulator": True,
+    "crossformer": True,
+    "fuxi": False,
+    "wxformer": True,
+    "wxformer_base": True,
+}
+# Power iterations of a matrix that has lost rows or columns.
+ITERATIONS = 100
+_KEYS = {"input": "input_only_channels", "output": "output_only_channels"}
+
+
+@dataclass(frozen=True)
+class ChannelChange:
+    """The channels of a model, by those of another.
+
+    Attributes:
+        input, output: channel of the base of each channel; None for a new one.
+        base_input, base_output: numbers of channels of the base.
+        fill: what new outputs begin with: "zero", the "mean" of all outputs of the
+            base, or with "copy" those of `copied`, and 0 for others.
+        copied: new output -> output of the base.
+    """
+
+    input: tuple[int | None, ...]
+    output: tuple[int | None, ...]
+    base_input: int
+    base_output: int
+    fill: Fill = "zero"
+    copied: Mapping[int, int] = field(default_factory=dict)
+
+    def places(self, direction: str) -> tuple[int | None, ...]:
+        """`input` or `output`."""
+        return self.input if direction == "input" else self.output
+
+    def removes(self, direction: str) -> bool:
+        """Whether a channel of the base is not a channel any more."""
+        number = self.base_input if direction == "input" else self.base_output
+        return len({*self.places(direction)} - {None}) < number
+
+
+@dataclass(frozen=True)
+class _ChannelDim:
+    """A dim of a parameter that has entries for each channel.
+
+    Attributes:
+        dim: its position.
+        direction: "input" or "output".
+        per_channel: entries of a channel.
+        first: whether the channels are the outer part of the dim.
+        role: "reads" if the layer reads these channels, "hidden" if it makes channels
+            that a later layer reads, and "makes" if it makes the output.
+    """
+
+    dim: int
+    direction: str
+    per_channel: int
+    first: bool
+    role: Literal["reads", "hidden", "makes"]
+
+
+def check_changeable(base_def: ModelDef, model_def: ModelDef) -> None:
+    """Checks that weights of a model can be those of one with other channels.
+
+    Raises:
+        ValueError: the type is none of those known here, or other sizes than the
+            numbers of channels differ.
+    """
+    kind = model_def.config.type
+    if kind not in CHANNELS_FIRST:
+        raise ValueError(
+            f"other channels than those of the base are available for "
+            f"{', '.join(CHANNELS_FIRST)}; the model is {kind}"
+        )
+    base, ours = (_without_channels(one) for one in (base_def, model_def))
+    raise_problems(compare_shapes(base, ours), "beside the channels, arrays differ")
+
+
+def change_channels(
+    weights: tuple[Arrays, HostModelState],
+    base_def: ModelDef,
+    model_def: ModelDef,
+    change: ChannelChange,
+    *,
+    seed: int = 0,
+) -> tuple[Arrays, HostModelState]:
+    """Returns the weights of a base for a model with other channels.
+
+    New hidden channels, which layers between have for each output, begin as in a new
+    model; the layer that reads them does so with the weight 0.
+
+    Args:
+        weights: parameters by path and model state of the base.
+        base_def: the base.
+        model_def: the model.
+        change: its channels, by those of the base.
+        seed: seed of the initial values of hidden channels.
+
+    Raises:
+        ValueError: see `check_changeable`.
+    """
+    check_changeable(base_def, model_def)
+    params, state = weights
+    vectors, moved = dict(state[SPECTRAL_NORM]), dict(params)
+    for path, dims in _channel_dims(model_def).items():
+        spec, array = model_def.param_specs[path], params[path]
+        fresh = None
+        if any(dim.role == "hidden" for dim in dims):
+            drawn = initialize({path: spec}, jax.random.key(seed))
+            fresh = np.asarray(drawn[path])
+        for dim in dims:
+            array = _moved(array, dim, change, fresh)
+        moved[path] = array
+        if path in vectors:
+            vectors[path] = _vectors(vectors[path], array, spec, dims, change)
+    return moved, {**state, SPECTRAL_NORM: vectors}
+
+
+def _without_channels(model_def: ModelDef) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters, with 0 for dims of channels."""
+    shapes = {path: list(s.shape) for path, s in model_def.param_specs.items()}
+    for path, dims in _channel_dims(model_def).items():
+        for dim in dims:
+            shapes[path][dim.dim] = 0
+    return {path: tuple(shape) for path, shape in shapes.items()}
+
+
+def _channel_dims(model_def: ModelDef) -> dict[str, list[_ChannelDim]]:
+    """The dims that one channel more makes longer, by path, reading ones first."""
+    first = CHANNELS_FIRST[model_def.config.type]
+    by_path: dict[str, list[_ChannelDim]] = {}
+    for direction in _KEYS:
+        grown = list(_grown(model_def, direction))
+        specs = model_def.param_specs
+        reads = {path for path, dim, _ in grown if _is_read(specs[path], dim)}
+        last = {path.rpartition("/")[0] for path in reads}
+        for path, dim, number in grown:
+            role: Literal["reads", "hidden", "makes"] = "makes"
+            if _is_read(specs[path], dim):
+                role = "reads"
+            elif last and path.rpartition("/")[0] not in last:
+                role = "hidden"
+            one = _ChannelDim(
+                dim, direction, number, direction == "input" or first, role
+            )
+            by_path.setdefault(path, []).append(one)
+    return {
+        path: sorted(dims, key=lambda dim: dim.role != "reads")
+        for path, dims in by_path.items()
+    }
+
+
+def _grown(model_def: ModelDef, direction: str) -> Iterator[tuple[str, int, int]]:
+    """(path, dim, entries) of the dims that one channel more makes longer."""
+    config, key = model_def.config, _KEYS[direction]
+    more = config.model_copy(update={key: getattr(config, key) + 1})
+    longer = replace(model_def, config=more).param_specs
+    for path, spec in model_def.param_specs.items():
+        pairs = zip(spec.shape, longer[path].shape, strict=True)
+        for dim, (before, after) in enumerate(pairs):
+            if after > before:
+                yield path, dim, after - before
+
+
+def _is_read(spec: ParamSpec, dim: int) -> bool:
+    """Whether a dim is that of the channels that a layer reads."""
+    if spec.matrix_out is None:
+        return spec.dims[dim] == "conv_in"
+    return dim in spec.matrix_in
+
+
+def _moved(
+    array: np.ndarray, dim: _ChannelDim, change: ChannelChange, fresh: np.ndarray | None
+) -> np.ndarray:
+    """An array with the entries of the channels of the model along a dim."""
+    places = change.places(dim.direction)
+    base = _by_channel(array, dim)
+    drawn = None if fresh is None else _by_channel(fresh, dim)
+    parts = []
+    for channel, place in enumerate(places):
+        part = np.zeros_like(base[0])
+        if place is not None:
+            part = base[place]
+        elif dim.role == "hidden" and drawn is not None:
+            part = drawn[channel]
+        elif dim.role == "makes" and change.fill == "mean":
+            part = base.mean(0, dtype=np.float64).astype(base.dtype)
+        elif dim.role == "makes" and channel in change.copied:
+            part = base[change.copied[channel]]
+        parts.append(part)
+    return _from_channels(np.stack(parts), dim, array)
+
+
+def _by_channel(array: np.ndarray, dim: _ChannelDim) -> np.ndarray:
+    """(channel, entries of a channel, other dims) of an array."""
+    lead = np.moveaxis(array, dim.dim, 0)
+    number, rest = dim.per_channel, lead.shape[1:]
+    if dim.first:
+        return lead.reshape(-1, number, *rest)
+    return lead.reshape(number, -1, *rest).swapaxes(0, 1)
+
+
+def _from_channels(parts: np.ndarray, dim: _ChannelDim, like: np.ndarray) -> np.ndarray:
+    """The inverse of `_by_channel`, with the dims of `like`."""
+    parts = parts if dim.first else parts.swapaxes(0, 1)
+    lead = parts.reshape(-1, *np.moveaxis(like, dim.dim, 0).shape[1:])
+    return np.ascontiguousarray(np.moveaxis(lead, 0, dim.dim))
+
+
+def _vectors(
+    pair: Mapping[str, np.ndarray],
+    matrix: np.ndarray,
+    spec: ParamSpec,
+    dims: Sequence[_ChannelDim],
+    change: ChannelChange,
+) -> dict[str, np.ndarray]:
+    """U and v of a changed matrix: 0 for new entries, so that sigma is as before.
+
+    Where entries were removed, power iterations find those of the rest: with parts of
+    unit vectors sigma would be too small, and the weights too large.
+    """
+    vectors = dict(pair)
+    sides = {"u": spec.matrix_out or (), "v": spec.matrix_in}
+    for dim in dims:
+        side = "u" if dim.dim in sides["u"] else "v"
+        place = replace(dim, dim=sides[side].index(dim.dim), role="reads")
+        vectors[side] = _moved(vectors[side], place, change, None)
+    if any(change.removes(dim.direction) for dim in dims):
+        return _iterated(vectors, matrix, spec)
+    return vectors
+
+
+def _iterated(
+    vectors: Mapping[str, np.ndarray], matrix: np.ndarray, spec: ParamSpec
+) -> dict[str, np.ndarray]:
+    """The vectors after power iterations."""
+    out, into = spec.matrix_out or (), spec.matrix_in
+    rows = np.transpose(matrix, (*out, *into)).astype(np.float64)
+    rows = rows.reshape(vectors["u"].size, vectors["v"].size)
+    u = np.random.default_rng(0).normal(size=len(rows))
+    v = u @ rows
+    for _ in range(ITERATIONS):
+        v = u @ rows
+        v = v / max(np.linalg.norm(v), 1e-12)
+        u = rows @ v
+        u = u / max(np.linalg.norm(u), 1e-12)
+    return {
+        side: vector.reshape(vectors[side].shape).astype(vectors[side].dtype)
+        for side, vector in (("u", u), ("v", v))
+    }

@@ -1,0 +1,177 @@
+"""Low-rank adapters: a frozen matrix plus the product of two trained ones.
+
+LoRA, Hu et al. (2021), arXiv:2106.09685: W + scale * A B, of which A (in, rank) and B
+(rank, out) are trained. Here the sum is made before spectral norm and before the
+layers, on the stored shards: a layer sees one matrix, and spectral norm divides the
+sum. B begins with zeros, so the first forecast is that of W.
+
+Both have the dims of their matrix, one of length `rank` in place of the others: what is
+sharded over tp is sharded alike. Over dp_shard and domain they are whole, as they are
+small; a shard of W takes its part of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD
+from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.params.sharding import split_axes
+from credit_jax.parallel.params.spec import ZEROS, ParamSpec
+
+Weights = dict[str, Array]
+
+# Names of the two matrices below the path of their own.
+DOWN, UP = "lora_a", "lora_b"
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Which matrices of a model have adapters.
+
+    Attributes:
+        rank: columns of A and rows of B.
+        scale: factor of their product, alpha / rank.
+        targets: paths of the matrices.
+    """
+
+    rank: int
+    scale: float
+    targets: frozenset[str]
+
+    def param_specs(self, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
+        """Specs of the adapters of the targets among these parameters, by path."""
+        added: dict[str, ParamSpec] = {}
+        for path in sorted(self.targets):
+            added |= self._adapters(path, specs[path])
+        return added
+
+    def adapters(self, path: str) -> tuple[str, str]:
+        """Paths of A and B of a target."""
+        return f"{path}/{DOWN}", f"{path}/{UP}"
+
+    def _adapters(self, path: str, spec: ParamSpec) -> dict[str, ParamSpec]:
+        into = math.prod(spec.shape[d] for d in spec.matrix_in)
+        down, up = (_part(spec, dims, self.rank) for dims in _sides(spec))
+        down = replace(down, init=torch_uniform(into))
+        return dict(zip(self.adapters(path), (down, up), strict=True))
+
+
+def is_matrix(spec: ParamSpec) -> bool:
+    """Whether a parameter is that of a dense layer or of a 1 x 1 convolution."""
+    if spec.matrix_out is None:
+        return False
+    window = [n for n, name in zip(spec.shape, spec.dims, strict=True) if name is None]
+    return "conv_in" not in spec.dims or all(n == 1 for n in window)
+
+
+def merge(
+    weights: Mapping[str, Array],
+    low_rank: LowRank | None,
+    param_specs: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec],
+) -> Weights:
+    """Returns weights with the sums in place of the matrices, without adapters.
+
+    Args:
+        weights: local shards by path, of the matrices and of their adapters.
+        low_rank: matrices with adapters; None for none.
+        param_specs: specs of the parameters, by path.
+        specs: PartitionSpec of each parameter.
+    """
+    if low_rank is None:
+        return dict(weights)
+    sums = {path: x for path, x in weights.items() if not is_adapter(path)}
+    for path in sorted(low_rank.targets):
+        pair = (weights[adapter] for adapter in low_rank.adapters(path))
+        spec = param_specs[path]
+        down, up = (
+            _shard(part, spec, side, specs[path])
+            for part, side in zip(pair, _sides(spec), strict=True)
+        )
+        sums[path] = _sum(weights[path], down, up, spec, low_rank.scale)
+    return sums
+
+
+def merged(
+    weights: Mapping[str, Any],
+    low_rank: LowRank,
+    param_specs: Mapping[str, ParamSpec],
+) -> dict[str, Any]:
+    """`merge` of whole arrays, outside of `shard_map`; keeps their shardings.
+
+    Args:
+        weights: arrays by path, or `ShapeDtypeStruct`s of them.
+        low_rank, param_specs: as for `merge`.
+    """
+    sums = {path: x for path, x in weights.items() if not is_adapter(path)}
+    for path in low_rank.targets:
+        matrix = weights[path]
+        if isinstance(matrix, jax.ShapeDtypeStruct):
+            continue
+        pair = (weights[adapter] for adapter in low_rank.adapters(path))
+        add = partial(_sum, spec=param_specs[path], scale=low_rank.scale)
+        place = getattr(matrix, "sharding", None)
+        sums[path] = jax.jit(add, out_shardings=place)(matrix, *pair)
+    return sums
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a path is that of an adapter."""
+    return path.rpartition("/")[2] in (DOWN, UP)
+
+
+def _sides(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input dims and the output dims of a matrix."""
+    return spec.matrix_in, spec.matrix_out or ()
+
+
+def _part(spec: ParamSpec, dims: tuple[int, ...], rank: int) -> ParamSpec:
+    """The spec of an adapter with some dims of its matrix, the rank first.
+
+    Blocks come before the rank.
+    """
+    lead = (0,) if spec.is_stacked else ()
+    return ParamSpec(
+        (*(spec.shape[d] for d in lead), rank, *(spec.shape[d] for d in dims)),
+        (*(spec.dims[d] for d in lead), None, *(spec.dims[d] for d in dims)),
+        ZEROS,
+        keep_whole=True,
+    )
+
+
+def _shard(
+    part: Array, spec: ParamSpec, dims: tuple[int, ...], matrix_spec: PartitionSpec
+) -> Array:
+    """The part of an adapter for the local shard of its matrix."""
+    names = (*matrix_spec, *(None,) * (len(spec.shape) - len(matrix_spec)))
+    first = 2 if spec.is_stacked else 1
+    for place, dim in enumerate(dims, first):
+        axes = [axis for axis in split_axes(names[dim]) if axis in (DP_SHARD, DOMAIN)]
+        if axes:
+            length = part.shape[place] // math.prod(map(lax.axis_size, axes))
+            start = axis_index(tuple(axes)) * length
+            part = lax.dynamic_slice_in_dim(pvary(part, axes), start, length, place)
+    return part
+
+
+def _sum(matrix: Array, down: Array, up: Array, spec: ParamSpec, scale: float) -> Array:
+    """W + scale * A B."""
+    letters = "abcdefghijk"[: len(spec.shape)]
+    lead = letters[:1] if spec.is_stacked else ""
+    into, out = ("".join(letters[d] for d in dims) for dims in _sides(spec))
+    pattern = f"{lead}r{into},{lead}r{out}->{letters}"
+    product = jnp.einsum(pattern, down, up, precision=lax.Precision.HIGHEST)
+    return matrix + scale * product.astype(matrix.dtype)

@@ -1,0 +1,194 @@
+"""Weights for other channels: the first forecast of what stays is the base's."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.models.channel_change import (
+    ChannelChange,
+    change_channels,
+    check_changeable,
+)
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.registry import build
+from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.training.restore import place_weights
+from tests.support import assert_close, make_mesh
+
+GRID = {"image_height": 32, "image_width": 64, "frames": 1}
+CHANNELS = {
+    "channels": 2,
+    "levels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+}
+STAGES = {
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 0, 0, 0],
+    "dim_head": 4,
+    "global_window_size": 1,
+    "local_window_size": 1,
+}
+SWIN = {"dim": 8, "num_groups": 2, "num_heads": 2, "window_size": 2, "depth": 1}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "wxformer": STAGES,
+    "crossformer": STAGES,
+    "camulator": STAGES | {"frames": 2},
+    "fuxi": SWIN | {"patch_height": 4, "patch_width": 4, "frame_patch_size": 1},
+}
+SMALL_UNET = {"name": "unet", "encoder_weights": None}
+MODELS = pytest.mark.parametrize("kind", [*SECTIONS])
+
+
+def definition(kind: str, channels: dict[str, int]) -> ModelDef:
+    section = {"type": kind, **GRID, **SECTIONS[kind], **channels}
+    return build(section)
+
+
+@cache
+def base(kind: str) -> tuple[ModelDef, Any]:
+    model_def = definition(kind, CHANNELS)
+    model = build_parallel_model(model_def, make_mesh())
+    return model_def, jax.device_get(model.init(jax.random.key(0)))
+
+
+def forecast(model_def: ModelDef, weights: Any, x: np.ndarray) -> tuple[Any, Any]:
+    """Returns a prediction, and the weights divided by sigma."""
+    model = build_parallel_model(model_def, make_mesh())
+    fused = model.fuse_spectral_norm(*place_weights(model, *weights), compensated=True)
+    y = np.asarray(model.apply(*fused, {"x": jnp.asarray(x)}))
+    return y, jax.device_get(fused[0])
+
+
+def draw(model_def: ModelDef) -> np.ndarray:
+    shape = model_def.inputs["x"].shape(1)
+    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill"),
+    [
+        ("wxformer", "copy"),
+        ("crossformer", "zero"),
+        ("camulator", "mean"),
+        ("fuxi", "copy"),
+        ("fuxi", "mean"),
+    ],
+)
+def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> None:
+    """Inputs and outputs change their order; new ones are between them.
+
+    The weights of what stays, divided by sigma, are equal bit for bit. Forecasts are
+    equal up to rounding: wider layers sum in another order.
+    """
+    base_def, weights = base(kind)
+    assert (base_def.input_channels, base_def.output_channels) == (7, 6)
+    more = CHANNELS | {"input_only_channels": 4, "output_only_channels": 3}
+    model_def = definition(kind, more)
+    inputs = (1, 0, None, 2, 4, 6, None, 5, 3)
+    outputs = (None, 1, 0, 2, None, 4, 5, 3)
+    copied = {4: 2} if fill == "copy" else {}
+    change = ChannelChange(inputs, outputs, 7, 6, fill, copied)
+    changed = change_channels(weights, base_def, model_def, change)
+    x = draw(base_def)
+    expected, before = forecast(base_def, weights, x)
+    rng = np.random.default_rng(4)
+    new_x = rng.normal(size=model_def.inputs["x"].shape(1)).astype(np.float32)
+    kept = [channel for channel, place in enumerate(inputs) if place is not None]
+    new_x[:, kept] = x[:, [place for place in inputs if place is not None]]
+    actual, after = forecast(model_def, changed, new_x)
+    kept = [channel for channel, place in enumerate(outputs) if place is not None]
+    places = [place for place in outputs if place is not None]
+    assert_close(actual[:, kept], expected[:, places], 2e-6, f"{kind}: forecast")
+    _assert_same_weights(base_def, model_def, before, after, inputs)
+    if fill == "copy":
+        assert_close(actual[:, 4], expected[:, 2], 2e-6, "the copy")
+    if fill == "mean":
+        assert_close(actual[:, 0], expected.mean(1), 2e-6, "the mean of all outputs")
+    else:
+        assert not actual[:, 0].any()
+
+
+def _assert_same_weights(
+    base_def: ModelDef,
+    model_def: ModelDef,
+    before: Any,
+    after: Any,
+    inputs: tuple[int | None, ...],
+) -> None:
+    """Asserts that what layers multiply with is that of the base, bit for bit."""
+    for path, spec in model_def.param_specs.items():
+        if spec.shape == base_def.param_specs[path].shape:
+            assert np.array_equal(before[path], after[path]), path
+    first = "stages/0/embed/convs/0/kernel"
+    first = first if first in after else "cube_embedding/proj/kernel"
+    frames = after[first].shape[-2] // len(inputs)
+    for channel, place in enumerate(inputs):
+        part = after[first][..., channel * frames : (channel + 1) * frames, :]
+        if place is None:
+            assert not part.any()
+        else:
+            rows = slice(place * frames, (place + 1) * frames)
+            assert np.array_equal(part, before[first][..., rows, :])
+
+
+@MODELS
+def test_removed_channels_leave_sigma_that_of_what_is_left(kind: str) -> None:
+    base_def, weights = base(kind)
+    fewer = CHANNELS | {"input_only_channels": 1, "output_only_channels": 0}
+    model_def = definition(kind, fewer)
+    inputs, outputs = (0, 1, 2, 4, 5, 6), (1, 2, 3, 4, 5)
+    change = ChannelChange(inputs, outputs, 7, 6)
+    params, state = change_channels(weights, base_def, model_def, change)
+    seen = 0
+    for path, spec in model_def.matrices.items():
+        assert params[path].shape == spec.shape
+        before = base_def.param_specs[path].shape
+        if before == spec.shape or not spec.calls:
+            continue
+        seen += 1
+        rows = np.transpose(params[path], (*spec.matrix_out, *spec.matrix_in))
+        vectors = state[SPECTRAL_NORM][path]
+        rows = rows.reshape(vectors["u"].size, -1).astype(np.float64)
+        sigma = vectors["u"].ravel() @ rows @ vectors["v"].ravel()
+        largest = np.linalg.svd(rows, compute_uv=False)[0]
+        assert_close(sigma, largest, 1e-4, path)
+    assert seen > 0
+    assert model_def.output_channels == 5
+
+
+def test_the_gradient_reaches_all_that_is_new() -> None:
+    """New weights that are 0 are no saddle: each has a gradient."""
+    base_def, weights = base("wxformer")
+    model_def = definition("wxformer", CHANNELS | {"output_only_channels": 2})
+    change = ChannelChange((*range(7),), (*range(6), None), 7, 6)
+    params, state = change_channels(weights, base_def, model_def, change)
+    model = build_parallel_model(model_def, make_mesh())
+    params, state = place_weights(model, params, state)
+    x = jnp.asarray(draw(model_def))
+
+    def loss(params: Any) -> Any:
+        return ((model.apply(params, state, {"x": x}) - 1.0) ** 2).mean()
+
+    grads = jax.grad(loss)(params)
+    # Of the new output by all hidden channels, and of all outputs by the new one.
+    assert np.abs(grads["head/out/kernel"][..., 6]).max((0, 1)).all()
+    assert np.abs(grads["head/out/kernel"][:, :, 6]).max((0, 1)).all()
+
+
+def test_other_models_and_sizes_are_refused() -> None:
+    one = definition("wxformer", CHANNELS)
+    wider = build({**one.config.model_dump(), "dim_head": 8})
+    with pytest.raises(ValueError, match="beside the channels, arrays differ"):
+        check_changeable(wider, one)
+    unet = build({"type": "unet", **GRID, **CHANNELS, "architecture": SMALL_UNET})
+    with pytest.raises(ValueError, match="are available for camulator, crossformer"):
+        check_changeable(unet, unet)

@@ -1,0 +1,99 @@
+"""Channels of a run, matched with those of its base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from credit_jax.config import ConfigError
+from credit_jax.config.base import parse
+from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.data.schema import ChannelGroup, ChannelSchema
+from credit_jax.training.channel_match import ChannelMatch, match_channels
+
+LEVELS = (500.0, 850.0, 1000.0)
+
+
+def group(key: str, levels: tuple[float, ...] | None = None, n: int = 1) -> Any:
+    return ChannelGroup(key, n if levels is None else len(levels), 1, levels)
+
+
+PROGNOSTIC = (group("ERA5/prognostic/3d/T", LEVELS), group("ERA5/prognostic/2d/SP"))
+BASE = ChannelSchema(
+    (*PROGNOSTIC, group("ERA5/static/2d/LSM")),
+    (*PROGNOSTIC, group("ERA5/diagnostic/2d/TP")),
+)
+# Levels in hPa of which one is new, in another order, from another source.
+OURS = (
+    group("CLIMATE/prognostic/2d/T2M"),
+    group("CLIMATE/prognostic/3d/T", (1000.0, 700.0, 500.0)),
+    group("CLIMATE/prognostic/2d/SP"),
+)
+NEW = ChannelSchema((*OURS, group("CLIMATE/dynamic_forcing/2d/tsi")), OURS)
+
+
+def match(base: ChannelSchema, ours: ChannelSchema, new: Any) -> ChannelMatch:
+    section = {"from": "RUN", "new_channels": new}
+    chosen = parse(FinetuneConfig, section, "trainer.finetune").new_channels
+    assert chosen is not None
+    return match_channels(base, ours, chosen)
+
+
+def test_names_and_levels_decide() -> None:
+    matched = match(BASE, NEW, {"copy": {"T2M": "T 1000"}})
+    change = matched.change
+    assert change.input == (None, 2, None, 0, 3, None)
+    assert change.output == (None, 2, None, 0, 3)
+    assert (change.base_input, change.base_output) == (5, 5)
+    assert (change.fill, change.copied) == ("copy", {0: 2})
+    assert matched.report == (
+        "input 0: T2M: new, begins with 0",
+        "input 1: T (level 1 of 3): channel 2 of the base",
+        "input 2: T (level 2 of 3): new, begins with 0",
+        "input 3: T (level 3 of 3): channel 0 of the base",
+        "input 4: SP: channel 3 of the base",
+        "input 5: tsi: new, begins with 0",
+        "input: T (level 2 of 3) of the base is removed",
+        "input: LSM of the base is removed",
+        "output 0: T2M: new, a copy of T (level 3 of 3)",
+        "output 1: T (level 1 of 3): channel 2 of the base",
+        "output 2: T (level 2 of 3): new, begins with 0",
+        "output 3: T (level 3 of 3): channel 0 of the base",
+        "output 4: SP: channel 3 of the base",
+        "output: T (level 2 of 3) of the base is removed",
+        "output: TP of the base is removed",
+    )
+
+
+def test_the_same_channels() -> None:
+    change = match(BASE, BASE, "zero").change
+    assert change.input == change.output == (0, 1, 2, 3, 4)
+    assert not change.removes("input")
+    assert match(BASE, NEW, "mean").change.removes("output")
+
+
+def test_levels_without_values_are_taken_in_order() -> None:
+    unknown = (group("A/prognostic/3d/T", n=3),)
+    assert match(BASE, ChannelSchema(unknown, unknown), "zero").change.input == (
+        0,
+        1,
+        2,
+    )
+    fewer = (group("A/prognostic/3d/T", n=2),)
+    with pytest.raises(ConfigError, match="T has 2 levels, in the base 3, and the va"):
+        match(BASE, ChannelSchema(fewer, fewer), "zero")
+
+
+@pytest.mark.parametrize(
+    ("copy", "message"),
+    [
+        ({"SP": "TP"}, "copy.SP: no new output; there are: T2M, T"),
+        ({"T2M": "Q"}, "copy.T2M: 'Q' is no output of the base, which has T, SP, TP"),
+        ({"T2M": "T 300"}, "copy.T2M: 'T 300' is no output of the base"),
+        ({"T2M": "T"}, "copy.T2M: 1 channels, 'T' has 3; name one of its levels"),
+    ],
+)
+def test_copies_that_are_refused(copy: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        match(BASE, NEW, {"copy": copy})
