@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from credit_torch_bridge.compare.errors import relative_error
+from credit_jax.ops.relative_error import relative_error
 
 # Tolerances of relative errors in float32 (docs/numerics.md).
 TOLERANCES: Mapping[str, float] = {

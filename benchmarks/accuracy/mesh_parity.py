@@ -24,8 +24,8 @@ from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
 from benchmarks.meshes import num_devices
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.models.registry import build
+from credit_jax.ops.relative_error import relative_error
 from credit_jax.parallel.mesh.devices import ensure_devices
-from credit_torch_bridge.compare.errors import relative_error
 
 DEFAULT_MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
 ALL_MESHES = (

@@ -27,7 +27,7 @@ from benchmarks.report import Table
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.registry import build
-from credit_torch_bridge.compare.errors import relative_error
+from credit_jax.ops.relative_error import relative_error
 
 TITLE = "A forecast with files"
 OURS, CREDIT, BOTH = "credit_jax", "CREDIT", "distance"

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from credit_jax.certification.measure import Measured, measure
+from credit_jax.certification.measure import BOTH, Measured, measure
 from credit_jax.certification.meshes import (
     CANDIDATES,
     ONE_DEVICE,
@@ -229,13 +229,20 @@ def reference_of(num_ranks: int | None) -> str:
 class Runner(Protocol):
     """Runs a subject on meshes."""
 
-    def measured(self, mesh: str, *, x64: bool) -> Measured:
-        """The numbers of a mesh; those of the reference are computed once."""
+    def measured(
+        self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
+    ) -> Measured:
+        """Some numbers of a mesh; those of the reference are computed once."""
         ...
 
-    def place(self, mesh: str, *, x64: bool) -> str:
-        """The first place where a mesh differs from the reference."""
+    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
+        """The first place where these numbers differ from those of the reference."""
         ...
+
+
+def folder_name(*, x64: bool, parts: Sequence[str]) -> str:
+    """Name of the folder of numbers of a dtype, and of some parts."""
+    return "-".join(("float64" if x64 else "float32", *parts))
 
 
 def judge(runner: Runner, mesh: str, reference: str, *, x64: bool) -> MeshVerdict:
@@ -247,21 +254,25 @@ def judge(runner: Runner, mesh: str, reference: str, *, x64: bool) -> MeshVerdic
         x64: compare in float64 at once.
     """
 
-    def checks(*, x64: bool) -> tuple[Check, ...]:
-        expected = runner.measured(reference, x64=x64)
-        actual = runner.measured(mesh, x64=x64)
+    def checks(parts: Sequence[str], *, x64: bool) -> tuple[Check, ...]:
+        expected = runner.measured(reference, x64=x64, parts=parts)
+        actual = runner.measured(mesh, x64=x64, parts=parts)
         return tuple(compare(actual, expected, bounds_of(x64=x64)))
 
-    def broken(results: Sequence[Check]) -> bool:
-        return not all(check.passed for check in results)
+    def broken(results: Sequence[Check]) -> tuple[str, ...]:
+        """The parts of what is measured in which a bound is broken."""
+        wrong = {check.part for check in results if not check.passed}
+        return tuple(part for part in BOTH if part in wrong)
 
     runner.measured(reference, x64=x64)  # its errors are not those of the mesh
     try:
-        first, wide, place = checks(x64=x64), (), ""
-        if not x64 and broken(first):
-            wide = checks(x64=True)
+        first, wide, place = checks(BOTH, x64=x64), (), ""
+        parts = broken(first)
+        if parts and not x64:
+            wide = checks(parts, x64=True)
         if broken(wide or first):
-            place = runner.place(mesh, x64=x64 or bool(wide))
+            x64 = x64 or bool(wide)
+            place = runner.place(mesh, x64=x64, parts=parts if wide else BOTH)
     except Exception as error:  # whatever a wrong sharding raises is a finding
         return MeshVerdict(mesh, place=f"it does not run: {error}")
     return MeshVerdict(mesh, first, wide, place)
@@ -277,16 +288,18 @@ class _InProcess:
         self._devices = devices
         self._folder = folder
         self._seed = seed
-        self._seen: dict[tuple[str, bool], Measured] = {}
+        self._seen: dict[tuple[str, bool, tuple[str, ...]], Measured] = {}
 
-    def measured(self, mesh: str, *, x64: bool) -> Measured:
-        key = (mesh, x64)
+    def measured(
+        self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
+    ) -> Measured:
+        key = (mesh, x64, tuple(parts))
         if key not in self._seen:
-            folder = self._folder / ("float64" if x64 else "float32")
+            folder = self._folder / folder_name(x64=x64, parts=parts)
             reference, start = None, None
             if mesh != ONE_DEVICE:
                 reference = folder / ONE_DEVICE
-                start = self.measured(ONE_DEVICE, x64=x64).start
+                start = self.measured(ONE_DEVICE, x64=x64, parts=parts).start
             with jax.enable_x64(x64):
                 self._seen[key] = measure(
                     self._subject(x64=x64),
@@ -295,12 +308,13 @@ class _InProcess:
                     folder=folder / mesh,
                     reference=reference,
                     start=start,
+                    parts=parts,
                 )
         return self._seen[key]
 
-    def place(self, mesh: str, *, x64: bool) -> str:
-        actual = self.measured(mesh, x64=x64)
-        expected = self.measured(ONE_DEVICE, x64=x64)
+    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
+        actual = self.measured(mesh, x64=x64, parts=parts)
+        expected = self.measured(ONE_DEVICE, x64=x64, parts=parts)
         bounds = bounds_of(x64=x64)
         with jax.enable_x64(x64):
             subject, devices = self._subject(x64=x64), self._devices

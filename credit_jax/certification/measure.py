@@ -36,6 +36,9 @@ from credit_jax.transforms.rollout import CARRIED
 Arrays = dict[str, np.ndarray]
 # The update after which a checkpoint is written, and restored on another mesh.
 SAVED = 1
+# Parts of what is measured.
+FORECAST, TRAINING = "forecast", "training"
+BOTH = (FORECAST, TRAINING)
 # Of the names of `Measured.start`.
 _PARAMS, _SEPARATOR = "params", "|"
 
@@ -53,7 +56,8 @@ class Measured:
         start: weights and model state of the reference before the first update, which
             all meshes take; empty for the others.
         initial: weights as this mesh itself draws or reads them.
-        updated: weights after the last update.
+        updated: weights after the last update. Without training there are neither
+            losses nor gradients, nor what follows from them.
         average: average of the weights after the last update; empty without.
         saved: the weights in the checkpoint after update `SAVED`, with the counts of
             micro-batches and updates.
@@ -114,6 +118,8 @@ def measure(
     folder: Path,
     reference: Path | None = None,
     start: Arrays | None = None,
+    parts: Sequence[str] = BOTH,
+    run: Path | None = None,
 ) -> Measured:
     """Runs the forecast and the updates of a subject on a mesh.
 
@@ -127,6 +133,9 @@ def measure(
         folder: folder where the checkpoint of this mesh is written; empty.
         reference: folder of the checkpoint of one device; None on one device.
         start: `Measured.start` of one device; None on one device.
+        parts: what is measured, of `BOTH`.
+        run: folder where the first weights are written as the checkpoint of a run; None
+            for nowhere.
     """
     model = build_model(subject, mesh, devices)
     order = samples_of_mesh(subject.num_samples, model, subject)
@@ -137,8 +146,13 @@ def measure(
         weights = _as_computed(subject, weights)
     else:
         weights = placed_weights(model, start)
+    first = _flat(*weights) if start is None else {}
+    if run is not None:
+        _write_run(subject, model, weights, run)
     state = _first_state(subject, model, optimizer, weights)
-    forecast = _forecast(subject, model, state, order)
+    forecast = _forecast(subject, model, state, order) if FORECAST in parts else {}
+    if TRAINING not in parts:
+        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, {}, {}, {})
     train = make_train_step(
         model,
         optimizer,
@@ -155,8 +169,6 @@ def measure(
         state, info = step(state, batch, jnp.float32(subject.learning_rate))
         return state, float(info["loss"][0])
 
-    if reference is None:
-        _write_run(subject, model, weights, run_folder(folder))
     fresh, losses, gradients, saved = state, [], {}, {}
     store = RunStore(CheckpointStore(folder), model.model_def.param_specs)
     try:
@@ -185,7 +197,7 @@ def measure(
         forecast,
         np.asarray(losses),
         gradients,
-        _flat(*weights) if start is None else {},
+        first,
         initial,
         _host(state.params),
         _host(state.ema or {}),
@@ -199,15 +211,6 @@ def _checkpointed(state: TrainState) -> Arrays:
     """The weights of a state, and its position in the training."""
     counts = {"micro-batches": state.micro_step, "updates": state.update_step}
     return _host({**state.params, **counts})
-
-
-def run_folder(folder: Path) -> Path:
-    """Folder of the reference's first weights as the checkpoint of a run.
-
-    Args:
-        folder: folder of the reference's own checkpoint, see `measure`.
-    """
-    return folder.with_name(f"{folder.name}_run")
 
 
 def _write_run(

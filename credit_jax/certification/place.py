@@ -22,12 +22,12 @@ from credit_jax.certification.verdict import (
     Bounds,
     compare,
     gradient_errors,
-    relative_error,
 )
 from credit_jax.models.conversion import credit_key
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import torch_model
 from credit_jax.nn.noise import Noise
+from credit_jax.ops.relative_error import relative_error
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.parallel.rows.layout import Field

@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from credit_jax.certification.measure import Measured, run_folder
+from credit_jax.certification.certify import folder_name
+from credit_jax.certification.measure import BOTH, Measured
 from credit_jax.certification.worker import Job, read_measured
 
 
@@ -24,6 +26,8 @@ class Processes:
         checkpoint: see `Job`.
         cache: see `Job`.
         at_once: number of processes at a time.
+        run: folder where the first weights of the reference are written as the
+            checkpoint of a run; None for nowhere.
         cwd: working directory of the processes, which relative paths of the config
             refer to; None for that of this one.
     """
@@ -37,6 +41,7 @@ class Processes:
         checkpoint: str | None,
         cache: str | None,
         at_once: int,
+        run: Path | None = None,
         cwd: Path | None = None,
     ) -> None:
         self._config = config
@@ -44,40 +49,39 @@ class Processes:
         self._reference = reference
         self._checkpoint = checkpoint
         self._cache = cache
+        self._run = run
         self._cwd = cwd
         self._running = threading.BoundedSemaphore(at_once)
         self._lock = threading.Lock()
-        self._results: dict[tuple[str, bool], Future[Measured]] = {}
+        self._results: dict[tuple[str, bool, tuple[str, ...]], Future[Measured]] = {}
         self._pool = ThreadPoolExecutor(max_workers=64)
 
-    def measured(self, mesh: str, *, x64: bool) -> Measured:
-        """The numbers of a mesh, from a process that is started at the first call."""
+    def measured(
+        self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
+    ) -> Measured:
+        """Some numbers of a mesh, from a process that the first call starts."""
+        key = (mesh, x64, tuple(parts))
         with self._lock:
-            key = (mesh, x64)
             if key not in self._results:
-                self._results[key] = self._pool.submit(self._measure, mesh, x64=x64)
+                self._results[key] = self._pool.submit(self._measure, *key)
             result = self._results[key]
         return result.result()
 
-    def place(self, mesh: str, *, x64: bool) -> str:
-        """The first place where a mesh differs from the reference."""
-        job = dataclasses.replace(self._job(mesh, x64=x64), place=True)
+    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
+        """The first place where these numbers differ from those of the reference."""
+        job = dataclasses.replace(self._job(mesh, x64, parts), place=True)
         return self._start(job, "place").strip().splitlines()[-1]
 
-    def run_folder(self, *, x64: bool) -> Path:
-        """Folder of the first weights of the reference as the checkpoint of a run."""
-        return run_folder(Path(self._job(self._reference, x64=x64).folder))
-
-    def _measure(self, mesh: str, *, x64: bool) -> Measured:
+    def _measure(self, mesh: str, x64: bool, parts: Sequence[str]) -> Measured:
         if mesh != self._reference:
             # Its checkpoint is restored on this mesh.
-            self.measured(self._reference, x64=x64)
-        job = self._job(mesh, x64=x64)
+            self.measured(self._reference, x64=x64, parts=parts)
+        job = self._job(mesh, x64, parts)
         self._start(job, "numbers")
         return read_measured(Path(job.out))
 
-    def _job(self, mesh: str, *, x64: bool) -> Job:
-        folder = self._folder / ("float64" if x64 else "float32")
+    def _job(self, mesh: str, x64: bool, parts: Sequence[str]) -> Job:
+        folder = self._folder / folder_name(x64=x64, parts=parts)
         folder.mkdir(parents=True, exist_ok=True)
         is_reference = mesh == self._reference
         return Job(
@@ -90,6 +94,8 @@ class Processes:
             start=None if is_reference else str(folder / f"{self._reference}.npz"),
             checkpoint=self._checkpoint,
             cache=self._cache,
+            parts=tuple(parts),
+            run=str(self._run) if self._run and is_reference else None,
         )
 
     def _start(self, job: Job, what: str) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.certification.measure import Measured, measure
+from credit_jax.certification.measure import BOTH, Measured, measure
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.place import block_outputs, first_difference
 from credit_jax.certification.subject import subject_of_config
@@ -43,6 +43,8 @@ class Job:
         checkpoint: folder of a run whose weights are taken; None for random ones.
         cache: folder of compiled programs, see `use_cache`.
         start: path of the numbers of the reference; None for the reference itself.
+        parts: what is measured, see `measure`.
+        run: folder of the first weights as the checkpoint of a run; None for none.
         place: whether the numbers of the mesh are read from `out`, and the first place
             that differs is looked for.
     """
@@ -56,6 +58,8 @@ class Job:
     checkpoint: str | None = None
     cache: str | None = None
     start: str | None = None
+    parts: Sequence[str] = BOTH
+    run: str | None = None
     place: bool = False
 
 
@@ -80,6 +84,8 @@ def run(job: Job) -> None:
             folder=Path(job.folder),
             reference=None if job.reference is None else Path(job.reference),
             start=None if expected is None else expected.start,
+            parts=job.parts,
+            run=None if job.run is None else Path(job.run),
         )
         write_measured(numbers, Path(job.out))
         return
@@ -112,7 +118,7 @@ def read_measured(path: Path) -> Measured:
             else:
                 values[name] = file[key]
     values["mesh"] = str(values["mesh"])
-    for name in ("forecast", "average", "start"):
+    for name in ("forecast", "gradients", "start", "updated", "average", "saved"):
         values.setdefault(name, {})
     if "restored_loss" in values:
         values["restored_loss"] = float(values["restored_loss"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -42,6 +41,7 @@ from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.load import apply_overrides, build_config, config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file
+from credit_jax.io.digests import record_of
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.parallel.compiler import CACHE_HELP
@@ -179,6 +179,7 @@ def _certified(
     chosen = chosen_meshes(model_def, names, args.devices, num_ranks=num_ranks)
     meshes = [name for name in chosen if name != reference]
     at_once = args.processes or os.cpu_count() or 1
+    run_folder = folder / "run" if args.against else None
     runner = Processes(
         path,
         folder,
@@ -186,6 +187,7 @@ def _certified(
         checkpoint=args.checkpoint,
         cache=args.cache,
         at_once=at_once,
+        run=run_folder,
         cwd=None if args.full else folder,
     )
     print_line(f"{len(meshes)} meshes beside {reference}, {at_once} at a time")
@@ -198,9 +200,7 @@ def _certified(
     with ThreadPoolExecutor(len(meshes) or 1) as pool:
         verdicts = list(pool.map(judged, meshes))
     expected = runner.measured(reference, x64=args.x64)
-    credit = (
-        _against_credit(path, runner.run_folder(x64=args.x64)) if args.against else ()
-    )
+    credit = () if run_folder is None else _against_credit(path, run_folder)
     return Certificate(
         _title(args.config, config, small=not args.full),
         reference,
@@ -239,7 +239,7 @@ def _against_credit(config: Path, run_folder: Path) -> tuple[str, ...]:
 def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]:
     facts = {
         "command": "credit-jax certify " + shlex.join(sys.argv[2:]),
-        "config": f"{args.config}, SHA-256 {_digest(Path(args.config))}",
+        "config": f"{args.config}, SHA-256 {record_of(Path(args.config)).sha256}",
         "parameters": str(sum(spec.size for spec in model_def.param_specs.values())),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "Python": platform.python_version(),
@@ -251,10 +251,6 @@ def _versions() -> Iterator[tuple[str, str]]:
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             yield name, version(name)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

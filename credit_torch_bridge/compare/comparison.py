@@ -18,6 +18,7 @@ from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import torch_model
+from credit_jax.ops.relative_error import relative_error
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
@@ -38,7 +39,6 @@ from credit_torch_bridge.compare.credit_side import (
     run_credit,
     share_edges,
 )
-from credit_torch_bridge.compare.errors import relative_error
 from credit_torch_bridge.compare.jax_side import compile_pass, noise_of
 from credit_torch_bridge.compare.outputs import ModelOutputs
 

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from credit_jax.certification.measure import Measured
+from credit_jax.certification.certify import judge
+from credit_jax.certification.measure import BOTH, FORECAST, TRAINING, Measured
 from credit_jax.certification.verdict import (
     FLOAT32,
     compare,
     gradient_errors,
-    relative_error,
     vanishing,
 )
 
@@ -89,7 +89,52 @@ def test_errors_of_gradients_are_relative_to_each_and_to_all():
     assert errors["a/bias"] < 1e-5
 
 
-def test_what_is_not_finite_or_of_another_shape_is_infinitely_far():
-    assert relative_error(np.nan, np.nan) == np.inf
-    assert relative_error(np.ones(2), np.ones(3)) == np.inf
-    assert relative_error(np.ones(2), np.zeros(2)) == pytest.approx(np.sqrt(2))
+def test_without_training_the_forecast_alone_is_compared():
+    forecast = measured(
+        losses=np.zeros(0),
+        gradients={},
+        updated={},
+        average={},
+        saved={},
+        restored=None,
+        restored_loss=None,
+    )
+    checks = compare(forecast, forecast, FLOAT32)
+    assert [check.quantity for check in checks] == ["initial weights", "prediction"]
+    assert {check.part for check in checks[1:]} == {FORECAST}
+
+
+class Numbers:
+    """A runner whose mesh has a wrong prediction in float32, or as `wrong` says."""
+
+    def __init__(self, wrong):
+        self.wrong, self.asked = wrong, []
+
+    def measured(self, mesh, *, x64, parts=BOTH):
+        self.asked.append((mesh, x64, parts))
+        changes = {} if TRAINING in parts else {"gradients": {}, "restored": None}
+        if mesh == "tp2" and x64 in self.wrong:
+            prediction = measured().forecast["prediction"]
+            changes["forecast"] = {"prediction": (1 + 1e-5) * prediction}
+        return measured(**changes)
+
+    def place(self, mesh, *, x64, parts=BOTH):
+        return f"{mesh}, {x64}, {', '.join(parts)}"
+
+
+def test_float64_decides_of_what_is_broken_alone():
+    runner = Numbers(wrong={False})
+    verdict = judge(runner, "tp2", "1", x64=False)
+    assert verdict.passed
+    assert verdict.place == ""
+    assert [ask for ask in runner.asked if ask[1]] == [
+        ("1", True, (FORECAST,)),
+        ("tp2", True, (FORECAST,)),
+    ]
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_what_is_broken_in_float64_differs(x64):
+    verdict = judge(Numbers(wrong={False, True}), "tp2", "1", x64=x64)
+    assert not verdict.passed
+    assert verdict.place == f"tp2, True, {'forecast, training' if x64 else 'forecast'}"

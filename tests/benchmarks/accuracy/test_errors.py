@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.accuracy.errors import Errors, errors_of
 from benchmarks.accuracy.mesh_run import MeshRun
-from credit_torch_bridge.compare.errors import relative_error
+from credit_jax.ops.relative_error import relative_error
 
 
 def test_errors_are_relative_and_small_arrays_are_not_measured_by_their_rounding():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_torch_bridge.compare.errors import relative_error
+from credit_jax.ops.relative_error import relative_error
 
 
 def test_relative_error_sees_what_it_must():
@@ -12,3 +12,5 @@ def test_relative_error_sees_what_it_must():
     assert relative_error(x * np.nan, x) == np.inf
     assert relative_error(x[:1], x) == np.inf
     assert relative_error(1.1 * x, x) == pytest.approx(0.1)
+    assert relative_error(np.nan, np.nan) == np.inf
+    assert relative_error(x, 0 * x) == pytest.approx(np.sqrt(6))
