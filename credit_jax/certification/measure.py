@@ -24,6 +24,7 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.restore import RunStore, place_weights
+from credit_jax.training.rollout import evaluation_step
 from credit_jax.training.state import (
     TrainState,
     place_state,
@@ -311,9 +312,7 @@ def _forecast(
     predictions = {}
     back = np.argsort(order)
     for index, name in enumerate(names):
-        drawn = noise.fold_in(index) if noise is not None and steps > 1 else noise
-        number = jnp.asarray(index, jnp.int32)
-        now = (batch, fields, number, drawn)
+        now = (batch, fields, jnp.asarray(index, jnp.int32), noise)
         fields, y = run(state.params, state.model_state, now)
         rows = model.model_def.image_height
         y = np.asarray(y)[..., :rows, :]
@@ -343,16 +342,9 @@ def forecast_step(
         batch, fields, index, noise = step
         target, forcing = rollout.per_step(batch)
         now = jax.tree.map(lambda leaf: leaf[index], (target, forcing))
-        shapes = model.model_def.input_shapes
-        prediction = model.local_forward(
-            params,
-            model_state,
-            rollout.inputs(shapes, batch, fields, index),
-            noise,
-            interleaved=True,
-            num_members=rollout.num_members,
+        tree = evaluation_step(
+            model, rollout, params, model_state, batch, fields, index, now[0], noise
         )
-        tree = rollout.after(batch, fields, now[0], prediction, context)
         return rollout.next(batch, fields, tree, now[1], context), tree["y_pred"]
 
     known = model.batch_specs()

@@ -251,13 +251,28 @@ def certified_mapping(
     """
     config = make_small(mapping, folder)
     config.pop("demo", None)
-    config["trainer"] |= {
+    config["trainer"]["fsdp"] = {"min_shard_size": MIN_SHARD_SIZE}
+    return for_any_mesh(config, num_samples=num_samples, num_updates=num_updates)
+
+
+def for_any_mesh(
+    mapping: Mapping[str, Any], *, num_samples: int, num_updates: int
+) -> dict[str, Any]:
+    """Returns a config with the batches of a certificate, on no mesh of its own.
+
+    Args:
+        mapping: config for credit_jax, not modified.
+        num_samples: samples of a batch.
+        num_updates: batches of an epoch.
+    """
+    members_are_ranks = mapping["loss"].get("training_loss") == "ring-crps"
+    trainer = {
+        **mapping["trainer"],
         "train_batch_size": num_samples,
         "valid_batch_size": num_samples,
         "batches_per_epoch": num_updates,
+        "valid_batches_per_epoch": 1,
         "num_devices": None,
-        "fsdp": {"min_shard_size": MIN_SHARD_SIZE},
+        "parallelism": {"data": "ddp" if members_are_ranks else "none"},
     }
-    members_are_ranks = config["loss"].get("training_loss") == "ring-crps"
-    config["trainer"]["parallelism"] = {"data": "ddp" if members_are_ranks else "none"}
-    return config
+    return {**mapping, "trainer": trainer}

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,14 @@ from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.page import page_of
 from credit_jax.certification.processes import Processes
 from credit_jax.certification.random_files import fit_scalers, write_files
-from credit_jax.certification.small_config import certified_mapping
+from credit_jax.certification.small_config import certified_mapping, for_any_mesh
 from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
 from credit_jax.certification.verdict import bounds_of, vanishing
 from credit_jax.cli.commands import FAILED, OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
 from credit_jax.config import Config
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.load import apply_overrides, build_config, config_of
+from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file
 from credit_jax.io.digests import record_of
@@ -46,6 +47,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.parallel.compiler import CACHE_HELP
 from credit_jax.plan import plan_run
+from credit_jax.training.run_weights import open_weights
 
 HELP = (
     "Prove on this machine that a config gives the same numbers on every mesh; exit "
@@ -107,9 +109,14 @@ def run(args: argparse.Namespace) -> int:
             "--checkpoint has the weights of the whole model, and by default a "
             "certificate is of a small one; add --full"
         )
+    for name in ("devices", "processes"):
+        number = getattr(args, name)
+        if number is not None and number < 1:
+            raise ValueError(f"--{name}: got {number}; expected at least 1")
     out = Path(args.out)
     if not out.parent.is_dir():
         raise ValueError(f"--out: there is no folder {out.parent}; make it first")
+    weights = None if args.checkpoint is None else open_weights(args.checkpoint)
     names = None if args.meshes == "all" else args.meshes.split(",")
     for name in names or ():
         dims_of(name)
@@ -117,6 +124,11 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(place)
         path, config = _prepared(args, folder)
         certificate = _certified(args, config, path, names, folder)
+        if weights is not None:
+            kind = "average of the weights" if weights.average else "weights"
+            text = f"{args.checkpoint}, step {weights.step}, {kind}, SHA-256 "
+            facts = {**certificate.provenance, "checkpoint": text + weights.digest}
+            certificate = replace(certificate, provenance=facts)
     with new_file(out) as partial:
         partial.write_text(page_of(certificate), encoding="utf-8")
     with new_file(out.with_suffix(".json")) as partial:
@@ -140,8 +152,11 @@ def _prepared(args: argparse.Namespace, folder: Path) -> tuple[Path, Config]:
     parse_model(mapping.get("model") or {})
     path = folder / "config.yml"
     if args.full:
-        config = config_of(mapping, source=args.config)
-        path.write_text(yaml.safe_dump(_plain(mapping), sort_keys=False))
+        build_config(mapping, source=args.config)
+        whole = for_any_mesh(mapping, num_samples=NUM_SAMPLES, num_updates=NUM_UPDATES)
+        config = build_config(whole, source=args.config)
+        plan_run(config, num_devices=ranks_of(config) or 1).check()
+        path.write_text(yaml.safe_dump(_plain(whole), sort_keys=False))
         return path, config
     small = _small(mapping, folder)
     path.write_text(yaml.safe_dump(_plain(small), sort_keys=False))
@@ -178,6 +193,11 @@ def _certified(
     reference = reference_of(num_ranks)
     chosen = chosen_meshes(model_def, names, args.devices, num_ranks=num_ranks)
     meshes = [name for name in chosen if name != reference]
+    if not meshes:
+        raise ValueError(
+            f"--meshes: none is left beside {reference} on {args.devices} devices; "
+            "name others, or take more --devices"
+        )
     at_once = args.processes or os.cpu_count() or 1
     run_folder = folder / "run" if args.against else None
     runner = Processes(

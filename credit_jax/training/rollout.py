@@ -205,6 +205,39 @@ class ForecastLoss:
         )
 
 
+def evaluation_step(
+    model: ParallelModel,
+    rollout: Rollout,
+    params: Weights,
+    model_state: ModelState,
+    batch: Batch,
+    fields: Batch,
+    index: Array,
+    target: Any,
+    noise: Noise | None = None,
+) -> FieldTree:
+    """Fields after one step of a forecast in evaluation mode; local shards.
+
+    Args:
+        model, rollout, params, model_state, batch, noise: as for `evaluate_forecast`.
+        fields: fields that the step begins with (`Rollout.start`, `Rollout.next`).
+        index: number of the step.
+        target: target of the step (`Rollout.per_step`).
+    """
+    if noise is not None and rollout.num_steps > 1:
+        noise = noise.fold_in(index)
+    prediction = model.local_forward(
+        params,
+        model_state,
+        rollout.inputs(model.model_def.input_shapes, batch, fields, index),
+        noise,
+        interleaved=True,
+        num_members=rollout.num_members,
+    )
+    context = FieldContext(model.reducer, num_members=rollout.num_members)
+    return rollout.after(batch, fields, target, prediction, context)
+
+
 def evaluate_forecast(
     model: ParallelModel,
     rollout: Rollout,
@@ -228,18 +261,9 @@ def evaluate_forecast(
 
     def step(fields: Batch, inputs: Any) -> FieldTree:
         index, target, _ = inputs
-        step_noise = noise
-        if noise is not None and rollout.num_steps > 1:
-            step_noise = noise.fold_in(index)
-        prediction = model.local_forward(
-            params,
-            model_state,
-            rollout.inputs(model.model_def.input_shapes, batch, fields, index),
-            step_noise,
-            interleaved=True,
-            num_members=rollout.num_members,
+        return evaluation_step(
+            model, rollout, params, model_state, batch, fields, index, target, noise
         )
-        return rollout.after(batch, fields, target, prediction, context)
 
     def turn(fields: Batch, inputs: Any) -> tuple[Batch, None]:
         tree = step(fields, inputs)

@@ -1,28 +1,41 @@
 """`credit-jax certify`: its page, its exit code, and its errors."""
 
+import contextlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from credit_jax.certification.certify import Certificate, MeshVerdict
 from credit_jax.certification.page import page_of
 from credit_jax.certification.verdict import FLOAT32, Check
-from credit_jax.cli.certify import main
-from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.cli.certify import _plain, _small, main
+from credit_jax.cli.commands import FAILED, OK, USER_ERROR
+from credit_jax.cli.train import main as train
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.registry import build
+from credit_jax.training.run_weights import open_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.fixture
-def config(tmp_path):
+def small_debugger():
     """The demo's config with the smallest model."""
     mapping = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     keys = "image_height", "image_width", "frames", "levels", "channels"
     keys += "surface_channels", "input_only_channels", "output_only_channels"
     section = {key: mapping["model"][key] for key in keys}
     mapping["model"] = {"type": "debugger", **section}
+    return mapping
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The file of `small_debugger`."""
+    mapping = small_debugger()
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(mapping, sort_keys=False))
     return path
@@ -46,10 +59,74 @@ def test_a_page_and_its_json(config, tmp_path, capsys):
     assert facts["provenance"]["jax"] in page
 
 
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A config with data of its own, two kinds of parallelism, and a trained run."""
+    folder = tmp_path_factory.mktemp("certified")
+    mapping = small_debugger()
+    mapping["trainer"]["parallelism"] = {"data": "fsdp2", "tensor": 2, "domain": 2}
+    small = _small(mapping, folder)
+    small["trainer"]["parallelism"] = mapping["trainer"]["parallelism"]
+    path = folder / "whole.yml"
+    path.write_text(yaml.safe_dump(_plain(small), sort_keys=False))
+    with contextlib.chdir(folder):
+        assert train(["--config", str(path), "--devices", "4", "--cache", "none"]) == OK
+    return path, folder / "run"
+
+
+@pytest.mark.slow
+def test_the_config_as_it_is_with_the_weights_of_a_run(run_folder, tmp_path):
+    """Weights that are not finite show that they are those of the checkpoint."""
+    config, run = run_folder
+    out = tmp_path / "page.html"
+    options = ["--full", "--meshes", "fsdp2", "--out", str(out), "--cache", "none"]
+    given = ["--config", str(config), *options, "--checkpoint"]
+    with contextlib.chdir(config.parent):
+        assert main([*given, str(run)]) == OK
+        facts = json.loads(out.with_suffix(".json").read_text())
+        weights = open_weights(run)
+        recorded = facts["provenance"]["checkpoint"]
+        assert recorded.startswith(f"{run}, step {weights.step}, ")
+        assert recorded.endswith(weights.digest)
+        broken = tmp_path / "broken"
+        params, model_state = weights.on_host(build(read_yaml(config)["model"]))
+        store = CheckpointStore(broken)
+        params = {path: np.nan * array for path, array in params.items()}
+        items = {"weights": {"params": params, **model_state}}
+        store.save(3, items, Progress(epoch=0))
+        store.close()
+        assert main([*given, str(broken)]) == FAILED
+    facts = json.loads(out.with_suffix(".json").read_text())
+    assert facts["verdicts"][0]["place"] == "initial weights: " + sorted(params)[0]
+
+
+@pytest.mark.slow
+def test_errors_of_a_whole_config(run_folder, tmp_path, capsys):
+    config, run = run_folder
+    given = ["--config", str(config), "--full", "--out", str(tmp_path / "page.html")]
+    (tmp_path / "checkpoint.pt").touch()
+    with contextlib.chdir(config.parent):
+        for options, message in (
+            (["--checkpoint", str(tmp_path)], "credit-jax convert --to jax"),
+            (["--set", "model.surface_channels=2"], "surface_channels"),
+            (["--set", "data.source.demo.vars_3D=[Z]"], "vars_3D"),
+        ):
+            assert main([*given, *options]) == USER_ERROR
+            assert message in capsys.readouterr().err
+    assert run.is_dir()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--checkpoint", "RUN"], "add --full"),
+        (["--full", "--checkpoint", "nowhere"], "nowhere"),
+        (["--full"], "data/"),
+        (["--devices", "0"], "--devices: got 0; expected at least 1"),
+        (["--devices", "1"], "--meshes: none is left beside 1 on 1 devices"),
+        (["--processes", "0"], "--processes: got 0; expected at least 1"),
+        (["--meshes", ""], "--meshes: got ''; expected 1, or factors"),
+        (["--meshes", "1"], "--meshes: none is left beside 1"),
         (["--out", "nowhere/page.html"], "--out: there is no folder nowhere"),
         (["--meshes", "dp2"], "--meshes: got 'dp2'; expected 1, or factors"),
         (["--meshes", "tp16"], "it has 16 devices, there are 8"),
