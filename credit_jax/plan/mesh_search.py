@@ -323,7 +323,7 @@ class MeshSearch:
             return Ranked(choice, fixed + sample, loses=MEMORY)
         most = max(fitting)
         choice = replace(choice, micro_batch=most, accumulate=samples // most)
-        times = self._times(choice)
+        times = self.times(choice)
         return Ranked(choice, fixed + most * sample, times, self.batch / times.total)
 
     def _bytes(self, choice: Choice) -> tuple[float, float]:
@@ -343,8 +343,8 @@ class MeshSearch:
     def _estimated(self, choice: Choice, axes: Any) -> Memory:
         return estimate_memory(_with(self.config, choice), self.model_def, axes)
 
-    def _times(self, choice: Choice) -> Times:
-        """Seconds of an update, see docs/mesh.md."""
+    def times(self, choice: Choice) -> Times:
+        """Returns the seconds of an update; see docs/mesh.md."""
         device, dims = self.cluster.accelerator, choice.dims
         replica = dims.ep * dims.tp * dims.domain
         work, alone = self._traced(choice), self._whole("none")

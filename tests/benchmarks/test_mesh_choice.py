@@ -1,0 +1,30 @@
+"""Choices of compiled programs, and their report."""
+
+import json
+
+import pytest
+
+from benchmarks.mesh_choice import NAME, choice_of
+from benchmarks.report import REPORTS
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name"),
+    [("1", "1"), ("dp8", "fsdp8"), ("ddp8", "ddp8"), ("tp2xdomain4", "tp2xdomain4")],
+)
+def test_the_choice_of_a_program(mesh, name):
+    choice = choice_of({"mesh": mesh, "remat": "full", "over_domain": True})
+    assert choice.name == name
+    assert choice.remat == "full"
+    assert choice.over_domain
+    assert choice.accumulate == choice.micro_batch == 1
+
+
+def test_the_report_keeps_what_the_docs_say():
+    report = json.loads((REPORTS / f"{NAME}.json").read_text())
+    for device, low, high in (("h100", 0.895, 1.095), ("a100", 0.835, 1.075)):
+        result = report["compared"][device]
+        ratios = [row["derived"] / row["compiled"] for row in result["programs"]]
+        assert low < min(ratios) < max(ratios) < high
+        assert result["correlation"] >= 0.9
+        assert result["share_of_best"] >= 0.9
