@@ -55,7 +55,8 @@ Each config of configs/, made small, compared with itself on one device by
 `credit-jax certify` in float32 (docs/certificate.md): the largest relative errors of
 all meshes. Where a bound of float32 is broken, float64 decides: such meshes are counted
 under `by float64`. Seconds are those of the whole command on the machine of the recipe,
-which had other work; the recipe is that of the last call."""
+which had other work; the recipe is that of the last call. Configs without a row have
+not been run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
