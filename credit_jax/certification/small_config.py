@@ -144,6 +144,8 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 _make_source_small(source, folder / name)
     _make_model_small(config["model"])
     config["trainer"] |= TRAINER
+    # Its stages count updates and lead times of the whole data.
+    config["trainer"].pop("curriculum", None)
     return config
 
 

@@ -50,6 +50,12 @@ class Progress:
             None if the checkpoint does not record them, such as one from PyTorch.
         coordinates: those of the data as JSON values, see `Coordinates.to_json`; None
             if the checkpoint does not record them.
+        updates: updates of the run, by which stages of `trainer.curriculum` end; None
+            in checkpoints of earlier versions.
+        stage: index of the stage of `trainer.curriculum` that trained last; None if
+            none did.
+        schedule_epoch, schedule_step: epoch and micro-batches from which the schedule
+            of the learning rate counts, the start of a stage with its own.
         digests: SHA-256 of the files of the model and the transforms, by dotted key.
     """
 
@@ -66,6 +72,10 @@ class Progress:
     channels: Mapping[str, tuple[str, ...]] | None = None
     coordinates: Mapping[str, Any] | None = None
     samples: int | None = None
+    updates: int | None = None
+    stage: int | None = None
+    schedule_epoch: int = 0
+    schedule_step: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

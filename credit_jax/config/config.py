@@ -7,6 +7,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.credit_keys import IGNORED_TOP
+from credit_jax.config.curriculum import CurriculumStage
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.dates import date_label
@@ -16,6 +17,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
@@ -117,6 +119,46 @@ class Config(StrictModel):
         return notes
 
     @property
+    def stages(self) -> tuple["Config", ...]:
+        """The config of each stage of `trainer.curriculum`; () without one.
+
+        They validate as the whole run does.
+        """
+        valid = {"forecast_len": self.validation_data.forecast_len}
+        trainer = self.trainer.model_copy(update={"curriculum": ()})
+        overrides = self.validation_overrides.model_copy(update=valid)
+        changes = {"trainer": trainer, "validation_overrides": overrides}
+        configs: list[Config] = [self.model_copy(update=changes)]
+        for stage in self.trainer.curriculum:
+            configs.append(configs[-1]._changed_by(stage))
+        return tuple(configs[1:])
+
+    def _changed_by(self, stage: CurriculumStage) -> "Config":
+        """The config of a stage after this one."""
+        trained = stage.changes(
+            "learning_rate",
+            "train_batch_size",
+            "grad_accum_every",
+            "batches_per_epoch",
+            "backprop",
+            "backprop_on_timestep",
+        )
+        by_plateau = isinstance(self.trainer.scheduler, PlateauConfig)
+        if stage.scheduler is not None:
+            trained |= {"use_scheduler": True, "scheduler": stage.scheduler}
+        elif stage.learning_rate is not None and not by_plateau:
+            trained |= {"use_scheduler": False, "scheduler": None}
+        changes: dict[str, Any] = {
+            "trainer": self.trainer.model_copy(update=trained),
+            "data": self.data.model_copy(update=stage.changes("forecast_len")),
+        }
+        if stage.loss is not None:
+            keys = stage.loss.model_fields_set
+            changed = {key: getattr(stage.loss, key) for key in keys}
+            changes["loss"] = self.loss.model_copy(update=changed)
+        return self.model_copy(update=changes)
+
+    @property
     def num_members(self) -> int:
         """Ensemble members of each sample on one data-parallel rank, in training."""
         one_each = self.loss.members_are_ranks
@@ -152,6 +194,7 @@ def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
         return problems
     problems += _step_problems(config)
     problems += _date_problems("data", config.data, config.trainer.train_batch_size)
+    problems += _curriculum_problems(config, problems)
     if config.trainer.skip_validation:
         return problems + _metric_problems(config.trainer)
     valid = config.validation_data
@@ -201,6 +244,22 @@ def _step_problems(config: Config) -> list[str]:
         f"{key}.backprop_on_timestep: got {list(chosen)}, but data.forecast_len is "
         f"{last}; take steps from 1 to {last}"
     ]
+
+
+def _curriculum_problems(config: Config, known: list[str]) -> list[str]:
+    """Checks each stage as a run by itself; problems of the run are not repeated."""
+    problems = []
+    for index, stage in enumerate(config.stages):
+        lines = _source_problems("data", stage.data) + _step_problems(stage)
+        lines += _date_problems("data", stage.data, stage.trainer.train_batch_size)
+        if stage.loss.learns != config.loss.learns:
+            lines.append(
+                "loss.args.var_weighting: learnable has parameters that are trained in "
+                "the whole run; take it in all stages or in none"
+            )
+        path = f"trainer.curriculum.{index}"
+        problems += [f"{path}: {line}" for line in lines if line not in known]
+    return problems
 
 
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:

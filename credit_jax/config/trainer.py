@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import IGNORED_TRAINER
+from credit_jax.config.curriculum import CurriculumStage, check_order
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.messages import got
@@ -112,6 +113,8 @@ class TrainerConfig(StrictModel):
         use_scheduler, scheduler: see `credit_jax.config.schedules`.
         finetune: weights of another run that the first epoch begins with, and which of
             them are trained, see `FinetuneConfig`. CREDIT has no such key.
+        curriculum: stages of the run, such as longer and longer forecasts, see
+            `CurriculumStage`; CREDIT has no such key.
         load_weights: whether to start from the weights, and their average, of the last
             checkpoint of `save_loc`.
         load_optimizer: whether to restore the optimizer state, too.
@@ -180,6 +183,7 @@ class TrainerConfig(StrictModel):
     use_scheduler: bool = False
     scheduler: Schedule | None = Field(None, discriminator="scheduler_type")
     finetune: FinetuneConfig | None = None
+    curriculum: tuple[CurriculumStage, ...] = ()
     load_weights: bool = False
     load_optimizer: bool = False
     load_scaler: bool = False
@@ -229,6 +233,12 @@ class TrainerConfig(StrictModel):
             text = f"must be a number of at least 0, or 'dynamic', got {got(value)}"
             raise ValueError(text)
         return value if value == "dynamic" else number
+
+    @field_validator("curriculum")
+    @classmethod
+    def _in_order(cls, value: tuple[CurriculumStage, ...]) -> Any:
+        check_order(value)
+        return value
 
     @model_validator(mode="after")
     def _schedule_is_said(self) -> "TrainerConfig":

@@ -27,6 +27,8 @@ from credit_jax.parallel.params.spec import ParamSpec
 FLOAT32 = 4
 HALF = 2
 ACTIVATIONS, BATCH = "activations (estimate)", "batch"
+LATER_INPUTS = "inputs of later steps"
+PER_SAMPLE = (ACTIVATIONS, BATCH, LATER_INPUTS)
 # Ratio of XLA's temporary memory to the counted activations: 1.2 to 2.5 for the
 # gradient of configs/demo.yaml, depth 1 to 4, with and without rematerialization (CPU,
 # jax 0.10.2).
@@ -47,7 +49,7 @@ class Memory:
     @property
     def of_samples(self) -> int:
         """Bytes that grow with the samples of a forward pass."""
-        return sum(self.parts.get(name, 0) for name in (ACTIVATIONS, BATCH))
+        return sum(self.parts.get(name, 0) for name in PER_SAMPLE)
 
 
 def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memory:
@@ -61,7 +63,8 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
     Returns:
         Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights
         of spectral norm, the gathered parameters of the largest blocks, those gathered
-        over domain, activations, and the batch.
+        over domain, activations, the batch with the targets of all steps, and the input
+        of each step that gradients through whole forecasts keep.
     """
     trainer = config.trainer
     param_specs = model_def.param_specs
@@ -80,6 +83,7 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
         "gathered over domain": _over_domain(config, param_specs, axes, rules),
         ACTIVATIONS: _activations(config, model_def, axes),
         BATCH: _batch(config, model_def, axes),
+        LATER_INPUTS: _carried(config, model_def, axes),
     }
     return Memory({name: size for name, size in parts.items() if size})
 
@@ -150,12 +154,25 @@ def _gathered(
 
 
 def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
-    """Bytes of the input, the target and the prediction."""
-    rows = -(-model_def.image_height // axes.num_domain)
+    """Bytes of the input, the targets of all steps and the prediction."""
+    steps = config.data.forecast_len
     channels = model_def.input_channels * model_def.frames
-    channels += 2 * model_def.output_channels * model_def.output_frames
-    points = rows * model_def.image_width * channels
-    return FLOAT32 * _samples(config) * points
+    channels += (steps + 1) * model_def.output_channels * model_def.output_frames
+    return FLOAT32 * _samples(config) * _points(model_def, axes) * channels
+
+
+def _carried(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
+    """Bytes of the inputs that `backprop: full` keeps for the backward pass."""
+    later = config.data.forecast_len - 1
+    if config.trainer.backprop != "full":
+        later = 0
+    channels = model_def.input_channels * model_def.frames
+    return FLOAT32 * _samples(config) * _points(model_def, axes) * channels * later
+
+
+def _points(model_def: ModelDef, axes: MeshAxes) -> int:
+    """Points of a field on a device."""
+    return -(-model_def.image_height // axes.num_domain) * model_def.image_width
 
 
 def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:

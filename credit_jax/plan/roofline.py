@@ -8,7 +8,7 @@ kernels is kept, and their work is scaled by the ratio of the operations.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.config.config import Config
@@ -52,6 +52,7 @@ class Device:
     Attributes:
         name: name of the device.
         launch: time of a kernel launch, s.
+        memory: bytes of memory, by its data sheet.
         model: config of the compiled model.
         flops: operations of the gradient of one sample, without recomputation.
         steps: the compiled programs, in bfloat16.
@@ -59,6 +60,7 @@ class Device:
 
     name: str
     launch: float
+    memory: float
     model: str
     flops: float
     steps: tuple[CompiledStep, ...]
@@ -69,6 +71,7 @@ DEVICES = {
     "h100": Device(
         "NVIDIA H100",
         2e-6,
+        80e9,
         "configs/wxformer_025deg.yaml",
         18.3497e12,
         (
@@ -82,6 +85,7 @@ DEVICES = {
     "a100": Device(
         "NVIDIA A100",
         2e-6,
+        80e9,
         "configs/wxformer_025deg.yaml",
         18.3497e12,
         (
@@ -123,6 +127,10 @@ class StepBound:
     def seconds(self) -> float:
         """The bound, s."""
         return self.launches + self.work + self.waits
+
+    def of_batch(self, factor: float) -> StepBound:
+        """The bound for another number of samples, `factor` times as many."""
+        return replace(self, ratio=self.ratio * factor, work=self.work * factor)
 
     def to_json(self) -> dict[str, Any]:
         """The bound as JSON values, for the report of `check`."""
@@ -192,3 +200,25 @@ def step_bound(
         same_model=1 / _SAME < flops / device.flops < _SAME,
         bfloat16=policy is not None and policy.param_dtype == "bfloat16",
     )
+
+
+def update_seconds(bound: StepBound, run: Config, stage: Config) -> float:
+    """Lower bound of the time of an update of a stage.
+
+    A step of the forecast whose loss does not count is a forward pass, a third of a
+    gradient; gradients through whole forecasts compute each step again.
+
+    Args:
+        bound: bound of a micro-batch of the run.
+        run: config of the run.
+        stage: config of the stage.
+    """
+    samples = [
+        each.trainer.train_batch_size * each.num_members for each in (run, stage)
+    ]
+    steps, counted = stage.data.forecast_len, len(stage.backprop_on_timestep)
+    gradients = counted + (steps - counted) / 3
+    if stage.trainer.backprop == "full" and steps > 1:
+        gradients = steps * 4 / 3
+    each = bound.of_batch(samples[1] / samples[0]).seconds
+    return each * gradients * stage.trainer.grad_accum_every

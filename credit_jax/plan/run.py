@@ -19,6 +19,13 @@ from credit_jax.named_fields.coordinates import Coordinates, notes_on_calendar
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of
+from credit_jax.plan.curriculum import (
+    StageLength,
+    StagePlan,
+    notes_on_lengths,
+    plan_stages,
+    stage_lengths,
+)
 from credit_jax.plan.files import (
     file_digests,
     find_missing,
@@ -53,6 +60,7 @@ class RunPlan:
         pipeline: the transforms; None if one has an error or its file is missing.
         loaders: loaders of data-parallel rank 0 by split; empty if no data is open.
         objective: losses and metrics; None if they have problems or no data is open.
+        stages: those of `trainer.curriculum`; () without one.
         problems: errors that prevent the run from starting, one line each.
         notes: information for the user, one line each.
         open_files: cache of open files; None if planned without data.
@@ -69,6 +77,7 @@ class RunPlan:
     pipeline: Pipeline | None = None
     loaders: Mapping[Split, Loader] = field(default_factory=dict)
     objective: Objective | None = None
+    stages: tuple[StagePlan, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
@@ -91,6 +100,11 @@ class RunPlan:
         if self.pipeline is None:
             return schemas
         return {name: schema.after(self.pipeline) for name, schema in schemas.items()}
+
+    @property
+    def stage_lengths(self) -> list[StageLength]:
+        """Numbers of updates and epochs of each stage; see `stage_lengths`."""
+        return _lengths(self.config, self.model, self.stages)
 
     def check(self) -> None:
         """Raises a `ConfigError` with all problems, if there are any."""
@@ -160,7 +174,8 @@ def plan_run(
             check_base(base, model.model_def, trainer.finetune)
             findings.notes += notes_on_base(base, model.model_def)
     if model.dims is not None:
-        findings.add(_ring_findings(config, model.dims.batch_size))
+        for each in (config, *config.stages):
+            findings.add(_ring_findings(each, model.dims.batch_size))
     if model.config is not None:
         findings.add(process_findings(config, model.config))
     missing = Findings()
@@ -209,6 +224,16 @@ def plan_run(
     rows = model.grid[0] if model.grid else None
     latitudes = Latitudes(config, rows, open_files, loaders.get("train"))
     objective = plan_objective(config, schema, pipeline, latitudes, findings)
+    stages = plan_stages(
+        config,
+        loaders.get("train"),
+        objective,
+        schema,
+        latitudes,
+        findings,
+        dp_size=_dp_size(model),
+    )
+    findings.notes += notes_on_lengths(config, _lengths(config, model, stages))
     return RunPlan(
         config,
         devices,
@@ -217,10 +242,22 @@ def plan_run(
         pipeline,
         loaders,
         objective if loaders else None,
+        stages,
         unique(findings.problems),
         unique(findings.notes),
         open_files,
     )
+
+
+def _dp_size(model: ModelPlan) -> int:
+    return model.dims.batch_size if model.dims is not None else 1
+
+
+def _lengths(
+    config: Config, model: ModelPlan, stages: Sequence[StagePlan]
+) -> list[StageLength]:
+    loaders = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
+    return stage_lengths(config, loaders, _dp_size(model))
 
 
 def _ring_findings(config: Config, dp_size: int) -> Findings:
@@ -296,7 +333,7 @@ def _loaders(
 ) -> dict[Split, Loader]:
     """Builds the loaders and checks their files against the config."""
     loaders: dict[Split, Loader] = {}
-    dp_size = model.dims.batch_size if model.dims is not None else 1
+    dp_size = _dp_size(model)
     for split in splits(config):
         shared = split == "train" and config.shares_batches
         # Validation data have the coordinates of the training data.

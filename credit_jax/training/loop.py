@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from credit_jax.training.batches import (
     num_batches,
     with_wait,
 )
+from credit_jax.training.curriculum import Stage, entered, stage_at
 from credit_jax.training.epoch_end import progress_after
 from credit_jax.training.epoch_numbers import EpochNumbers
 from credit_jax.training.loggers import Row
@@ -69,21 +70,15 @@ class TrainingLoop:
     """Trains from a start to the last epoch.
 
     Attributes:
-        trainer: the trainer section.
-        steps: compiled functions.
-        train_loader: training batches.
+        stages: the parts of the run, one after the other; each begins with an epoch.
         valid_loader: validation batches; None with `skip_validation`.
         loggers: logs and checkpoints.
-        lengths: `train_history_len` and the like, constant columns of the log.
         stop_at: time limit, by `time.monotonic`; see `StopRequests`.
     """
 
-    trainer: TrainerConfig
-    steps: Steps
-    train_loader: Loader
+    stages: Sequence[Stage]
     valid_loader: Loader | None
     loggers: Loggers
-    lengths: dict[str, int] = field(default_factory=dict)
     stop_at: float | None = None
 
     def run(self, start: Start) -> Outcome:
@@ -93,21 +88,28 @@ class TrainingLoop:
             NonFiniteLossError: the loss is NaN or infinite.
         """
         self._state, self._progress = start.state, start.progress
+        if self._progress.updates is None:
+            updates = int(self._state.update_step)
+            self._progress = dataclasses.replace(self._progress, updates=updates)
+        self._stage: Stage | None = None
+        self._steps: Steps | None = None
         self._micro_step = start.micro_step
         self._numbers = EpochNumbers.of(start.progress)
         self._num_started = 0
         self._saved = 0.0
         self._agreement = Agreement()
+        trainer = self.stages[0].trainer
         self._saves = SaveSchedule(
-            self.trainer.save_every_steps,
-            self.trainer.save_every_minutes,
+            trainer.save_every_steps,
+            trainer.save_every_minutes,
             leads=jax.process_index() == 0,
         )
         first = start.progress.epoch
-        last = last_epoch(self.trainer, first)
+        last = last_epoch(trainer, first)
         reason: str | None = None
         with self.loggers.display, StopRequests(self.stop_at) as requests:
             for epoch in range(first, last):
+                self._enter_stage()
                 with activity(f"epoch {epoch + 1}/{last}"):
                     reason = self._train_epoch(epoch, last, requests)
                     reason = reason or self._end_epoch(epoch, last)
@@ -119,9 +121,71 @@ class TrainingLoop:
                 self.loggers.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
+    # -------------------------------------------------------------- stages
+
     @property
-    def _plateau_rate(self) -> np.float32 | None:
+    def stage(self) -> Stage:
+        """The part of the run that trains now."""
+        assert self._stage is not None, "`run` enters one before the first epoch"
+        return self._stage
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The trainer section of this part."""
+        return self.stage.trainer
+
+    @property
+    def train_loader(self) -> Loader:
+        """The training batches of this part."""
+        return self.stage.loader
+
+    @property
+    def steps(self) -> Steps:
+        """The compiled functions of this part."""
+        assert self._steps is not None, "`run` enters one before the first epoch"
+        return self._steps
+
+    def _enter_stage(self) -> None:
+        """Begins the stage that trains next, if it is another one than before."""
+        index = stage_at(self.stages, self._progress)
+        stage = self.stages[index]
+        if stage is self._stage:
+            return
+        self._progress = entered(self._progress, self.stages, index, self._micro_step)
+        # The programs of the stage before are not needed any more.
+        self._stage, self._steps = stage, None
+        counts = {"schedule_step": self._progress.schedule_step}
+        self._steps = stage.steps(**(counts if len(self.stages) > 1 else {}))
+        if self.loggers.records:
+            self.loggers.records.change_work(stage.work)
+        if len(self.stages) > 1:
+            end = "the end" if stage.until is None else stage.until
+            self.loggers.display.message(
+                f"stage {index + 1}/{len(self.stages)}, from update "
+                f"{(self._progress.updates or 0) + 1} to {end}: {stage.summary}; "
+                f"{len(stage.loader.dataset)} samples; its program is compiled now"
+            )
+
+    @property
+    def _stage_number(self) -> dict[str, int]:
+        """The number of the stage, counted from 1; {} without a curriculum."""
+        if len(self.stages) == 1:
+            return {}
+        return {"stage": self.stages.index(self.stage) + 1}
+
+    def _label(self, epoch: int, last: int) -> str:
+        """The epoch and the stage for the display."""
+        stage = "".join(
+            f", stage {number}/{len(self.stages)}"
+            for number in self._stage_number.values()
+        )
+        return f"epoch {epoch + 1}/{last}{stage}"
+
+    def _rate(self, epoch: int) -> np.float32 | None:
+        """Learning rate of an update; None for that of the schedule of batches."""
         rate = self._progress.learning_rate
+        if rate is None and len(self.stages) > 1:
+            return self.stage.rate_of_epoch(epoch - self._progress.schedule_epoch)
         return None if rate is None else np.float32(rate)
 
     # ------------------------------------------------------------ training
@@ -132,9 +196,11 @@ class TrainingLoop:
         samples = self._samples_done
         cap = self.trainer.batches_per_epoch
         left = batches_left(self.train_loader, cap, samples)
+        if (updates := self.stage.updates_left(self._progress)) is not None:
+            left = min(left, updates * self.trainer.grad_accum_every)
         total, whole = done + left, num_batches(self.train_loader, cap)
         self.loggers.display.start(
-            f"epoch {epoch + 1}/{last}",
+            self._label(epoch, last),
             total=total,
             done=done,
             left=(last - epoch - 1) * whole,
@@ -144,6 +210,7 @@ class TrainingLoop:
         # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 1
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
+        rate = self._rate(epoch)
         self._resume_clock()
         for group, seconds in with_wait(groups):
             self._numbers.waits.append(seconds)
@@ -153,7 +220,7 @@ class TrainingLoop:
                 profile.switch(self._next_update)
             with activity(f"update {self._next_update}"):
                 self._state, info = self.steps.train(
-                    self._state, self.steps.place_train(group), self._plateau_rate
+                    self._state, self.steps.place_train(group), rate
                 )
             pending.append((info, group))
             while len(pending) > ahead:
@@ -216,6 +283,7 @@ class TrainingLoop:
             self._progress,
             epoch=epoch,
             batches=self._progress.batches + len(group),
+            updates=(self._progress.updates or 0) + 1,
             samples=self._samples_done
             + len(group) * self.train_loader.sampler.samples_per_batch,
         )
@@ -254,6 +322,7 @@ class TrainingLoop:
             "learning_rate": float(info["learning_rate"]),
             "data_wait_seconds": self._numbers.waits[-1],
             "save_seconds": self._saved - before,
+            **self._stage_number,
         }
         if "loss_scale" in info:
             values["loss_scale"] = float(info["loss_scale"])
@@ -317,9 +386,10 @@ class TrainingLoop:
         skips = self.train_loader.dataset.replaces
         return {
             "epoch": epoch,
-            **self.lengths,
+            **self._stage_number,
+            **self.stage.lengths,
             **self._numbers.row(valid, self.trainer.save_metric_vars),
-            "lr": self._logged_rate(),
+            "lr": self._logged_rate(epoch),
             "data_wait_seconds": self._numbers.mean_wait,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
@@ -327,9 +397,13 @@ class TrainingLoop:
             **({"bad_samples": self._numbers.num_bad} if skips else {}),
         }
 
-    def _logged_rate(self) -> float:
-        rate = self._progress.learning_rate
-        return self.steps.learning_rate(self._micro_step) if rate is None else rate
+    def _logged_rate(self, epoch: int) -> float:
+        if self._progress.learning_rate is not None:
+            return self._progress.learning_rate
+        rate = self._rate(epoch)
+        return (
+            self.steps.learning_rate(self._micro_step) if rate is None else float(rate)
+        )
 
     def _patience_over(self, epoch: int) -> str | None:
         best, patience = self._progress.best_epoch, self.trainer.stopping_patience
@@ -357,10 +431,10 @@ class TrainingLoop:
         shown = [
             f"{name} {value:.5g}"
             for name, value in row.items()
-            if name not in self.lengths and name != "epoch" and "/" not in name
+            if name not in self.stage.lengths and name != "epoch" and "/" not in name
         ]
         best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
         self.loggers.display.message(
-            f"epoch {int(row['epoch']) + 1}/{last} done{best}: {'  '.join(shown)}  "
+            f"{self._label(int(row['epoch']), last)} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"
         )

@@ -136,6 +136,13 @@ class StepRecords:
         """Restarts the clock, so that a validation does not count for an update."""
         self._ended_at = self.clock()
 
+    def change_work(self, work: Work) -> None:
+        """Counts further updates with other work, in records of their own."""
+        if self._updates:
+            self._write(self._last | self._values())
+            self._updates.clear()
+        self.work, self._flops = work, None
+
     def updated(
         self, *, step: int, epoch: int, batch: int, count: int, **values: float
     ) -> None:
@@ -154,10 +161,11 @@ class StepRecords:
         update = {"seconds": seconds, "count": float(count), **values}
         update["productive"] = seconds if self._warm else 0.0
         self._updates.append(update)
+        place = {"step": step, "epoch": epoch, "batch": batch, "time": self.wall()}
+        self._last: Record = place
         if len(self._updates) < self.every:
             return
-        record = {"step": step, "epoch": epoch, "batch": batch, "time": self.wall()}
-        self._write(record | self._values())
+        self._write(place | self._values())
         self._updates.clear()
         self._warm = True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from credit_jax.data import Split
+from credit_jax.data import Loader
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan
@@ -34,13 +34,19 @@ def rehearse(plan: RunPlan) -> list[str]:
     model = replace(plan.model, dims=ParallelDims()).build(jax.devices())
     noise = Noise(jax.random.key(0))
     state = jax.eval_shape(model.init, noise.key)
-    runs: dict[Split, tuple[Callable[..., Any] | None, Rollout]] = {
-        "train": (together(objective.loss, objective.metrics), objective.rollout),
-        "valid": (objective.evaluate, objective.valid_rollout),
-    }
+    trained = [(plan.loaders.get("train"), objective)]
+    if plan.stages:
+        trained = [(stage.loader, stage.objective) for stage in plan.stages]
+    runs: list[tuple[Loader | None, Callable[..., Any] | None, Rollout]]
+    runs = [
+        (loader, together(each.loss, each.metrics), each.rollout)
+        for loader, each in trained
+        if each is not None
+    ]
+    valid = plan.loaders.get("valid")
+    runs.append((valid, objective.evaluate, objective.valid_rollout))
     findings = Findings()
-    for split, (measure, rollout) in runs.items():
-        loader = plan.loaders.get(split)
+    for loader, measure, rollout in runs:
         if loader is None or loader.shapes is None or measure is None:
             continue
         evaluate = make_eval_step(model, measure, rollout=rollout)

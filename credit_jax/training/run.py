@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,6 +27,7 @@ from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.training.base_weights import BaseWeights, open_base
+from credit_jax.training.curriculum import Stage, summary_of
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
     end_interrupted_move,
@@ -51,7 +54,7 @@ from credit_jax.training.start import (
     required_step,
     start_of_run,
 )
-from credit_jax.training.steps import Loggers
+from credit_jax.training.steps import Loggers, Steps
 from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
 IF_ANY: Final = "if-any"
@@ -277,15 +280,8 @@ def run_training(
     if note := epochs_note(trainer, start.progress.epoch):
         display.message(f"note: {note}")
     loggers = _loggers(setup, folder, run_store, display, start, profile)
-    loop = TrainingLoop(
-        trainer,
-        setup.steps(first_rate_at=start.progress.first_rate_at),
-        setup.train_loader,
-        setup.valid_loader,
-        loggers,
-        _lengths(setup.config),
-        stop_at,
-    )
+    stages = _stages(setup, first_rate_at=start.progress.first_rate_at)
+    loop = TrainingLoop(stages, setup.valid_loader, loggers, stop_at)
     try:
         outcome = loop.run(start)
     except BaseException as error:
@@ -306,6 +302,38 @@ def run_training(
             f"(exit code {RESUME})."
         )
     return outcome
+
+
+def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
+    """The parts of a run: the stages of its curriculum, or the run itself."""
+    if not setup.stages:
+        steps = partial(setup.steps, first_rate_at=first_rate_at)
+        lengths = _lengths(setup.config)
+        loader, work = setup.train_loader, _work(setup)
+        return [Stage(setup.config.trainer, loader, steps, work, lengths)]
+    shared = setup.steps(first_rate_at=first_rate_at)
+
+    def steps_of(stage: Setup, **counts: int) -> Steps:
+        # All stages validate with one program.
+        steps = stage.steps(first_rate_at=first_rate_at, **counts)
+        return replace(steps, fuse=shared.fuse, evaluate=shared.evaluate)
+
+    return [
+        Stage(
+            stage.config.trainer,
+            stage.train_loader,
+            partial(steps_of, stage),
+            _work(stage),
+            _lengths(stage.config),
+            section.until,
+            sets_rate=section.learning_rate is not None,
+            sets_schedule=section.scheduler is not None,
+            summary=summary_of(stage.config),
+        )
+        for stage, section in zip(
+            setup.stages, setup.config.trainer.curriculum, strict=True
+        )
+    ]
 
 
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:

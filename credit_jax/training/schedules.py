@@ -70,6 +70,19 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
     Raises:
         ValueError: the scheduler is unknown, or its settings are invalid.
     """
+    schedule = _by_kind(trainer)
+    if kind_of(trainer) in PER_EPOCH:
+        return per_epoch(schedule, batches_per_epoch)
+    return schedule
+
+
+def epoch_schedule(trainer: TrainerConfig) -> optax.Schedule | None:
+    """The schedule of epochs, of those that step by epoch; None for others."""
+    return _by_kind(trainer) if kind_of(trainer) in PER_EPOCH else None
+
+
+def _by_kind(trainer: TrainerConfig) -> optax.Schedule:
+    """The schedule of micro-batches, or of epochs for those of `PER_EPOCH`."""
     base = trainer.learning_rate
     if keeps_rate(trainer):
         return optax.constant_schedule(base)
@@ -79,10 +92,7 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
             f"trainer.scheduler.scheduler_type: got {kind!r}, expected one of "
             f"{', '.join(_BUILDERS)}; for a constant rate set use_scheduler: false"
         )
-    schedule = _BUILDERS[kind](base, **settings)
-    if kind in PER_EPOCH:
-        return per_epoch(schedule, batches_per_epoch)
-    return schedule
+    return _BUILDERS[kind](base, **settings)
 
 
 def per_epoch(schedule: optax.Schedule, batches_per_epoch: int) -> optax.Schedule:
@@ -92,6 +102,11 @@ def per_epoch(schedule: optax.Schedule, batches_per_epoch: int) -> optax.Schedul
         return schedule(step // max(batches_per_epoch, 1))
 
     return by_batch
+
+
+def counted_from(schedule: optax.Schedule, start: int) -> optax.Schedule:
+    """The schedule of micro-batches seen since `start` others."""
+    return (lambda step: schedule(step - start)) if start else schedule
 
 
 def with_first_rate_at(

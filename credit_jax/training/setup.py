@@ -35,6 +35,7 @@ from credit_jax.training.restore import place_weights
 from credit_jax.training.schedules import (
     PER_EPOCH,
     build_schedule,
+    counted_from,
     kind_of,
     sets_first_rate,
     with_first_rate_at,
@@ -56,12 +57,14 @@ class Setup:
         model: model on its mesh, with its precision and rematerialization.
         train_loader: batches of the training period, of this process's dp ranks.
         valid_loader: those of the held-out period; None with `skip_validation`.
+        stages: the setups of the stages of `trainer.curriculum`; () without one.
     """
 
     plan: RunPlan
     model: ParallelModel
     train_loader: Loader
     valid_loader: Loader | None
+    stages: tuple[Setup, ...] = ()
 
     @property
     def config(self) -> Config:
@@ -118,15 +121,18 @@ class Setup:
             self.config.trainer, batches_per_epoch=self.batches_per_epoch
         )
 
-    def steps(self, *, first_rate_at: int | None = None) -> Steps:
+    def steps(
+        self, *, first_rate_at: int | None = None, schedule_step: int = 0
+    ) -> Steps:
         """The functions of the loop; each is compiled at its first call.
 
         Args:
-            first_rate_at: see `Progress`.
+            first_rate_at, schedule_step: see `Progress`.
         """
         trainer = self.config.trainer
         first_rate = trainer.learning_rate if sets_first_rate(trainer) else None
-        rate = with_first_rate_at(self.schedule, first_rate_at, first_rate)
+        counted = counted_from(self.schedule, schedule_step)
+        rate = with_first_rate_at(counted, first_rate_at, first_rate)
         train_step = make_train_step(
             self.model,
             self.optimizer,
@@ -244,12 +250,21 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
             "take 'raise', or fewer devices along trainer.parallelism.tensor and domain"
         )
     ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
-    shards = dict.fromkeys(plan.loaders, (ranks, dp_size))
-    if plan.config.shares_batches:
-        shards["train"] = ((0,), 1)
     rows = rows_of(mesh, model.model_def.image_height).part
+
+    def local(loader: Loader, *, shared: bool) -> Loader:
+        shards = ((0,), 1) if shared else (ranks, dp_size)
+        return loader.for_ranks(*shards).for_rows(rows)
+
     loaders = {
-        split: loader.for_ranks(*shards[split]).for_rows(rows)
+        split: local(loader, shared=split == "train" and plan.config.shares_batches)
         for split, loader in plan.loaders.items()
     }
-    return Setup(plan, model, loaders["train"], loaders.get("valid"))
+    setup = Setup(plan, model, loaders["train"], loaders.get("valid"))
+    stages = []
+    for stage in plan.stages:
+        assert stage.loader is not None, "`prepare` takes plans with their data"
+        alone = {"config": stage.config, "objective": stage.objective, "stages": ()}
+        loader = local(stage.loader, shared=stage.config.shares_batches)
+        stages.append(replace(setup, plan=replace(plan, **alone), train_loader=loader))
+    return replace(setup, stages=tuple(stages))

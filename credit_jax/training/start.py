@@ -50,6 +50,7 @@ def start_of_run(
     takes the optimizer, too, and with any of `load_optimizer`, `load_scaler` and
     `load_scheduler` the positions of schedule and loss scaling, unless the first epoch
     is 0. The epoch is `start_epoch`, or that of the checkpoint with `reload_epoch`.
+    The stage of `trainer.curriculum` comes with these positions.
 
     A constant rate, and that of `plateau`, comes with the optimizer, except with
     `update_learning_rate`. Under schedules by batch that key sets the rate of the first
@@ -65,7 +66,7 @@ def start_of_run(
         FileNotFoundError: there is no checkpoint to continue from.
         ValueError: it does not fit the model.
     """
-    fresh = Progress(epoch=trainer.start_epoch)
+    fresh = Progress(epoch=trainer.start_epoch, updates=0)
     if not (resume or trainer.load_weights):
         return Start(state, _with_rate(_with_first_rate(fresh, trainer, 0), trainer))
     step = required_step(store.checkpoints, asked_by(resume=resume))
@@ -81,6 +82,10 @@ def start_of_run(
     )
     if not position:
         progress = dataclasses.replace(progress, first_rate_at=None)
+    # The stages of a curriculum begin anew with fresh optimizers and schedules.
+    names = ("updates", "stage", "schedule_epoch", "schedule_step")
+    reached = saved if position else fresh
+    progress = dataclasses.replace(progress, **{k: getattr(reached, k) for k in names})
     progress = _with_first_rate(progress, trainer, int(state.micro_step))
     progress = _with_rate(
         progress,

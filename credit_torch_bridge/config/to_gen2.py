@@ -149,6 +149,14 @@ def _trainer(editor: ConfigEditor) -> None:
     devices = "CREDIT's launcher says how many devices there are"
     editor.drop("trainer.num_devices", devices)
     editor.drop("trainer.fsdp", _MEMORY)
+    if editor.get("trainer.curriculum"):
+        editor.problem(
+            "trainer.curriculum",
+            "CREDIT trains with one forecast_len a run; --drop trainer.curriculum "
+            "leaves the stages out: then write a config for each, with its "
+            "data.forecast_len, learning rate and epochs, and load_weights: true",
+        )
+    editor.drop("trainer.curriculum", "there are no stages")
     cp = editor.get("trainer.parallelism.cp")
     if cp is not None:
         if editor.has("trainer.parallelism.domain"):

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(report: CheckReport, *, with_data: bool) -> None:
     console = Console()
     if report.plan is not None and report.trains:
-        for table in plan_tables(report.plan):
+        for table in plan_tables(report.plan, report.bound):
             console.print(table)
     elif report.schema is not None:
         console.print(channel_table(report.schema))

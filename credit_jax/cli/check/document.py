@@ -16,6 +16,8 @@ from credit_jax.data.schema import ChannelGroup
 from credit_jax.models.model_def import parameter_count
 from credit_jax.plan import RunPlan
 from credit_jax.plan.memory import estimate_memory
+from credit_jax.plan.roofline import StepBound, update_seconds
+from credit_jax.training.curriculum import summary_of
 
 SCHEMA_VERSION = 1
 _KEY = re.compile(r"(?P<where>[\w.\[\]/-]+): (?P<message>.*)", re.DOTALL)
@@ -38,6 +40,7 @@ def document(report: CheckReport) -> dict[str, Any]:
         "model": None if plan is None else _model(plan),
         "mesh": None if plan is None else _mesh(plan),
         "memory": None if plan is None else _memory(plan),
+        "curriculum": None if plan is None else _curriculum(plan, report.bound),
         "roofline": None if report.bound is None else report.bound.to_json(),
     }
 
@@ -140,3 +143,25 @@ def _memory(plan: RunPlan) -> dict[str, Any] | None:
         return None
     memory = estimate_memory(plan.config, definition, axes)
     return {"bytes_a_device": memory.total, "parts": memory.parts}
+
+
+def _curriculum(plan: RunPlan, bound: StepBound | None) -> list[dict[str, Any]]:
+    """The stages of the run."""
+    definition, axes, stages = plan.model.model_def, plan.model.axes, []
+    for stage, length in zip(plan.config.stages, plan.stage_lengths, strict=True):
+        memory = seconds = None
+        if definition is not None and axes is not None:
+            memory = estimate_memory(stage, definition, axes).total
+        if bound is not None:
+            seconds = update_seconds(bound, plan.config, stage)
+        stages.append(
+            {
+                "settings": summary_of(stage),
+                "forecast_len": stage.data.forecast_len,
+                "updates": length.updates,
+                "epochs": length.epochs,
+                "bytes_a_device": memory,
+                "update_seconds_at_least": seconds,
+            }
+        )
+    return stages

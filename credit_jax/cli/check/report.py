@@ -25,7 +25,8 @@ from credit_jax.data import ChannelSchema
 from credit_jax.demo.dataset import expected_files
 from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.roofline import StepBound, step_bound
+from credit_jax.plan.memory import estimate_memory
+from credit_jax.plan.roofline import DEVICES, StepBound, step_bound
 from credit_jax.training.rehearsal import rehearse
 
 Result = TypeVar("Result")
@@ -109,6 +110,7 @@ def check_config(
             notes += [f"{line} (training does not read it)" for line in _lines(error)]
         else:
             problems = (*problems, *_lines(error))
+    problems = (*problems, *_too_large(plan, device))
     every = tuple(dict.fromkeys((*plan.notes, *notes)))
     data, schema = config.data, plan.schema
     bound = _bound(plan, device)
@@ -123,6 +125,24 @@ def _bound(plan: RunPlan, device: str | None) -> StepBound | None:
     if device is None or model_def is None or axes is None or plan.problems:
         return None
     return step_bound(device, plan.config, model_def, axes)
+
+
+def _too_large(plan: RunPlan, device: str | None) -> list[str]:
+    """A problem for each stage that does not fit the memory of an accelerator."""
+    model_def, axes = plan.model.model_def, plan.model.axes
+    if device is None or model_def is None or axes is None:
+        return []
+    known, lines = DEVICES[device], []
+    for index, stage in enumerate(plan.config.stages):
+        size = estimate_memory(stage, model_def, axes).total
+        if size > known.memory:
+            lines.append(
+                f"trainer.curriculum.{index}: needs about {size / 1e9:.0f} GB a "
+                f"device, {known.name} has {known.memory / 1e9:.0f} GB; take a smaller "
+                "train_batch_size with more grad_accum_every, a shorter forecast_len, "
+                "activation_checkpoint: true, or more devices"
+            )
+    return lines
 
 
 def _plan(config: Config, num_devices: int | None, with_data: bool) -> RunPlan:

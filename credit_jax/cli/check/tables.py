@@ -16,13 +16,20 @@ from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 from credit_jax.plan import RunPlan
 from credit_jax.plan.further_inputs import num_encoded
 from credit_jax.plan.memory import estimate_memory, local_points
+from credit_jax.plan.roofline import StepBound, update_seconds
+from credit_jax.training.curriculum import rate_of
 
 GIB = 2**30
 MIB = 2**20
 
 
-def plan_tables(plan: RunPlan) -> Iterator[Table]:
-    """Yields the tables of a plan, for the parts that it has."""
+def plan_tables(plan: RunPlan, bound: StepBound | None = None) -> Iterator[Table]:
+    """Yields the tables of a plan, for the parts that it has.
+
+    Args:
+        plan: plan of a run.
+        bound: lower bound of the time of a step of an accelerator; None for none.
+    """
     model, axes = plan.model, plan.model.axes
     yield channel_table(plan.schema)
     for name, schema in plan.further_schemas.items():
@@ -38,6 +45,8 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
     yield parameter_table(model.model_def)
     if axes is not None:
         yield memory_table(plan.config, model.model_def, axes)
+        if plan.config.trainer.curriculum:
+            yield curriculum_table(plan, model.model_def, axes, bound)
 
 
 def _geometry(plan: RunPlan) -> Table | None:
@@ -195,6 +204,30 @@ def memory_table(config: Config, model_def: ModelDef, axes: MeshAxes) -> Table:
         table.add_row(name, _bytes(size))
     table.add_section()
     table.add_row("all", _bytes(memory.total))
+    return table
+
+
+def curriculum_table(
+    plan: RunPlan, model_def: ModelDef, axes: MeshAxes, bound: StepBound | None
+) -> Table:
+    """The stages of a run: settings, length, memory, and time on an accelerator."""
+    columns = ["stage", "steps", "rate", "updates", "epochs", "samples", "memory"]
+    timed = [] if bound is None else ["s an update", "hours"]
+    title = "Curriculum" + ("" if bound is None else ", at least")
+    table = _table(title, *columns, *timed)
+    pairs = zip(plan.config.stages, plan.stage_lengths, strict=True)
+    for number, (stage, length) in enumerate(pairs, 1):
+        trainer, steps = stage.trainer, stage.data.forecast_len
+        full = " full" if steps > 1 and trainer.backprop == "full" else ""
+        ranks = 1 if stage.shares_batches else axes.num_data
+        samples = trainer.train_batch_size * trainer.grad_accum_every * ranks
+        memory = estimate_memory(stage, model_def, axes).total
+        cells = [f"{steps}{full}", rate_of(trainer), f"{length.updates:,}"]
+        cells += [f"{length.epochs:,}", f"{samples}", _bytes(memory)]
+        if bound is not None:
+            seconds = update_seconds(bound, plan.config, stage)
+            cells += [f"{seconds:.3g}", f"{seconds * length.updates / 3600:.3g}"]
+        table.add_row(str(number), *cells)
     return table
 
 

@@ -28,6 +28,7 @@ KEYS = {
     "model": dict,
     "mesh": dict,
     "memory": dict,
+    "curriculum": list,
     "roofline": type(None),
 }
 

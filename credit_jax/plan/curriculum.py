@@ -1,0 +1,163 @@
+"""The stages of `trainer.curriculum`: their data, losses, and numbers of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from credit_jax.config import Config
+from credit_jax.config.data import num_samples
+from credit_jax.data import ChannelSchema, Loader, build_loader
+from credit_jax.plan.findings import Findings
+from credit_jax.plan.objective import Latitudes, Objective, plan_objective
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage of a run.
+
+    Attributes:
+        config: the config of the stage, which has no curriculum.
+        loader: training data of data-parallel rank 0; None if no data is open.
+        objective: its losses, with the validation of the run; None if it has problems
+            or no data is open.
+    """
+
+    config: Config
+    loader: Loader | None = None
+    objective: Objective | None = None
+
+
+@dataclass(frozen=True)
+class StageLength:
+    """How long a stage lasts.
+
+    Attributes:
+        updates: number of its updates; 0 if the run ends before it.
+        epochs: number of its epochs, the last of which may end early.
+    """
+
+    updates: int
+    epochs: int
+
+
+def plan_stages(
+    config: Config,
+    loader: Loader | None,
+    objective: Objective | None,
+    schema: ChannelSchema,
+    latitudes: Latitudes,
+    findings: Findings,
+    *,
+    dp_size: int,
+) -> tuple[StagePlan, ...]:
+    """Plans the stages of `trainer.curriculum`; () without one.
+
+    Args:
+        config: config of the run.
+        loader: training data of the run; None if no data is open.
+        objective: losses and metrics of the run; None if they have problems.
+        schema: channels of the data.
+        latitudes: latitudes of the rows, and the open files.
+        findings: receives the problems that the run does not have, after
+            "trainer.curriculum.N".
+        dp_size: data-parallel ranks of the mesh.
+    """
+    plans = []
+    datasets = {} if loader is None else {config.data.forecast_len: loader}
+    for index, stage in enumerate(config.stages):
+        path, mine, opened = f"trainer.curriculum.{index}", Findings(), None
+        if loader is not None:
+            with mine.collecting():
+                ranks = 1 if stage.shares_batches else dp_size
+                opened = _loader(stage, loader, datasets, latitudes, ranks)
+                mine.notes += opened.notes
+        pipeline = None if loader is None else loader.pipeline
+        rows = replace(latitudes, config=stage)
+        planned = plan_objective(stage, schema, pipeline, rows, mine)
+        if planned is not None and objective is not None:
+            planned = replace(
+                planned,
+                evaluate=objective.evaluate,
+                measured=objective.measured,
+                valid_rollout=objective.valid_rollout,
+            )
+        new = [line for line in mine.problems if line not in findings.problems]
+        findings.problems += [f"{path}: {line}" for line in new]
+        findings.notes += mine.notes
+        plans.append(StagePlan(stage, opened, planned if opened else None))
+    return tuple(plans)
+
+
+def _loader(
+    stage: Config,
+    loader: Loader,
+    datasets: dict[int, Loader],
+    latitudes: Latitudes,
+    dp_size: int,
+) -> Loader:
+    """The training data of a stage; those with equal windows are opened once."""
+    steps = stage.data.forecast_len
+    if steps not in datasets:
+        datasets[steps] = build_loader(
+            stage,
+            split="train",
+            dp_size=dp_size,
+            pipeline=loader.pipeline,
+            open_files=latitudes.open_files,
+            like=loader.coordinates(),
+        )
+    same = datasets[steps]
+    size = stage.trainer.train_batch_size
+    sampler = replace(same.sampler, batch_size=size, dp_size=dp_size)
+    return replace(same, sampler=sampler)
+
+
+def stage_lengths(
+    config: Config, loaders: Mapping[int, Loader], dp_size: int
+) -> list[StageLength]:
+    """Numbers of updates and epochs of each stage, up to `trainer.epochs`.
+
+    A stage that ends within an epoch ends that epoch.
+
+    Args:
+        config: config of the run.
+        loaders: training data by the index of the stage; where one is missing, the
+            samples are counted by the dates.
+        dp_size: data-parallel ranks of the mesh.
+    """
+    done, epochs, lengths = 0, config.trainer.start_epoch, []
+    for index, stage in enumerate(config.stages):
+        until = config.trainer.curriculum[index].until
+        each = _updates_an_epoch(stage, loaders.get(index), dp_size)
+        left = max(config.trainer.epochs - epochs, 0)
+        if until is not None and until.unit == "epochs":
+            left = min(left, max(until.number - epochs, 0))
+        updates = left * each
+        if until is not None and until.unit == "updates":
+            updates = min(updates, max(until.number - done, 0))
+        lengths.append(StageLength(updates, -(-updates // each)))
+        done, epochs = done + updates, epochs + lengths[-1].epochs
+    return lengths
+
+
+def _updates_an_epoch(stage: Config, loader: Loader | None, dp_size: int) -> int:
+    trainer = stage.trainer
+    ranks = 1 if stage.shares_batches else dp_size
+    if loader is not None:
+        batches = loader.num_batches
+    else:
+        batches = -(-num_samples(stage.data) // ranks) // trainer.train_batch_size
+    batches = min(batches, trainer.batches_per_epoch or batches)
+    return max(-(-batches // trainer.grad_accum_every), 1)
+
+
+def notes_on_lengths(config: Config, lengths: Sequence[StageLength]) -> list[str]:
+    """Notes on stages that the run does not reach."""
+    total = sum(length.updates for length in lengths)
+    return [
+        f"trainer.curriculum.{index}: the run ends before this stage, after {total:,} "
+        f"updates in trainer.epochs {config.trainer.epochs}"
+        for index, length in enumerate(lengths)
+        if length.updates == 0
+    ]

@@ -1,0 +1,288 @@
+"""Runs in stages: equal to runs by hand, resumed within a stage and at its border."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.config import build_config
+from credit_jax.plan import plan_run
+from credit_jax.training.loggers import read_log
+from credit_jax.training.loop import Outcome
+from credit_jax.training.records import read_records
+from credit_jax.training.setup import Setup, prepare
+from tests.support import assert_close
+from tests.training.test_loop import MESHES, Watched, go, terminate_before
+from tests.training.tiny import tiny_config
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+# Three updates of one step, two of two steps with smaller batches at a rate of its own,
+# and the rest of the run through whole forecasts of three steps.
+STAGES = [
+    {"until": 3},
+    {
+        "until": 5,
+        "forecast_len": 2,
+        "learning_rate": 1e-4,
+        "train_batch_size": 2,
+        "grad_accum_every": 2,
+    },
+    {"forecast_len": 3, "backprop": "full", "loss": {"training_loss": "mae"}},
+]
+# The same as keys of three runs.
+BY_HAND = [
+    {"trainer__epochs": 1, "trainer__batches_per_epoch": 3},
+    {
+        "trainer__epochs": 2,
+        "trainer__batches_per_epoch": 4,
+        "data__forecast_len": 2,
+        "trainer__use_scheduler": False,
+        "trainer__scheduler": None,
+        "trainer__learning_rate": 1e-4,
+        "trainer__train_batch_size": 2,
+        "trainer__grad_accum_every": 2,
+    },
+    {
+        "trainer__epochs": 3,
+        "trainer__batches_per_epoch": 6,
+        "data__forecast_len": 3,
+        "trainer__backprop": "full",
+        "loss__training_loss": "mae",
+    },
+]
+RUN = {"trainer__epochs": 3, "trainer__curriculum": STAGES}
+
+Make = Callable[..., Setup]
+
+
+@pytest.fixture
+def make(world: Path, tmp_path: Path) -> Make:
+    """Prepares a run: `make(mesh, stop, **changes)`.
+
+    SIGTERM comes before the update that begins after `stop[1]` micro-batches of the
+    stage with the index `stop[0]`.
+    """
+    files = {"mean_path": f"{world}/mean.nc", "std_path": f"{world}/std.nc"}
+    norm = {"type": "era5_normalizer", "args": {**files, "levels": [1, 3]}}
+    named = {"type": "reconstruct", "args": {"detach": False}}
+
+    def make_it(
+        mesh: str = "one", stop: tuple[int, int] = (-1, 0), **changes: Any
+    ) -> Setup:
+        parallelism, num = MESHES[mesh]
+        size = 2 if mesh.startswith("dp2") else 4
+        run = {
+            "trainer__parallelism": parallelism,
+            "trainer__train_batch_size": size,
+            "trainer__valid_batch_size": size,
+            "validation_data__forecast_len": 2,
+            "postblocks": {"per_step": {"named": named, "norm": norm}},
+        }
+        config = build_config(tiny_config(world, tmp_path / "run", **run | changes))
+        setup = prepare(plan_run(config, num_devices=num), jax.devices()[:num])
+        stages = tuple(
+            Watched.of(stage, terminate_before(stop[1]) if index == stop[0] else None)
+            for index, stage in enumerate(setup.stages)
+        )
+        return dataclasses.replace(setup, stages=stages)
+
+    return make_it
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = read_records(folder / "training_steps.jsonl")
+    return [line for line in lines if "event" not in line]
+
+
+def values(folder: Path, name: str = "loss") -> list[float]:
+    return [record[name] for record in records(folder)]
+
+
+def assert_same_states(ours: Outcome, theirs: Outcome) -> None:
+    """Compares weights, averages, and the moments of the optimizer."""
+    for name in ("params", "ema", "opt_state", "model_state", "micro_step"):
+        both = (getattr(outcome.state, name) for outcome in (ours, theirs))
+        chex.assert_trees_all_equal(*map(jax.device_get, both))
+
+
+def halved(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same stages with half as many samples a rank, for two ranks."""
+    size = "train_batch_size"
+    return [
+        {**stage, size: stage[size] // 2} if size in stage else stage
+        for stage in stages
+    ]
+
+
+def test_equals_runs_by_hand(make: Make, tmp_path: Path) -> None:
+    """Losses, rates, validation and weights, bit by bit."""
+    setup = make(**RUN)
+    outcome, text = go(setup, tmp_path / "run")
+    hand, changes = None, {}
+    for number, run in enumerate(BY_HAND):
+        changes |= run
+        hand, _ = go(make(**changes), tmp_path / "hand", resume=number > 0)
+    assert hand is not None
+    assert len(values(tmp_path / "run")) == 3 + 2 + 3
+    for name in ("loss", "learning_rate", "grad_norm"):
+        ours, theirs = values(tmp_path / "run", name), values(tmp_path / "hand", name)
+        assert ours == theirs, name
+    assert_same_states(outcome, hand)
+    rows = read_log(tmp_path / "run" / "training_log.csv")
+    for row, other in zip(
+        rows, read_log(tmp_path / "hand" / "training_log.csv"), strict=True
+    ):
+        for name in ("train_loss", "valid_loss", "valid_rmse", "lr"):
+            assert row[name] == other[name], name
+    assert [row["stage"] for row in rows] == [1, 2, 3]
+    assert [row["train_forecast_len"] for row in rows] == [1, 2, 3]
+    assert [row["valid_forecast_len"] for row in rows] == [2, 2, 2]
+    assert values(tmp_path / "run", "stage") == [1] * 3 + [2] * 2 + [3] * 3
+    assert "stage 2/3, from update 4 to 5 updates: forecast_len 2, backprop" in text
+    assert "epoch 2/3, stage 2/3 done" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "second"),
+    [
+        pytest.param("one", (1, 0), "one", id="within a stage"),
+        pytest.param("one", (0, 2), "one", id="at its border"),
+        pytest.param(
+            "dp2_tp2_domain2",
+            (1, 0),
+            "domain4",
+            id="on meshes with another dp",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_resume(
+    first: str, stop: tuple[int, int], second: str, make: Make, tmp_path: Path
+) -> None:
+    """A run that stops and goes on has the losses of one that does not."""
+    straight, _ = go(make(**RUN), tmp_path / "straight")
+    runs = {"one": RUN, "domain4": RUN}
+    runs["dp2_tp2_domain2"] = {**RUN, "trainer__curriculum": halved(STAGES)}
+    outcome, text = go(make(first, stop, **runs[first]), tmp_path / "run")
+    assert outcome.reason == "SIGTERM", text
+    done = len(values(tmp_path / "run"))
+    assert done == (4 if stop[0] else 3)
+    outcome, text = go(make(second, **runs[second]), tmp_path / "run", resume=True)
+    assert outcome.reason == "finished", text
+    assert f"stage 2/3, from update {done + 1} to 5 updates" in text
+    ours, theirs = (values(tmp_path / name) for name in ("run", "straight"))
+    if first == second:
+        assert ours == theirs
+        assert_same_states(outcome, straight)
+    assert_close(ours, theirs, 1e-6, "losses")
+    for name in ("learning_rate", "stage"):
+        assert values(tmp_path / "run", name) == values(tmp_path / "straight", name)
+    rows = [read_log(tmp_path / n / "training_log.csv") for n in ("run", "straight")]
+    for row, other in zip(*rows, strict=True):
+        assert_close(row["valid_loss"], other["valid_loss"], 1e-6, "valid_loss")
+
+
+def test_schedules(make: Make, tmp_path: Path) -> None:
+    """That of the run counts from its start, those of stages from theirs."""
+    stages = [
+        {"until": "2 epochs"},
+        {"until": "3 epochs", "train_batch_size": 2},
+        {
+            "until": "5 epochs",
+            "learning_rate": 2e-3,
+            "scheduler": {"scheduler_type": "cosine-annealing", "T_max": 2},
+        },
+        {
+            "scheduler": {
+                "scheduler_type": "linear-warmup-cosine",
+                "warmup_steps": 4,
+                "total_steps": 9,
+            }
+        },
+    ]
+    run = {
+        "trainer__batches_per_epoch": 2,
+        "trainer__valid_batches_per_epoch": 1,
+        "trainer__epochs": 6,
+        "trainer__scheduler": {"scheduler_type": "cosine-annealing", "T_max": 4},
+        "trainer__curriculum": stages,
+    }
+    go(make(**run), tmp_path / "run")
+    expected = [1e-3 * np.cos(np.pi * epoch / 8) ** 2 for epoch in (0, 0, 1, 1, 2, 2)]
+    expected += [2e-3, 2e-3, 1e-3, 1e-3, 0, 5e-4]
+    assert_close(values(tmp_path / "run", "learning_rate"), expected, 1e-6, "rates")
+    rows = read_log(tmp_path / "run" / "training_log.csv")
+    assert [row["stage"] for row in rows] == [1, 1, 2, 3, 3, 4]
+    logged = [*expected[:10:2], 1e-3]  # CREDIT logs the rate of the next batch
+    assert_close([row["lr"] for row in rows], logged, 1e-6, "logged rates")
+    store = CheckpointStore(tmp_path / "run")
+    progress = store.progress(12)
+    assert (progress.updates, progress.stage, progress.schedule_step) == (12, 3, 10)
+    store.close()
+    # Weights alone begin the curriculum anew.
+    anew = {"trainer__load_weights": True, "trainer__epochs": 1}
+    _, text = go(make(**run | anew), tmp_path / "run")
+    assert "stage 1/4, from update 1 to 2 epochs" in text
+
+
+def test_a_rate_of_the_run_goes_on(make: Make, tmp_path: Path) -> None:
+    """A stage begins at its rate; one without keeps that which plateau lowered."""
+    stages = [
+        {"until": "2 epochs"},
+        {"until": "4 epochs", "learning_rate": 4e-4},
+        {"train_batch_size": 2},
+    ]
+    # No epoch but the first of a stage is better.
+    never = {"patience": 0, "factor": 0.5, "threshold_mode": "abs", "threshold": 10}
+    run = {
+        "trainer__batches_per_epoch": 1,
+        "trainer__skip_validation": True,
+        "trainer__training_metric": "train_loss",
+        "trainer__epochs": 6,
+        "trainer__scheduler": {"scheduler_type": "plateau", **never},
+        "trainer__curriculum": stages,
+    }
+    outcome, _ = go(make(**run), tmp_path / "run")
+    expected = [1e-3, 1e-3, 4e-4, 4e-4, 2e-4, 2e-4]
+    assert_close(values(tmp_path / "run", "learning_rate"), expected, 1e-7, "rates")
+    losses, best = values(tmp_path / "run"), outcome.progress.best_epoch
+    assert best == 4 + int(np.argmin(losses[4:])), "the best of the last stage"
+
+
+def test_records_of_several_updates_end_with_a_stage(
+    make: Make, tmp_path: Path
+) -> None:
+    run = {"trainer__log_every_steps": 2, "trainer__epochs": 2}
+    stages = [{"until": 3}, {"train_batch_size": 2}]
+    few = {"trainer__batches_per_epoch": 3, "trainer__skip_validation": True}
+    go(make(**run, **few, trainer__curriculum=stages), tmp_path / "run")
+    lines = [(r["step"], r["stage"]) for r in records(tmp_path / "run")]
+    assert lines == [(2, 1), (3, 1), (5, 2)]
+
+
+def test_each_stage_reads_its_window(make: Make) -> None:
+    setup = make(**RUN)
+    assert [len(s.train_loader.dataset) for s in setup.stages] == [32, 31, 30]
+    for stage, steps in zip(setup.stages, (1, 2, 3), strict=True):
+        batch = next(iter(stage.train_loader.epoch(0)))
+        assert batch.y.shape[2] == steps
+        assert ("forcing" in batch.arrays) == (steps > 1)
+
+
+def test_notes_on_stages_that_are_not_reached(make: Make) -> None:
+    setup = make(**RUN | {"trainer__epochs": 1})
+    lines = [line for line in setup.plan.notes if "curriculum" in line]
+    assert [line[:60] for line in lines] == [
+        "trainer.curriculum.1: the run ends before this stage, after ",
+        "trainer.curriculum.2: the run ends before this stage, after ",
+    ]
+    assert [length.updates for length in make(**RUN).plan.stage_lengths] == [3, 2, 3]
