@@ -234,10 +234,23 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
 
 
 def _step_problems(config: Config) -> list[str]:
-    """Checks that `backprop_on_timestep` has a step of the forecast."""
+    """Checks what is said of steps against the steps of the forecast."""
+    last, problems = config.data.forecast_len, []
+    weights = config.loss.step_weights(last)
+    if weights is not None and len(weights) != last:
+        problems.append(
+            f"loss.lead_weights: got {list(weights)}, but data.forecast_len is {last}; "
+            "give one weight for each step, or a number, the factor from step to step"
+        )
+    elif weights is not None and not any(
+        weights[step - 1] for step in config.backprop_on_timestep
+    ):
+        problems.append(
+            f"loss.lead_weights: got {list(weights)}, which leave no loss of the steps "
+            f"that count, {list(config.backprop_on_timestep)}; give one a weight"
+        )
     if config.backprop_on_timestep:
-        return []
-    last = config.data.forecast_len
+        return problems
     key = "trainer" if config.trainer.backprop_on_timestep else "data"
     chosen = getattr(config, key).backprop_on_timestep
     return [

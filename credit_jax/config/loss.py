@@ -20,6 +20,30 @@ def _as_list(value: Any) -> Any:
 TermWeights = Annotated[tuple[float, ...], BeforeValidator(_as_list)]
 
 
+# A factor of each step relative to the one before, or one weight for each step.
+LeadWeights = (
+    Annotated[float, Field(gt=0)]
+    | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+)
+
+
+class LevelWeights(StrictModel):
+    """Weights of the levels of a variable, `max(minimum, slope * level)`.
+
+    Attributes:
+        slope: weight of a level for each unit of its value, as `levels` of the source
+            has it, such as hPa.
+        minimum: smallest weight.
+    """
+
+    slope: float = Field(gt=0)
+    minimum: float = Field(0.0, ge=0)
+
+    def of(self, level: float) -> float:
+        """The weight of a level by its value."""
+        return max(self.minimum, self.slope * level)
+
+
 class LossOverride(StrictModel):
     """Another loss for one variable of the loss `base`.
 
@@ -89,6 +113,10 @@ class LossConfig(StrictModel):
         latitude_weights: file with the latitudes.
         use_variable_weights: whether to weight channels by `variable_weights`.
         variable_weights: weight per variable, or list of weights per level.
+        lead_weights: weights of the steps of a training forecast: one for each step of
+            `data.forecast_len`, or a number w for 1, w, w^2, ... CREDIT has no such
+            key; its steps count alike.
+        level_weights: weights of levels, in losses of any type. CREDIT has no such key.
         use_power_loss: whether to add the loss `power`, times `spectral_lambda_reg`, to
             a weighted training loss.
         use_spectral_loss: whether to add the loss `spectral`, times the same factor.
@@ -108,6 +136,8 @@ class LossConfig(StrictModel):
     latitude_weights: str | None = None
     use_variable_weights: bool = False
     variable_weights: dict[str, TermWeights] = Field(default_factory=dict)
+    lead_weights: LeadWeights | None = None
+    level_weights: LevelWeights | None = None
     use_power_loss: bool = False
     use_spectral_loss: bool = False
     spectral_lambda_reg: float | None = None
@@ -116,6 +146,13 @@ class LossConfig(StrictModel):
     passes_over: ClassVar = True
 
     ignored: ClassVar = {"use_vgg": "CREDIT does not read it"}
+
+    def step_weights(self, num_steps: int) -> tuple[float, ...] | None:
+        """Weight of the loss of each step of a forecast; None if all count alike."""
+        weights = self.lead_weights
+        if isinstance(weights, float):
+            return tuple(weights**step for step in range(num_steps))
+        return weights
 
     @property
     def is_base(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def build_loss(
     *,
     latitude: Float[np.ndarray, " lat"] | None = None,
     variances: Mapping[str, float] | None = None,
+    levels: Mapping[str, Sequence[float] | None] | None = None,
     num_members: int | None = None,
     validation: bool = False,
 ) -> Loss:
@@ -38,7 +39,8 @@ def build_loss(
 
     An elementwise loss `l` is the mean of `l(p, t) * w_lat * w_var` over samples,
     channels, times, rows and longitudes, in float32 or wider, and has the same value on
-    every mesh. For `type: base` see `build_base_loss`.
+    every mesh. `w_var` is the product of `variable_weights` and `level_weights`. For
+    `type: base` see `build_base_loss`.
 
     Without `validation_loss`, the validation loss is `mae` if there are weights, as in
     CREDIT, or if the training loss is `ring-crps`, whose ranks validate on different
@@ -55,6 +57,8 @@ def build_loss(
         latitude: (lat,) degrees north; needed with `use_latitude_weights`.
         variances: variances of the targets by key, see `fields.target_variances`;
             needed with `var_weighting: inverse_variance`.
+        levels: values of the levels of each target variable by key, None for variables
+            without levels; needed with `level_weights`.
         num_members: ensemble members of a sample, compared with the number that the
             loss needs; None skips the comparison.
         validation: whether to build the validation loss instead of the training loss.
@@ -81,6 +85,7 @@ def build_loss(
     >>> step = credit_jax.make_train_step(model, optax.sgd(0.1), loss)
     """
     row_weights = _row_weights(config, latitude)
+    by_level = _level_weights(config, channels, levels)
     if config.is_base:
         args = parse(BaseLossArgs, config.args, "loss.args")
         return build_base_loss(
@@ -88,13 +93,14 @@ def build_loss(
             _needed(channels, "type: base"),
             row_weights=row_weights,
             variances=variances,
+            level_weights=by_level,
             validation=validation,
         )
     loss = _chosen_loss(config, validation, num_members)
     terms = [] if validation else _spectral_terms(config)
     settings: dict[str, Any] = {
         "row_weights": row_weights,
-        "channel_weights": _channel_weights(config, channels),
+        "channel_weights": _channel_weights(config, channels, by_level),
     }
     if channels is not None:
         settings["channels"] = ChannelLayout.of(channels)
@@ -228,14 +234,53 @@ def _row_weights(config: LossConfig, latitude: np.ndarray | None) -> np.ndarray 
 
 
 def _channel_weights(
-    config: LossConfig, channels: Mapping[str, int] | None
+    config: LossConfig,
+    channels: Mapping[str, int] | None,
+    by_level: Mapping[str, np.ndarray],
 ) -> np.ndarray | None:
+    """Weights of channels by variable and by level; None if all are 1."""
+    weights = np.ones(())
+    if by_level:
+        weights = np.concatenate([*by_level.values()])
     if config.type is not None or not config.use_variable_weights:
-        return None
+        return weights.astype(np.float32) if by_level else None
     if not config.variable_weights:
         raise ValueError(
             "loss.use_variable_weights: true needs loss.variable_weights, "
             "{variable: weight or one weight for each level}"
         )
     channels = _needed(channels, "use_variable_weights: true")
-    return build_channel_weights(config.variable_weights, channels)
+    by_variable = build_channel_weights(config.variable_weights, channels)
+    return (by_variable * weights).astype(np.float32)
+
+
+def _level_weights(
+    config: LossConfig,
+    channels: Mapping[str, int] | None,
+    levels: Mapping[str, Sequence[float] | None] | None,
+) -> dict[str, np.ndarray]:
+    """Weights of the levels of each variable by key; {} without `level_weights`.
+
+    A variable of one channel without a level has the weight 1.
+    """
+    section = config.level_weights
+    if section is None:
+        return {}
+    weights = {}
+    for key, count in _needed(channels, "level_weights").items():
+        known = (levels or {}).get(key)
+        if known is None and count == 1:
+            weights[key] = np.ones(1)
+        elif known is None or len(known) != count:
+            raise ValueError(
+                f"loss.level_weights: the values of the {count} levels of {key} are "
+                "unknown; give levels of its source in data.source, or leave "
+                "level_weights out"
+            )
+        else:
+            weights[key] = np.array([section.of(float(level)) for level in known])
+    if not any(array.any() for array in weights.values()):
+        raise ValueError(
+            "loss.level_weights: all weights are 0; take a larger slope or minimum"
+        )
+    return weights

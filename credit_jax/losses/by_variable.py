@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,13 +36,15 @@ def build_base_loss(
     *,
     row_weights: Float[np.ndarray, " lat"] | None = None,
     variances: Mapping[str, float] | None = None,
+    level_weights: Mapping[str, np.ndarray] | None = None,
     validation: bool = False,
 ) -> BaseLoss:
     """Builds the loss of `type: base`.
 
-    With `L_v` the mean of `w_lat l(p, t)` over a variable, it is `mean_v(w_v L_v)`.
-    With `var_weighting: learnable` it is `mean_v(m_v exp(-s_v) L_v + s_v / 2)`, where
-    `s_v` are trained and `m_v` are the multipliers of `variable_weights`.
+    With `L_v` the mean of `w_lat w_level l(p, t)` over a variable, it is
+    `mean_v(w_v L_v)`. With `var_weighting: learnable` it is
+    `mean_v(m_v exp(-s_v) L_v + s_v / 2)`, where `s_v` are trained and `m_v` are the
+    multipliers of `variable_weights`.
 
     It reads "y_processed" and "y_target_processed" of the tree, so the gradient of a
     loss in physical units flows to the model through the postblocks. Every variable has
@@ -54,6 +56,7 @@ def build_base_loss(
         row_weights: (lat,) area weights; None for equal weights.
         variances: variances of the target variables by key, for `var_weighting:
             inverse_variance` and `learnable`; 1 for a missing key.
+        level_weights: weights of the levels of variables by key; 1 for a missing key.
         validation: whether to build the loss of `validation_loss`.
 
     Raises:
@@ -73,7 +76,8 @@ def build_base_loss(
     )
     values, overrides = _chosen(args, validation), _overrides(args)
     used = variances if args.needs_variances else None
-    return BaseLoss(args, channels, values, overrides, row_weights, used)
+    levels = level_weights or {}
+    return BaseLoss(args, channels, values, overrides, row_weights, used, levels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +93,7 @@ class BaseLoss(CompositeLoss):
         overrides: other such losses for single variables, by key.
         row_weights: (lat,) area weights, or None.
         variances: variances of the target variables by key, if the weights need them.
+        level_weights: weights of the levels of variables by key; 1 for a missing key.
     """
 
     args: BaseLossArgs
@@ -97,6 +102,7 @@ class BaseLoss(CompositeLoss):
     overrides: Mapping[str, Pointwise]
     row_weights: Float[np.ndarray, " lat"] | None
     variances: Mapping[str, float] | None
+    level_weights: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
@@ -126,9 +132,17 @@ class BaseLoss(CompositeLoss):
             channel_weights=None,
         )
         target = context.repeat_members(target)
-        scores = context.variable_mean(
+        by_channel = context.channel_mean(
             _by_variable(self.values, self.overrides, prediction, target, context)
         )
+        if self.level_weights:
+            weights = [
+                self.level_weights.get(key, np.ones(count))
+                for key, count in zip(layout.keys, layout.counts, strict=True)
+            ]
+            factors = jnp.asarray(np.concatenate(weights), by_channel.dtype)
+            by_channel = by_channel * factors
+        scores = layout.per_variable(by_channel)
         return {f"{PART}{key}": scores[i] for i, key in enumerate(layout.keys)}
 
     def total(self, parts: Mapping[str, Scalar], context: FieldContext) -> Scalar:

@@ -104,6 +104,7 @@ def plan_objective(
         schema.target_counts,
         latitude=rows,
         variances=variances,
+        levels=_levels(config, schema, opened=opened),
         num_members=config.trainer.ensemble_size,
     )
     with findings.collecting():
@@ -134,6 +135,27 @@ def plan_objective(
     return Objective(
         loss, scores.in_training(), evaluate, tuple(measured), *rollouts, measure
     )
+
+
+def _levels(
+    config: Config, schema: ChannelSchema, *, opened: bool
+) -> dict[str, Sequence[float] | None]:
+    """Values of the levels of each target variable, of its files or of the config.
+
+    Where no file is opened to find unknown ones, they are numbers, with which the
+    section is checked.
+    """
+    levels: dict[str, Sequence[float] | None] = {}
+    for group in schema.target:
+        values: Sequence[float] | None = group.levels
+        source = config.data.source.get(group.source)
+        deep = group.var_key.split("/")[2] == "3d"
+        if values is None and deep and source is not None:
+            values = source.level_values
+        if values is None and deep and not opened:
+            values = range(1, group.n_levels + 1)
+        levels[group.var_key] = values
+    return levels
 
 
 def plan_rollouts(
@@ -167,6 +189,7 @@ def plan_rollouts(
         train,
         backprop_on=config.backprop_on_timestep,
         backprop=config.trainer.backprop,
+        step_weights=config.loss.step_weights(config.data.forecast_len),
     )
     return train, valid
 

@@ -188,6 +188,7 @@ class ForecastLoss:
         with jax.named_scope(LOSS):
             value, values = value_and_parts(self.loss, tree, weighted)
             check_global("the loss", value)
+            value = rollout.weighted(value, index)
             auxiliary = model.model_def.auxiliary_losses(after[BATCH_STATS])
             value, values = sum(auxiliary.values(), value), values | auxiliary
         if self.measure is not None:

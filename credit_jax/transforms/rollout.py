@@ -220,18 +220,21 @@ class Rollout:
         num_steps: number of steps.
         backprop_on: steps whose losses are minimized, from 1; None for all.
         backprop: "truncated" or "full", see `config.trainer.TrainerConfig`.
+        step_weights: factor of the loss of each step; None for 1.
         postprocess: transforms after every step; None for none.
         advance: computes the input of the next step; required for several steps.
         clamp: smallest and largest value of x and y; None does not clamp.
         num_members: ensemble members of each sample, adjacent on the batch dim.
 
     Raises:
-        ValueError: there are several steps, and `advance` is None.
+        ValueError: there are several steps, and `advance` is None; or there is not one
+            weight for each step.
     """
 
     num_steps: int = 1
     backprop_on: tuple[int, ...] | None = None
     backprop: str = "truncated"
+    step_weights: tuple[float, ...] | None = None
     postprocess: Postprocess | None = None
     advance: Advance | None = None
     clamp: tuple[float, float] | None = None
@@ -243,6 +246,18 @@ class Rollout:
                 f"a forecast of {self.num_steps} steps needs `advance`, which makes "
                 "the input of the next step"
             )
+        weights = self.step_weights
+        if weights is not None and len(weights) != self.num_steps:
+            raise ValueError(
+                f"there are {len(weights)} weights of steps, {list(weights)}, expected "
+                f"one for each of {self.num_steps} steps"
+            )
+
+    def weighted(self, loss: Array, index: Array | int) -> Array:
+        """Returns the loss of a step, from 0, times the weight of the step."""
+        if self.step_weights is None:
+            return loss
+        return loss * jnp.asarray(self.step_weights, loss.dtype)[index]
 
     @property
     def counts(self) -> tuple[bool, ...]:

@@ -227,6 +227,14 @@ def _has_stages(editor: ConfigEditor) -> bool:
 
 def _loss(editor: ConfigEditor) -> None:
     """Sets keys that CREDIT requires to the defaults of credit_jax."""
+    for key in ("lead_weights", "level_weights"):
+        if editor.get(f"loss.{key}") is not None:
+            editor.problem(
+                f"loss.{key}",
+                f"CREDIT has no such weights; --drop loss.{key} leaves them out, for "
+                "another loss",
+            )
+        editor.drop(f"loss.{key}", "there are no such weights")
     if editor.has("loss.type"):
         return
     training = editor.get("loss.training_loss", "mse")

@@ -107,6 +107,43 @@ def test_bad_stages(stages: Any, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (
+            [1, 2, 3],
+            "loss.lead_weights: got [1.0, 2.0, 3.0], but data.forecast_len is 2",
+        ),
+        ([0, 0], "loss.lead_weights: got [0.0, 0.0], which leave no loss of the steps"),
+        (-1, "loss.lead_weights: "),
+        ([], "loss.lead_weights: "),
+        (["one", 2], "loss.lead_weights"),
+    ],
+)
+def test_bad_weights_of_steps(weights: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config([], data__forecast_len=2, loss__lead_weights=weights)
+    assert message in str(caught.value)
+
+
+def test_weights_of_steps_by_stage() -> None:
+    stages = [
+        {"until": 5},
+        {"until": 9, "forecast_len": 2, "loss": {"lead_weights": [1, 3]}},
+        {"forecast_len": 3, "loss": {"lead_weights": 0.5}},
+    ]
+    weights = [
+        stage.loss.step_weights(stage.data.forecast_len)
+        for stage in config(stages).stages
+    ]
+    assert weights == [None, (1.0, 3.0), (1.0, 0.5, 0.25)]
+    with pytest.raises(ConfigError) as caught:
+        config([*stages[:2], {"forecast_len": 4}])
+    assert "trainer.curriculum.2: loss.lead_weights: got [1.0, 3.0]" in str(
+        caught.value
+    )
+
+
 def test_a_problem_of_the_run_is_said_once() -> None:
     changes = {"data__start_datetime": "2001-01-01", "data__end_datetime": "2000-01-01"}
     with pytest.raises(ConfigError) as caught:

@@ -73,6 +73,49 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
     assert_close(gradient, serial_gradient, 1e-6, "gradient")
 
 
+LEVEL_VALUES = {"S/p/3d/U": (100.0, 500.0, 850.0), "S/p/3d/T": (100.0, 500.0, 850.0)}
+BY_LEVEL = {"slope": 1e-3, "minimum": 0.2}
+# `max(minimum, slope * level)` of U and T, and 1 of SP and TP.
+LEVEL_FACTORS = np.array([0.2, 0.5, 0.85, 0.2, 0.5, 0.85, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("extra", [{}, CASES["variables"], {"type": "mae"}])
+def test_level_weights_are_numpys(extra, fields, make_mesh):
+    pred, target = fields
+    section = LossConfig(**extra, level_weights=BY_LEVEL)
+    loss = build_loss(section, CHANNELS_OF, levels=LEVEL_VALUES)
+    factors = LEVEL_FACTORS
+    if "variable_weights" in extra:
+        factors = factors * np.concatenate([np.atleast_1d(w) for w in WEIGHTS.values()])
+    error = pred.astype(np.float64) - target
+    values = np.abs(error) if "type" in extra else error**2
+    expected = np.mean(values * factors.reshape(1, -1, 1, 1, 1))
+    serial, gradient = loss_and_gradient(loss, pred, target)
+    assert_close(serial, expected, 1e-6, "level weights")
+    on_mesh = loss_and_gradient(loss, pred, target, make_mesh(dp=2, domain=4))
+    assert_close(on_mesh[0], serial, 1e-6, "loss on a mesh")
+    assert_close(on_mesh[1], gradient, 1e-6, "gradient on a mesh")
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ({}, "the values of the 3 levels of S/p/3d/U are unknown; give levels of its"),
+        ({"S/p/3d/U": (1.0, 2.0)}, "the values of the 3 levels of S/p/3d/U are unk"),
+    ],
+)
+def test_levels_that_are_unknown(levels, message):
+    section = LossConfig(level_weights=BY_LEVEL)
+    with pytest.raises(ValueError, match=message):
+        build_loss(section, CHANNELS_OF, levels=levels)
+
+
+def test_weights_of_steps():
+    assert LossConfig().step_weights(3) is None
+    assert LossConfig(lead_weights=0.5).step_weights(3) == (1.0, 0.5, 0.25)
+    assert LossConfig(lead_weights=[1, 0, 2]).step_weights(3) == (1.0, 0.0, 2.0)
+
+
 def test_bfloat16_predictions_are_scored_in_float32(fields):
     pred, target = fields
     loss = build_loss(LossConfig(training_loss="mse"))

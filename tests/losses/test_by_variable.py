@@ -222,3 +222,34 @@ def test_what_is_missing_is_named():
     loss = build_loss(section, CHANNELS, variances={})
     with pytest.raises(ValueError, match=r"add .type: reconstruct. and what"):
         loss_and_gradient(loss, *channels())
+
+
+def test_level_weights_are_numpys() -> None:
+    """They count within a variable, on a mesh, too; a computed variable has none."""
+    args = {"var_weighting": "none", "use_latitude_weights": True}
+    section = {"type": "base", "args": args, "level_weights": {"slope": 0.01}}
+    levels = {"S/prognostic/3d/T": (10.0, 50.0, 200.0)}
+    loss = build_loss(LossConfig(**section), CHANNELS, latitude=LATITUDE, levels=levels)
+
+    def of_channels(tree: Any, context: Any) -> Any:
+        fields = {
+            "y_processed": named(tree["y_pred"], lambda x: x[0]),
+            "y_target_processed": named(tree["y"], lambda x: x[0]),
+        }
+        return loss(fields, context)
+
+    pair = channels()
+    rows = np.cos(np.deg2rad(LATITUDE))
+    rows = (rows / rows.mean()).reshape(1, 1, 1, -1, 1)
+    ours, theirs = (named(x.astype(np.float64), lambda x: x[0])["S"] for x in pair)
+    means = {
+        key: np.mean((ours[key] - theirs[key]) ** 2 * rows, axis=(0, 2, 3, 4))
+        for key in ours
+    }
+    means["S/prognostic/3d/T"] = means["S/prognostic/3d/T"] * [0.1, 0.5, 2.0]
+    expected = np.mean([mean.mean() for mean in means.values()])
+    value, gradient = loss_and_gradient(of_channels, *pair)
+    assert_close(value, expected, 1e-6, "level weights of type base")
+    on_mesh = loss_and_gradient(of_channels, *pair, make_mesh(dp=2, domain=4))
+    assert_close(on_mesh[0], value, 1e-6, "on a mesh")
+    assert_close(on_mesh[1], gradient, 1e-6, "gradient on a mesh")

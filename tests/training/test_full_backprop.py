@@ -1,4 +1,4 @@
-"""`trainer.backprop: full`: the gradient through a whole forecast, and its memory."""
+"""`trainer.backprop`: gradients of whole forecasts, weights of steps, and memory."""
 
 from __future__ import annotations
 
@@ -127,6 +127,28 @@ def test_truncated_is_another_gradient() -> None:
     truncated = gradient_of(2, rollout_of(2, backprop_on=(2,)))[1]
     path = "dense/up"
     assert np.abs(full[path] - truncated[path]).max() > 1e-3
+
+
+@pytest.mark.parametrize("backprop", ["truncated", "full"])
+def test_weights_of_steps(backprop: str) -> None:
+    """They are weighted sums of those of single steps, on a mesh, too."""
+    weights = (0.5, 0.0, 2.0)
+    alone = [
+        gradient_of(3, rollout_of(3, backprop=backprop, backprop_on=(step,)))
+        for step in (1, 3)
+    ]
+    loss = 0.5 * alone[0][0] + 2.0 * alone[1][0]
+    gradient = jax.tree.map(lambda a, b: 0.5 * a + 2.0 * b, *(g for _, g in alone))
+    for degrees in ({}, MESH):
+        rollout = rollout_of(3, backprop=backprop, step_weights=weights)
+        value, grads = gradient_of(3, rollout, **degrees)
+        assert_close(value, loss, VALUE, f"{backprop}, {degrees}: loss")
+        assert_trees_close(grads, gradient, GRADIENT, f"{backprop}, {degrees}")
+
+
+def test_a_weight_for_each_step() -> None:
+    with pytest.raises(ValueError, match=r"2 weights of steps, \[1.0, 2.0\], expected"):
+        rollout_of(3, step_weights=(1.0, 2.0))
 
 
 def test_memory_grows_by_what_is_fed_back() -> None:
