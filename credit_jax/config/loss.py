@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from credit_jax.config.base import StrictModel
 
@@ -117,6 +117,9 @@ class LossConfig(StrictModel):
             `data.forecast_len`, or a number w for 1, w, w^2, ... CREDIT has no such
             key; its steps count alike.
         level_weights: weights of levels, in losses of any type. CREDIT has no such key.
+        tendency_weights: file of the variances of tendencies, which `preprocess` fits:
+            channels are weighted by 1 / variance, with mean 1, others by 1. Not with
+            `type: base`. CREDIT has no such key.
         use_power_loss: whether to add the loss `power`, times `spectral_lambda_reg`, to
             a weighted training loss.
         use_spectral_loss: whether to add the loss `spectral`, times the same factor.
@@ -138,6 +141,7 @@ class LossConfig(StrictModel):
     variable_weights: dict[str, TermWeights] = Field(default_factory=dict)
     lead_weights: LeadWeights | None = None
     level_weights: LevelWeights | None = None
+    tendency_weights: str | None = None
     use_power_loss: bool = False
     use_spectral_loss: bool = False
     spectral_lambda_reg: float | None = None
@@ -147,10 +151,20 @@ class LossConfig(StrictModel):
 
     ignored: ClassVar = {"use_vgg": "CREDIT does not read it"}
 
+    @model_validator(mode="after")
+    def _tendencies_are_normalized(self) -> "LossConfig":
+        if self.is_base and self.tendency_weights is not None:
+            raise ValueError(
+                "tendency_weights are for losses of the model's normalized output; "
+                "type: base scores physical units, take var_weighting and "
+                "variable_weights"
+            )
+        return self
+
     def step_weights(self, num_steps: int) -> tuple[float, ...] | None:
         """Weight of the loss of each step of a forecast; None if all count alike."""
         weights = self.lead_weights
-        if isinstance(weights, float):
+        if isinstance(weights, int | float):
             return tuple(weights**step for step in range(num_steps))
         return weights
 

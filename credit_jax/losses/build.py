@@ -32,6 +32,7 @@ def build_loss(
     latitude: Float[np.ndarray, " lat"] | None = None,
     variances: Mapping[str, float] | None = None,
     levels: Mapping[str, Sequence[float] | None] | None = None,
+    tendencies: Mapping[str, Sequence[float]] | None = None,
     num_members: int | None = None,
     validation: bool = False,
 ) -> Loss:
@@ -39,8 +40,8 @@ def build_loss(
 
     An elementwise loss `l` is the mean of `l(p, t) * w_lat * w_var` over samples,
     channels, times, rows and longitudes, in float32 or wider, and has the same value on
-    every mesh. `w_var` is the product of `variable_weights` and `level_weights`. For
-    `type: base` see `build_base_loss`.
+    every mesh. `w_var` is the product of `variable_weights`, `level_weights` and
+    `tendency_weights`. For `type: base` see `build_base_loss`.
 
     Without `validation_loss`, the validation loss is `mae` if there are weights, as in
     CREDIT, or if the training loss is `ring-crps`, whose ranks validate on different
@@ -59,6 +60,8 @@ def build_loss(
             needed with `var_weighting: inverse_variance`.
         levels: values of the levels of each target variable by key, None for variables
             without levels; needed with `level_weights`.
+        tendencies: variances of the tendencies of the channels of target variables by
+            key, empty for none; needed with `tendency_weights`.
         num_members: ensemble members of a sample, compared with the number that the
             loss needs; None skips the comparison.
         validation: whether to build the validation loss instead of the training loss.
@@ -86,6 +89,8 @@ def build_loss(
     """
     row_weights = _row_weights(config, latitude)
     by_level = _level_weights(config, channels, levels)
+    if config.tendency_weights is not None:
+        by_level = _with_tendencies(by_level, channels, tendencies)
     if config.is_base:
         args = parse(BaseLossArgs, config.args, "loss.args")
         return build_base_loss(
@@ -284,3 +289,28 @@ def _level_weights(
             "loss.level_weights: all weights are 0; take a larger slope or minimum"
         )
     return weights
+
+
+def _with_tendencies(
+    weights: Mapping[str, np.ndarray],
+    channels: Mapping[str, int] | None,
+    tendencies: Mapping[str, Sequence[float]] | None,
+) -> dict[str, np.ndarray]:
+    """Weights of channels by key times 1 / variance of tendencies, with mean 1.
+
+    Channels without a variance, such as diagnostic ones, keep their weights.
+    """
+    if tendencies is None:
+        raise ValueError(
+            "loss.tendency_weights needs the variances of its file "
+            "(`build_loss(config, channels, tendencies=...)`)"
+        )
+    counts = _needed(channels, "tendency_weights")
+    inverse = {key: 1 / np.asarray(values) for key, values in tendencies.items()}
+    mean = np.concatenate([*inverse.values(), *([] if inverse else [[1.0]])]).mean()
+    return {
+        key: weights.get(key, np.ones(count))
+        * inverse.get(key, np.full(count, mean))
+        / mean
+        for key, count in counts.items()
+    }

@@ -37,9 +37,11 @@ def find_missing(
         else:
             findings.add(missing)
     named = weight_files(config)
+    tendencies = tendency_files(config)
     if model is not None:
         named |= _existing({f"model.{k}": path for k, path in model.files.items()})
     fitted = [path for _, path in _transform_files(config, fitted=True)]
+    fitted += tendencies.values()
     for key, path in (*named.items(), *_transform_files(config)):
         if Path(path).exists():
             continue
@@ -72,8 +74,18 @@ def file_digests(
 
 
 def weight_files(config: Config) -> dict[str, str]:
-    """Files of the weights of losses and metrics, and climatologies, by dotted key."""
-    return latitude_files(config) | scaler_files(config) | climatology_files(config)
+    """Files of the weights of losses and metrics, and climatologies, by dotted key.
+
+    Those that stages name are listed if the run does not name them.
+    """
+    kinds = (latitude_files, scaler_files, climatology_files)
+    named = {key: path for files in kinds for key, path in files(config).items()}
+    for index, stage in enumerate(config.stages):
+        for files in kinds:
+            for key, path in files(stage).items():
+                if path not in named.values():
+                    named[f"trainer.curriculum.{index}.{key}"] = path
+    return named | tendency_files(config)
 
 
 def static_files(data: DataConfig, section: str) -> dict[str, str]:
@@ -135,6 +147,16 @@ def scaler_files(config: Config) -> dict[str, str]:
     named = {"loss.args.scaler_path": config.loss.scaler_file}
     if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
         named["metrics.args.scaler_path"] = metrics.get("scaler_path")
+    return _existing(named)
+
+
+def tendency_files(config: Config) -> dict[str, str]:
+    """Files of variances of tendencies, of the run and of stages, by dotted key."""
+    key = "loss.tendency_weights"
+    named = {key: config.loss.tendency_weights}
+    for index, stage in enumerate(config.stages):
+        if stage.loss.tendency_weights not in named.values():
+            named[f"trainer.curriculum.{index}.{key}"] = stage.loss.tendency_weights
     return _existing(named)
 
 

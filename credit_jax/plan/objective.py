@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -33,7 +34,7 @@ from credit_jax.plan.named_fields import (
     metrics_notes,
     scores_are_physical,
 )
-from credit_jax.plan.variances import variance_reader
+from credit_jax.plan.variances import read_tendencies, variance_reader
 from credit_jax.transforms import ONE_STEP, Advance, Pipeline, Rollout
 
 Latitude = Float[np.ndarray, " lat"]
@@ -98,6 +99,10 @@ def plan_objective(
     variances = loss = scores = rollouts = None
     with findings.collecting():
         variances = None if path is None else read(path)
+    named, tendencies = config.loss.tendency_weights, None
+    if named is not None and opened and Path(os.path.expandvars(named)).exists():
+        with findings.collecting():
+            tendencies = read_tendencies(named, schema.target_counts)
     build = partial(
         build_loss,
         config.loss,
@@ -105,6 +110,7 @@ def plan_objective(
         latitude=rows,
         variances=variances,
         levels=_levels(config, schema, opened=opened),
+        tendencies={} if tendencies is None else tendencies,
         num_members=config.trainer.ensemble_size,
     )
     with findings.collecting():

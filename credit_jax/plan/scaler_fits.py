@@ -21,6 +21,10 @@ from credit_jax.transforms.pre.scaler import ScalerArgs
 from credit_jax.transforms.selection import Selection
 
 
+class NothingToFitError(ValueError):
+    """No block of a config is to be fitted."""
+
+
 @dataclass(frozen=True)
 class FitPlan:
     """The blocks to fit.
@@ -132,8 +136,8 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
 
     Raises:
         ConfigError: a type or an argument is unknown or invalid.
-        ValueError: no block has files to fit, all files exist, or two blocks have the
-            same file.
+        NothingToFitError: no block has files to fit, or all files exist.
+        ValueError: two blocks have the same file.
         OSError: a file that another block needs cannot be read.
     """
     chain: list[Fit | Callable[[], Placed]] = []
@@ -154,7 +158,7 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
         chain += [] if present else [fit]
     _check_files(every)
     if not any(isinstance(link, ScalerFit | NormalizerFit) for link in chain):
-        raise ValueError(
+        raise NothingToFitError(
             f"nothing to fit: {', '.join(map(str, existing))} "
             f"{'are' if len(existing) > 1 else 'is'} there; --overwrite fits anew and "
             "moves the old file aside"
@@ -176,7 +180,7 @@ def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:
 def _check_files(fits: Sequence[Fit]) -> None:
     """Checks that there are blocks to fit, and that no two share a file."""
     if not fits:
-        raise ValueError(
+        raise NothingToFitError(
             "preblocks: there is no block of type bridgescaler_transform or "
             "era5_normalizer, nothing to fit"
         )

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from credit_jax.named_fields import target_variances
 from credit_jax.plan.findings import Findings
+
+
+def read_tendencies(named: str, channels: Mapping[str, int]) -> dict[str, list[float]]:
+    """Reads the variances of tendencies that `preprocess` fits, by variable key.
+
+    Args:
+        named: path of the file.
+        channels: number of channels of each target variable by key.
+
+    Raises:
+        ValueError: it is no such file, or of other variables.
+    """
+    path, where = os.path.expandvars(named), f"loss.tendency_weights: {named}"
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        read = {key: [float(v) for v in variances] for key, variances in values.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        text = f"{where} is no file of tendencies that preprocess writes ({error})"
+        raise ValueError(text) from error
+    fit = all(len(v) == channels.get(key) and min(v) > 0 for key, v in read.items())
+    if not fit or not read:
+        raise ValueError(
+            f"{where} has the variances of other variables or levels: "
+            f"{ {key: len(v) for key, v in read.items()} }, the targets have "
+            f"{dict(channels)}; fit it anew: credit-jax preprocess --overwrite"
+        )
+    return read
 
 
 def variance_reader(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,8 +30,10 @@ from credit_jax.data.sampler import Sampler
 from credit_jax.data.values import BadValuesError, check_sample
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
-from credit_jax.plan.scaler_fits import FitPlan, plan_fits
+from credit_jax.plan.files import tendency_files
+from credit_jax.plan.scaler_fits import FitPlan, NothingToFitError, plan_fits
 from credit_jax.training.display import Display
+from credit_jax.training.tendency_fitting import fit_tendencies
 from credit_jax.transforms.fits import Collected, ScalerFit, leaves
 from credit_jax.transforms.statistics import Statistics, merge_trees
 
@@ -79,7 +82,27 @@ def fit_scalers(
     """
     if num_threads is None:
         num_threads = config.trainer.thread_workers
-    plan = plan_fits(config.preblocks, overwrite=overwrite)
+    tendencies = [Path(path) for path in tendency_files(config).values()]
+    tendencies = [path for path in tendencies if overwrite or not path.exists()]
+    written = []
+    try:
+        plan = plan_fits(config.preblocks, overwrite=overwrite)
+    except NothingToFitError:
+        if not tendencies:
+            raise
+    else:
+        written = _fit_blocks(config, plan, num_threads, console)
+    mapped = partial(in_threads, num_threads=num_threads)
+    for path in tendencies:
+        with Display(console) as display:
+            fit_tendencies(config, path, display, mapped=mapped)
+    return written + tendencies
+
+
+def _fit_blocks(
+    config: Config, plan: FitPlan, num_threads: int, console: Console | None
+) -> list[Path]:
+    """Fits the blocks of a plan; returns the files."""
     samples = open_samples(config, in_order=plan.in_order)
     schema = samples.dataset.schema.as_read()
     plan = plan.with_units(samples.dataset.units()).with_levels(schema)

@@ -227,7 +227,7 @@ def _has_stages(editor: ConfigEditor) -> bool:
 
 def _loss(editor: ConfigEditor) -> None:
     """Sets keys that CREDIT requires to the defaults of credit_jax."""
-    for key in ("lead_weights", "level_weights"):
+    for key in ("lead_weights", "level_weights", "tendency_weights"):
         if editor.get(f"loss.{key}") is not None:
             editor.problem(
                 f"loss.{key}",

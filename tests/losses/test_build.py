@@ -97,6 +97,26 @@ def test_level_weights_are_numpys(extra, fields, make_mesh):
     assert_close(on_mesh[1], gradient, 1e-6, "gradient on a mesh")
 
 
+def test_tendency_weights_are_numpys(fields):
+    """Inverse variances with mean 1 over U and T, times the weights of levels."""
+    pred, target = fields
+    variances = {"S/p/3d/U": [0.5, 1.0, 4.0], "S/p/3d/T": [2.0, 2.0, 8.0]}
+    inverse = np.array([2.0, 1.0, 0.25, 0.5, 0.5, 0.125])
+    factors = np.concatenate([inverse / inverse.mean(), [1.0, 1.0]])
+    given = {"levels": LEVEL_VALUES, "tendencies": variances}
+    for extra, by_level in (({}, 1.0), ({"level_weights": BY_LEVEL}, LEVEL_FACTORS)):
+        section = LossConfig(tendency_weights="tendencies.json", **extra)
+        loss = build_loss(section, CHANNELS_OF, **given)
+        values = (pred.astype(np.float64) - target) ** 2
+        weights = (factors * by_level).reshape(1, -1, 1, 1, 1)
+        assert_close(
+            loss_and_gradient(loss, pred, target)[0],
+            np.mean(values * weights),
+            1e-6,
+            f"tendency weights, {extra}",
+        )
+
+
 @pytest.mark.parametrize(
     ("levels", "message"),
     [
@@ -149,6 +169,7 @@ def test_wrong_variable_weights(weights, message):
     [
         ({"use_latitude_weights": True}, r"needs loss.latitude_weights"),
         ({"use_variable_weights": True}, r"needs loss.variable_weights"),
+        ({"tendency_weights": "t.json"}, r"tendency_weights needs the variances"),
     ],
 )
 def test_wrong_settings(section, message):
