@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from credit_jax.cli import package
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.forecast import command as forecast
+from credit_jax.cli.forecast import model
 from credit_jax.models.registry import build
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
 from credit_jax.packages.package import open_package
@@ -74,7 +75,7 @@ def test_units_of_the_package_describe_what_data_files_do_not(
         {**own, **known.get(own["variable"], {})} for own in opened.channels["output"]
     ]
     opened = replace(opened, channels={**opened.channels, "output": output})
-    monkeypatch.setattr(forecast, "open_package", lambda folder: opened)
+    monkeypatch.setattr(model, "open_package", lambda folder: opened)
     given = ("--package", str(made), "--data", str(data), *START)
     assert run_forecast(tmp_path, *given) == OK
     with xr.open_dataset(tmp_path / "forecast.zarr") as store:
