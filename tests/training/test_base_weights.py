@@ -181,3 +181,24 @@ def test_variables_in_another_order_move_with_their_weights(
     ):
         np.testing.assert_allclose(moved[:4], old[places], atol=1e-6)
         np.testing.assert_allclose(moved[4:], old[4:], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_of_a_run_with_adapters_is_scored(
+    run: Run, base: Path, tmp_path: Path
+) -> None:
+    """The rate is so large that the second epoch is the worse one."""
+    lora = {"rank": 1, "alpha": 2, "targets": ["dense/*"]}
+    large = {
+        "trainer__learning_rate": 0.5,
+        "trainer__use_scheduler": False,
+        "trainer__use_ema": False,
+        "trainer__skip_validation": False,
+    }
+    options = ["--set", "trainer.epochs=2"]
+    code, text = run({"from": str(base), "lora": lora}, *options, **large)
+    assert code == OK, text
+    store = CheckpointStore(tmp_path / "run")
+    assert store.best_step() == 2 < max(store.steps())
+    store.close()
+    assert "RMSE, global, 16 start dates" in text
