@@ -90,14 +90,17 @@ class JaxRun:
         size, num_forecasts = config.trainer.grad_accum_every, config.data.forecast_len
         batches = islice(self.setup.train_loader.epoch(epoch), self.num_steps)
         with _numbers(config.model["type"]):
-            state = _cast(state, jnp.float64 if self.is_wide else jnp.float32)
+            dtype = jnp.float64 if self.is_wide else jnp.float32
+            state = _cast(state, dtype)
             while group := list(islice(batches, size)):
                 for index, batch in enumerate(group, len(losses)):
                     members = np.repeat(batch.x, config.trainer.ensemble_size, axis=0)
                     if x is not None:
                         error = abs(members - x[index * num_forecasts]).max()
                         assert error <= self.batch_error, "another batch than CREDIT's"
-                state, info = self.steps.train(state, self.steps.place_train(group))
+                # A model computes in the dtype of its parameters, its output is of x's.
+                arrays = _cast(self.steps.place_train(group), dtype)
+                state, info = self.steps.train(state, arrays)
                 losses += map(float, info["loss"])
         return np.array(losses), _cast(state, jnp.float32)
 
@@ -143,7 +146,7 @@ def drawn(key: Any, high: Any, low: Any) -> Any:
 
 
 def _cast(state: Any, dtype: Any) -> Any:
-    """A state with its floating point numbers in a dtype, on the same devices."""
+    """A tree with its floating point numbers in a dtype, on the same devices."""
 
     def cast(leaf: Any) -> Any:
         is_floating = jnp.issubdtype(leaf.dtype, jnp.floating)
