@@ -42,13 +42,24 @@ def page_of(certificate: Certificate) -> str:
     return document(title, f"{head}\n{body}")
 
 
+def meshes_text(number: int, verb: str = "") -> str:
+    """A number of meshes, with a verb, in the plural unless it is one.
+
+    >>> meshes_text(1, "give"), meshes_text(2, "give"), meshes_text(2)
+    ('1 mesh gives', '2 meshes give', '2 meshes')
+    """
+    noun, ending = ("mesh", "s") if number == 1 else ("meshes", "")
+    return f"{number} {noun} {verb}{ending}" if verb else f"{number} {noun}"
+
+
 def _verdict(certificate: Certificate) -> str:
     count = len(certificate.verdicts)
     broken = [v.mesh for v in certificate.verdicts if not v.passed]
     if not certificate.credit_passed:
         broken.append("serial CREDIT")
     if not broken:
-        text = f"Passed: {count} meshes give what mesh {certificate.reference} gives."
+        text = meshes_text(count, "give")
+        text = f"Passed: {text} what mesh {certificate.reference} gives."
     else:
         text = f"Not passed: {', '.join(broken)}."
     return (

@@ -29,7 +29,7 @@ from credit_jax.certification.certify import (
     reference_of,
 )
 from credit_jax.certification.meshes import dims_of
-from credit_jax.certification.page import page_of
+from credit_jax.certification.page import meshes_text, page_of
 from credit_jax.certification.processes import Processes
 from credit_jax.certification.random_files import fit_scalers, write_files
 from credit_jax.certification.small_config import certified_mapping, for_any_mesh
@@ -138,7 +138,8 @@ def run(args: argparse.Namespace) -> int:
     count = len(certificate.verdicts)
     if certificate.passed:
         print_line(
-            f"OK: {count} meshes give what one device gives: {out}", "bold green"
+            f"OK: {meshes_text(count, 'give')} what one device gives: {out}",
+            "bold green",
         )
         return OK
     print_line(f"a bound is broken: {out}", "bold red")
@@ -210,7 +211,7 @@ def _certified(
         run=run_folder,
         cwd=None if args.full else folder,
     )
-    print_line(f"{len(meshes)} meshes beside {reference}, {at_once} at a time")
+    print_line(f"{meshes_text(len(meshes))} beside {reference}, {at_once} at a time")
 
     def judged(mesh: str) -> MeshVerdict:
         verdict = judge(runner, mesh, reference, x64=args.x64)

@@ -159,6 +159,13 @@ def test_a_package_needs_data(made, data, tmp_path, capsys):
     assert "--data" in error
 
 
+def test_a_package_in_place_of_a_checkpoint(run, made, tmp_path, capsys):
+    options = ("--config", str(run), "--checkpoint", str(made))
+    assert run_forecast(tmp_path / "a", *options, *START) == USER_ERROR
+    text = f"--checkpoint: {made} is a package, which has its config and weights; give"
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
 def test_data_that_are_no_data_section_are_refused(made, data, tmp_path, capsys):
     own = tmp_path / "data.yml"
     own.write_text(yaml.safe_dump({"data": yaml.safe_load(data.read_text())}))

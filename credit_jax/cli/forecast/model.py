@@ -13,7 +13,7 @@ from credit_jax.cli.options import warnings_as_notes
 from credit_jax.config import Config, load_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.packages.package import Package, open_package
+from credit_jax.packages.package import Package, is_package, open_package
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 from credit_jax.training.restore import no_coordinates
@@ -55,8 +55,17 @@ def config_of(args: argparse.Namespace, package: Package | None) -> Config:
 
 
 def weights_of(args: argparse.Namespace, config: Config) -> RunWeights:
-    """The weights of a checkpoint of the run."""
+    """The weights of a checkpoint of the run.
+
+    Raises:
+        ValueError: there is a package in its place, or no checkpoint.
+    """
     source = args.checkpoint or config.save_loc
+    if is_package(source):
+        raise ValueError(
+            f"--checkpoint: {source} is a package, which has its config and weights; "
+            f"give --package {source} instead of --config and --checkpoint"
+        )
     return open_weights(source, args.step, args.weights, verify=args.verify)
 
 

@@ -42,6 +42,11 @@ def read_edges(path: str) -> EdgeFile:
         OSError: the file cannot be read.
         ValueError: it is not an edge file, or its nodes are not a grid.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"model.edge_path: {path} does not exist; CREDIT's graph_edges programs "
+            "write it for a grid"
+        )
     return _read(path, Path(path).stat().st_mtime_ns)
 
 

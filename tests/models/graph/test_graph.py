@@ -358,3 +358,8 @@ def test_what_cannot_run_is_refused(edge_path: str, name: str) -> None:
     change, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         build(_block(edge_path, **change))
+
+
+def test_a_missing_edge_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model.edge_path: .* does not exist;"):
+        read_edges(str(tmp_path / "edges.nc"))
