@@ -44,3 +44,11 @@ def test_subcommands(page):
     names = named(page, r"^    (?:\S*bin/)?credit-jax +(\w+)")
     missing = [name for name in names if name not in COMMANDS]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_text_fit_a_screen(page):
+    """120 characters; tables and code have lines of their own."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "    "))]
+    assert [line for line in lines if len(line) > 120] == []
