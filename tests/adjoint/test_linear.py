@@ -1,12 +1,10 @@
 """Forecasts as functions of their state, tangent-linear models and adjoints."""
 
-import shutil
 from functools import cache
 
 import jax
 import numpy as np
 import pytest
-import xarray as xr
 
 from credit_jax.adjoint import (
     adjoint,
@@ -27,27 +25,6 @@ MESHES = {
     "domain4": ("data=none,domain=4", 4),
     "2x2": ("data=none,tensor=2,domain=2", 4),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(run, tmp_path_factory):
-    """The folder of a run, with its config."""
-    out = tmp_path_factory.mktemp("labeled") / "run"
-    shutil.copytree(run.parent / "run", out)
-    shutil.copyfile(run, out / "model.yml")
-    return out
-
-
-@pytest.fixture(scope="module")
-def forecaster(folder):
-    return open_forecaster(folder)
-
-
-@pytest.fixture(scope="module")
-def initial(world):
-    """The state of the start date, as it is in the file."""
-    with xr.open_dataset(world / "w_2000.nc") as fields:
-        return fields.sel(time=[START]).load()
 
 
 def drawn(fields, seed=0):

@@ -1,29 +1,19 @@
 """Singular vectors beside those of the whole matrix."""
 
-import shutil
-
 import numpy as np
 import pytest
-import xarray as xr
 
 from credit_jax.adjoint import area_weights, forecast_map, linearized, singular_vectors
-from credit_jax.packages.labeled import open_forecaster
 from tests.support import assert_close
 
 COUNT, SP = 3, "ERA5/prognostic/2d/SP"
 
 
 @pytest.fixture(scope="module")
-def forecast(run, world, tmp_path_factory):
-    """Two steps, normalized."""
-    folder = tmp_path_factory.mktemp("opened") / "run"
-    shutil.copytree(run.parent / "run", folder)
-    shutil.copyfile(run, folder / "model.yml")
-    with xr.open_dataset(world / "w_2000.nc") as fields:
-        initial = fields.sel(time=[np.datetime64("2000-01-01")]).load()
-    forecaster = open_forecaster(folder)
-    made = forecast_map(forecaster, initial, [1, 2], units="normalized")
-    return made, area_weights(made.state, forecaster.states.latitude)
+def forecast(forecaster, initial):
+    """Two steps, normalized, and the weights of a mean over the area."""
+    normalized = forecast_map(forecaster, initial, [1, 2], units="normalized")
+    return normalized, area_weights(normalized.state, forecaster.states.latitude)
 
 
 def test_those_of_the_matrix(forecast):

@@ -1,7 +1,5 @@
 """The command `sensitivity`: gradients of a number of a forecast."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
@@ -10,12 +8,27 @@ import xarray as xr
 from credit_jax.adjoint import forecast_map
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.sensitivity import main
-from credit_jax.packages.labeled import open_forecaster
 from tests.data.world import GRID
-from tests.packages.conftest import compiled_once, run, tiny_model, world
+from tests.packages.conftest import (
+    compiled_once,
+    folder,
+    forecaster,
+    initial,
+    run,
+    tiny_model,
+    world,
+)
 from tests.support import assert_close
 
-__all__ = ["compiled_once", "run", "tiny_model", "world"]
+__all__ = [
+    "compiled_once",
+    "folder",
+    "forecaster",
+    "initial",
+    "run",
+    "tiny_model",
+    "world",
+]
 T = "ERA5/prognostic/3d/T"
 OF = "mean T1 in 20..80N 30W..80E"
 MESHES = [(), ("--parallelism", "data=none,domain=2", "--devices", "2")]
@@ -29,14 +42,8 @@ def call(run, out, *options, of=OF):
 
 
 @pytest.fixture(scope="module")
-def expected(run, world, tmp_path_factory):
+def expected(forecaster, initial):
     """Value and gradient of two steps, of T at level 1 over 2 x 3 points."""
-    folder = tmp_path_factory.mktemp("opened") / "run"
-    shutil.copytree(run.parent / "run", folder)
-    shutil.copyfile(run, folder / "model.yml")
-    with xr.open_dataset(world / "w_2000.nc") as fields:
-        initial = fields.sel(time=[np.datetime64("2000-01-01")]).load()
-    forecaster = open_forecaster(folder)
     forecast = forecast_map(forecaster, initial, 2)
     levels = list(forecaster.states.reader.data.schema.input[0].levels)
     rows = np.cos(np.deg2rad(GRID["latitude"])) * (GRID["latitude"] > 20)

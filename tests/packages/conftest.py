@@ -3,11 +3,14 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xarray as xr
 import yaml
 
 from credit_jax.cli import package
 from credit_jax.cli.commands import OK
+from credit_jax.packages.labeled import open_forecaster
 from tests.forecast.tiny_run import make_run
 from tests.training.conftest import compiled_once, world
 from tests.training.tiny import Tiny, TinyConfig
@@ -42,6 +45,28 @@ def tiny_model():
 def run(world, tmp_path_factory, tiny_model):
     """The YAML of a run, whose checkpoints are in the sibling folder `run`."""
     return Path(make_run(world, tmp_path_factory.mktemp("trained") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def folder(run, tmp_path_factory):
+    """The folder of the run, with its config; tests may change it."""
+    out = tmp_path_factory.mktemp("opened") / "run"
+    shutil.copytree(run.parent / "run", out)
+    shutil.copyfile(run, out / "model.yml")
+    return out
+
+
+@pytest.fixture(scope="module")
+def forecaster(folder):
+    """The run, opened."""
+    return open_forecaster(folder)
+
+
+@pytest.fixture(scope="module")
+def initial(world):
+    """The state of 2000-01-01, as it is in the file."""
+    with xr.open_dataset(world / "w_2000.nc") as fields:
+        return fields.sel(time=[np.datetime64("2000-01-01", "ns")]).load()
 
 
 @pytest.fixture(scope="package")

@@ -22,27 +22,6 @@ START = np.datetime64("2000-01-01", "ns")
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def folder(run, tmp_path_factory):
-    """The folder of a run, with its config."""
-    out = tmp_path_factory.mktemp("labeled") / "run"
-    shutil.copytree(run.parent / "run", out)
-    shutil.copyfile(run, out / "model.yml")
-    return out
-
-
-@pytest.fixture(scope="module")
-def forecaster(folder):
-    return open_forecaster(folder)
-
-
-@pytest.fixture(scope="module")
-def initial(world):
-    """The state of the start date, as it is in the file."""
-    with xr.open_dataset(world / "w_2000.nc") as fields:
-        return fields.sel(time=[START]).load()
-
-
 def of_command(config, out, *overrides, start=START, members=2):
     """The steps of each member of a forecast by the command."""
     options = ["--config", str(config), "--checkpoint", str(config.parent / "run")]
