@@ -15,6 +15,7 @@ from credit_jax.adjoint.linear import (
     linearized,
     tangent_linear,
 )
+from credit_jax.adjoint.optimization import TrajectoryLoss, optimize_state
 from credit_jax.adjoint.singular_vectors import (
     SingularVectors,
     area_weights,
@@ -25,11 +26,13 @@ __all__ = [
     "ForecastMap",
     "Linearized",
     "SingularVectors",
+    "TrajectoryLoss",
     "adjoint",
     "area_weights",
     "forecast_map",
     "inner_product",
     "linearized",
+    "optimize_state",
     "singular_vectors",
     "tangent_linear",
 ]

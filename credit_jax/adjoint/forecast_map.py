@@ -26,10 +26,12 @@ from credit_jax.packages.labeled import DatasetForecaster
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
 from credit_jax.plan.forecast import forecast_rollout
-from credit_jax.transforms import FieldTree, newest
+from credit_jax.transforms import FieldTree, Rollout, newest
 from credit_jax.transforms.rollout import CARRIED, PROGNOSTIC, field_type_of
 
 Units: TypeAlias = Literal["physical", "normalized"]
+# Entry of the inputs of a step with its target, for losses.
+TARGET = "y"
 # Key -> field of every prognostic variable.
 State: TypeAlias = Mapping[str, Float[Any, "batch _ time lat lon"]]
 # Key -> field of every predicted variable.
@@ -77,7 +79,7 @@ class ForecastMap:
             ValueError: a variable is missing, unknown, or has another shape.
         """
         self.check(state)
-        return self.run("function", state)
+        return self.run("function", dict(state))
 
     def check(self, state: State, what: str = "state") -> None:
         """Checks the names and shapes of a state, or of a perturbation of one.
@@ -87,9 +89,9 @@ class ForecastMap:
         """
         check_shapes(state, self.state, what)
 
-    def run(self, name: str, *arrays: Mapping[str, Any]) -> Any:
+    def run(self, name: str, *arrays: Any) -> Any:
         """Runs `function`, `tangents` or `gradient`, jitted, also inside of a `jit`."""
-        arguments = self.weights, self.constants, *map(dict, arrays)
+        arguments = self.weights, self.constants, *arrays
         if is_outermost(arguments):
             return self._programs[name](*arguments)
         return getattr(self, name)(*arguments)
@@ -104,24 +106,30 @@ class ForecastMap:
         mesh = self.step.model.mesh
         return {name: compile_program(f, mesh) for name, f in functions.items()}
 
-    def function(
-        self, weights: Any, constants: Mapping[str, Any], state: State
-    ) -> Fields:
+    def function(self, weights: Any, constants: Mapping[str, Any], state: State) -> Any:
         """The forecast as a function of all its arrays, not jitted."""
+        spec = PartitionSpec(None, *batch_spec(self.step.model.axes))
+        fields = self.mapped(weights, constants, state, spec)
+        num_rows = self.step.model.model_def.image_height
+        return {k: x[:, :, :, 0, :num_rows] for k, x in fields.items()}
+
+    def mapped(
+        self,
+        weights: Any,
+        constants: Mapping[str, Any],
+        state: State,
+        out_specs: PartitionSpec,
+    ) -> Any:
+        """What `measured` returns of the steps `leads`, stacked; global arrays."""
         model = self.step.model
-        num_rows, field = model.model_def.image_height, batch_spec(model.axes)
         padded = {
             key: pad_rows(jnp.asarray(x), model.axes.num_domain, ROW_DIM)
             for key, x in state.items()
         }
         specs = {name: self._spec(name) for name in constants}
-        run = model.shard_map(
-            self._local,
-            batch_specs=(specs, field),
-            out_specs=PartitionSpec(None, *field),
-        )
-        fields = run(*weights, (constants, padded))
-        return {k: x[:, :, :, 0, :num_rows] for k, x in fields.items()}
+        batch_specs = specs, batch_spec(model.axes)
+        run = model.shard_map(self._local, batch_specs=batch_specs, out_specs=out_specs)
+        return run(*weights, (constants, padded))
 
     def tangents(
         self, weights: Any, constants: Any, state: State, perturbation: State
@@ -135,15 +143,15 @@ class ForecastMap:
         return jax.jvp(forecast, (state,), (tangent,))
 
     def gradient(
-        self, weights: Any, constants: Any, state: State, cotangents: Fields
-    ) -> tuple[Fields, dict[str, Any]]:
-        """The fields, and the gradient of <cotangents, fields>; not jitted."""
+        self, weights: Any, constants: Any, state: State, cotangents: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The value of `function`, and the gradient of <cotangents, value>."""
 
-        def forecast(state: State) -> Fields:
+        def forecast(state: State) -> Any:
             return self.function(weights, constants, state)
 
-        fields, pullback = jax.vjp(forecast, state)
-        return fields, pullback(jax.tree.map(_with_dtype, cotangents, fields))[0]
+        value, pullback = jax.vjp(forecast, state)
+        return value, pullback(jax.tree.map(_with_dtype, cotangents, value))[0]
 
     def _spec(self, name: str) -> Any:
         """PartitionSpec of a constant, or of a tree of constants."""
@@ -168,26 +176,33 @@ class ForecastMap:
             number, forcing = inputs
             drawn = None if noise is None else noise.fold_in(number)
             arguments = carried, fixed, forcing, drawn
-            carried, fields = self.step.local(params, model_state, arguments)
-            if self.normalization is not None:
-                fields = self.normalization.normalize(fields, self._context)
-            return carried, fields
+            carried, tree = self.step.advance(
+                params, model_state, arguments, forcing.get(TARGET)
+            )
+            return carried, self.measured(tree)
 
         num_steps = self.leads[-1]
         inputs = jnp.arange(1, num_steps + 1), later
         if num_steps == 1:
-            _, fields = turn(carried, jax.tree.map(lambda leaf: leaf[0], inputs))
-            return jax.tree.map(lambda leaf: leaf[None], fields)
-        _, fields = lax.scan(turn, carried, inputs)
+            _, results = turn(carried, jax.tree.map(lambda leaf: leaf[0], inputs))
+            return jax.tree.map(lambda leaf: leaf[None], results)
+        _, results = lax.scan(turn, carried, inputs)
         places = np.array(self.leads) - 1
-        return jax.tree.map(lambda leaf: leaf[places], fields)
+        return jax.tree.map(lambda leaf: leaf[places], results)
+
+    def measured(self, tree: FieldTree) -> Any:
+        """What is returned of a step, from the tree after its transforms."""
+        fields = self.step.chosen(tree)
+        if self.normalization is None:
+            return fields
+        return self.normalization.normalize(fields, self.context)
 
     def _first(
         self, state: State, others: FieldTree, constants: FieldTree
     ) -> dict[str, Any]:
         """The carried entries of the first step, made of the state."""
         if self.normalization is not None:
-            state = self.normalization.denormalize(state, self._context)
+            state = self.normalization.denormalize(state, self.context)
         prognostic, advance = by_source(state), self.step.rollout.advance
         assert advance is not None, "the rollout has several steps"
         fields = {
@@ -200,15 +215,16 @@ class ForecastMap:
             "channel_map": dict(advance.target_channels),
         }
         pipeline = advance.pipeline
-        renamed = pipeline.named_as_before(tree, self._context)
-        first = {"x": pipeline.before_step(renamed, self._context)["x"]}
+        renamed = pipeline.named_as_before(tree, self.context)
+        first = {"x": pipeline.before_step(renamed, self.context)["x"]}
         if pipeline.needs("x_physical"):
             first["x_physical"] = newest(pipeline.state(fields))
         names = (*CARRIED, *self.step.model.model_def.inputs)
         return {k: v for k, v in constants.items() if k in names} | first
 
     @cached_property
-    def _context(self) -> FieldContext:
+    def context(self) -> FieldContext:
+        """Reductions over the mesh of the model."""
         return FieldContext(self.step.model.reducer)
 
 
@@ -253,6 +269,7 @@ def map_of_reader(
     noise: Noise | None,
     steps: int | Sequence[int],
     units: Units = "physical",
+    rollout: Rollout | None = None,
 ) -> ForecastMap:
     """`forecast_map` of the data of a reader.
 
@@ -264,6 +281,8 @@ def map_of_reader(
         tasks: (batch,) their tasks.
         noise: noise of models that draw noise.
         steps, units: see `forecast_map`.
+        rollout: transforms of several steps, without stopped gradients; None takes
+            those of the reader.
 
     Raises:
         ValueError: see `forecast_map`.
@@ -275,9 +294,11 @@ def map_of_reader(
         raise ValueError(
             f"units: got {units!r}, expected one of {', '.join(get_args(Units))}"
         )
-    # As CREDIT does, reconstruct stops gradients otherwise.
-    pipeline = reader.pipeline.with_gradients()
-    step = ForecastStep(model, forecast_rollout(pipeline, reader.schema, 2))
+    if rollout is None:
+        # As CREDIT does, reconstruct stops gradients otherwise.
+        pipeline = reader.pipeline.with_gradients()
+        rollout = forecast_rollout(pipeline, reader.schema, 2)
+    step = ForecastStep(model, rollout)
     fields: dict[str, dict[str, np.ndarray]] = {}
 
     def look(aligned: FieldTree, tasks: Sequence[Task]) -> FieldTree:

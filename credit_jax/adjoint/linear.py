@@ -102,7 +102,7 @@ class Linearized:
     def with_tangents(self, perturbation: State) -> tuple[Fields, Fields]:
         """The fields, and M x."""
         self.forecast.check(perturbation, "perturbation")
-        return self.forecast.run("tangents", self.state, perturbation)
+        return self.forecast.run("tangents", dict(self.state), dict(perturbation))
 
     def with_gradient(
         self, cotangents: Mapping[str, Any]
@@ -116,7 +116,7 @@ class Linearized:
         }
         whole = {**missing, **cotangents}
         check_shapes(whole, shapes, "cotangents")
-        return self.forecast.run("gradient", self.state, whole)
+        return self.forecast.run("gradient", dict(self.state), whole)
 
     @cached_property
     def _shapes(self) -> dict[str, Any]:

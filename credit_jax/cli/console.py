@@ -47,6 +47,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "sensitivity": Entry(
             "credit_jax.cli.sensitivity", "what a number of a forecast depends on"
         ),
+        "optimize-ic": Entry(
+            "credit_jax.cli.optimize_ic", "fit an initial state to later ones"
+        ),
         "score": Entry("credit_jax.cli.score", "scores of forecasts, to files"),
         "certify": Entry(
             "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"

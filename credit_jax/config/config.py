@@ -17,6 +17,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.optimize_ic import OptimizeConfig
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig
@@ -39,6 +40,8 @@ class Config(StrictModel):
         trainer: see `TrainerConfig`.
         demo: a data set to make before the first training (`DemoConfig`); CREDIT has no
             such section and ignores it.
+        optimize_ic: how `credit-jax optimize-ic` fits an initial state
+            (`OptimizeConfig`); training ignores it.
         custom_objects: losses, metrics, blocks, sources and models of the user's own,
             see `credit_jax.config.custom_objects`.
         inference_section: the `inference` section before validation, for forecasts;
@@ -62,6 +65,7 @@ class Config(StrictModel):
     metrics: MetricsConfig | None = None
     trainer: TrainerConfig
     demo: DemoConfig | None = None
+    optimize_ic: OptimizeConfig | None = None
     custom_objects: dict[str, CustomObject] = Field(default_factory=dict)
     inference_section: dict[str, Any] | None = Field(None, alias="inference")
 

@@ -208,23 +208,42 @@ class ForecastStep:
             arguments: state, constants, forcing and noise, see `__call__`.
             order: is filled with the keys of the fields, unless it is None.
         """
+        following, tree = self.advance(params, model_state, arguments)
+        fields = self.chosen(tree)
+        if order is not None:
+            order[:] = fields
+        return following, fields
+
+    def advance(
+        self,
+        params: Weights,
+        model_state: ModelState,
+        arguments: Any,
+        target: Float[Array, "batch channel 1 rows lon"] | None = None,
+    ) -> tuple[dict[str, Any], FieldTree]:
+        """The next state, and the tree after the transforms of a step; local rows.
+
+        Args:
+            params, model_state, arguments: see `local`.
+            target: becomes "y" of the tree.
+        """
         state, constants, forcing, noise = arguments
         model, rollout = self.model, self.rollout
         context = FieldContext(model.reducer)
         inputs = rollout.inputs(model.model_def.input_shapes, state, state)
         prediction = model.local_forward(params, model_state, inputs, noise)
-        tree = rollout.after(constants, state, None, prediction, context)
+        tree = rollout.after(constants, state, target, prediction, context)
         fields_at_end = forcing.get(FORCING, {})
         following = rollout.next(constants, state, tree, fields_at_end, context)
         further = {k: forcing.get(k, state[k]) for k in inputs if k != "x"}
-        following = {**following, **further}
-        fields = self._chosen(tree)
-        if order is not None:
-            order[:] = fields
-        return following, fields
+        return {**following, **further}, tree
 
-    def _chosen(self, tree: FieldTree) -> Outputs:
-        """The fields to return, at the time of the prediction."""
+    def chosen(self, tree: FieldTree) -> Outputs:
+        """The fields to return, at the time of the prediction.
+
+        Raises:
+            ValueError: the transforms make no named fields.
+        """
         if "y_processed" not in tree:
             raise ValueError(
                 "forecasts are written in physical units: postblocks.per_step needs a "

@@ -140,6 +140,7 @@ def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None
         names = [name for name in inside if name != "data"]
         refuse_for_gen2(editor, OURS, names)
     if to == GEN2:
+        editor.drop("optimize_ic", "gen2 has no trainer that fits initial states")
         gen2_blocks(editor)
     if to == GEN1 and not editor.problems:
         gen2_to_gen1(editor)

@@ -16,12 +16,11 @@ from credit_torch_bridge.config.post_conf import (
     refuse_for_gen2,
 )
 
-DIFFUSION_TRAINER = "era5-diffusion"
+DIFFUSION_TRAINER, STATE_TRAINER = "era5-diffusion", "ic-opt"
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
 # What to do instead of CREDIT's other ways of training.
 INSTEAD = {
-    "ic-opt": "it optimizes initial states: docs/library.md takes the gradient of a "
-    "forecast's error by them",
+    "ic-opt": "it fits initial states: credit-jax optimize-ic does, with --to jax",
     "era5-ensemble": "gen2 trains ensembles: type era5, with trainer.ensemble_size",
     "conus404": "configs/downscaling_conus404.yaml and unet_downscaling_conus404.yaml "
     "train its models on gen2 sources",
@@ -41,6 +40,15 @@ DATA_OF_MODE = {
     "fsdp+domain_parallel": "fsdp2",
 }
 
+# Key of `optimize_ic` -> key of gen1's trainer ic-opt.
+TRAINER_KEYS = {
+    "starting_window": "starting_window_size",
+    "window": "window_size",
+    "iterations": "batch_iterations",
+    "learning_rate": "learning_rate",
+    "weight_decay": "weight_decay",
+    "max_norm": "grad_max_norm",
+}
 _DEFAULT = "gen1's default"
 _METRICS = "gen2's metrics need both, and what is fed back is in physical units"
 _TARGET = {"in_key": "y", "out_key": "y_target_processed"}
@@ -83,6 +91,7 @@ def gen1_to_gen2(
         training
         and kind not in TRAINERS
         and not (diffusion and kind == DIFFUSION_TRAINER)
+        and not (for_jax and kind == STATE_TRAINER)
     ):
         editor.problem(
             "trainer.type",
@@ -101,11 +110,29 @@ def gen1_to_gen2(
     predict_to_inference(editor, for_jax=for_jax)
     if not training:
         return
+    if kind == STATE_TRAINER:
+        _optimize_ic(editor)
     trainer_to_gen2(editor)
     if one_sample:
         for key in ("train_batch_size", "valid_batch_size"):
             editor.compute(f"trainer.{key}", 1, f"{ONE_SAMPLE} gives one sample")
     _loss(editor, weighted)
+
+
+def _optimize_ic(editor: ConfigEditor) -> None:
+    """Moves what gen1's trainer ic-opt reads to `optimize_ic`."""
+    for name, old in TRAINER_KEYS.items():
+        value = editor.get(f"trainer.{old}")
+        if old in TrainerConfig.model_fields:
+            # Training reads it, too.
+            editor.put(f"optimize_ic.{name}", 0 if value is None else value)
+        elif value is not None:
+            editor.move(f"trainer.{old}", f"optimize_ic.{name}", value)
+    editor.note(
+        "trainer.batches_per_epoch",
+        "credit-jax optimize-ic fits the state of one --init-time; gen1 those of the "
+        "first samples of the training period",
+    )
 
 
 def _postblocks(editor: ConfigEditor) -> dict[str, Any]:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from credit_jax.config.optimize_ic import OptimizeConfig
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.from_gen1 import note_ensemble
+from credit_torch_bridge.config.from_gen1 import (
+    STATE_TRAINER,
+    TRAINER_KEYS,
+    note_ensemble,
+)
 from credit_torch_bridge.config.post_conf import active_physics, post_conf_to_gen1
 from credit_torch_bridge.config.to_gen1_data import data_to_gen1
 from credit_torch_bridge.config.to_gen1_predict import inference_to_predict
@@ -130,8 +135,22 @@ def _flat_padding(conf: Any) -> dict[str, int] | None:
     return {key: pad[0] for key, pad in pads.items()}  # pyright: ignore
 
 
+def _optimize_ic(editor: ConfigEditor) -> None:
+    """Moves `optimize_ic` to the keys of gen1's trainer `ic-opt`."""
+    editor.compute("trainer.type", STATE_TRAINER, "gen1's trainer of initial states")
+    fields = OptimizeConfig.model_fields.items()
+    for name, field in fields:
+        value = editor.get(f"optimize_ic.{name}", field.default)
+        old = TRAINER_KEYS[name]
+        editor.move(f"optimize_ic.{name}", f"trainer.{old}", value)
+    editor.pop("optimize_ic")
+
+
 def _trainer(editor: ConfigEditor) -> None:
-    editor.compute("trainer.type", "era5-gen1", "gen1's name")
+    if editor.has("optimize_ic"):
+        _optimize_ic(editor)
+    else:
+        editor.compute("trainer.type", "era5-gen1", "gen1's name")
     data = editor.get("trainer.parallelism.data", "none")
     domain = editor.get("trainer.parallelism.domain", 1)
     mode = (_MODES if domain == 1 else _DOMAIN_MODES)[data]

@@ -59,7 +59,7 @@ def test_every_command_runs_as_a_module_too(name, monkeypatch):
     """`python -m credit_jax.train` runs the module of `credit-jax train`."""
     run_module, started = runpy.run_module, []
     monkeypatch.setattr(runpy, "run_module", lambda *a, **k: started.append((a, k)))
-    run_module(f"credit_jax.{name}", run_name="__main__")
+    run_module(f"credit_jax.{name.replace('-', '_')}", run_name="__main__")
     how = {"run_name": "__main__", "alter_sys": True}
     assert started == [((MODULES[name].module,), how)]
 

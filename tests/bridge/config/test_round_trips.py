@@ -33,11 +33,13 @@ REFUSED = (
     "CREDIT has no postblock era5_normalizer",
     "gen2 gives the normalized output of a step to era5_normalizer again",
     "'era5-diffusion' is another way of training, which gen2's trainer does not have",
+    "'ic-opt' is another way of training, which gen2's trainer does not have",
     "trainer.curriculum: CREDIT trains with one forecast_len a run",
 )
 # Sections whose keys mean nothing to training, and keys of the machine.
 _APART = (
     "demo",
+    "optimize_ic",
     "inference_section",
     "validation_overrides",
     "trainer",

@@ -1,0 +1,233 @@
+"""Fit an initial state to later ones: `python -m credit_jax.optimize_ic --config F`.
+
+CREDIT's trainer `ic-opt`: the state whose forecast is nearest to the data, by the loss
+of the config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from credit_jax.adjoint.forecast_map import map_of_reader
+from credit_jax.adjoint.optimization import Iteration, TrajectoryLoss, optimize_state
+from credit_jax.cli.commands import (
+    DIVERGED,
+    OK,
+    CommandError,
+    print_line,
+    run_module,
+)
+from credit_jax.cli.forecast.model import config_of, planned, weights_of
+from credit_jax.cli.options import (
+    add_config_options,
+    add_mesh_options,
+    add_process_options,
+    add_verify_option,
+    add_weights_option,
+    join_processes,
+)
+from credit_jax.config import Config
+from credit_jax.config.inference import OutputConfig
+from credit_jax.config.optimize_ic import OptimizeConfig
+from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.data.dataset import open_dataset
+from credit_jax.data.sample_reader import SampleReader
+from credit_jax.data.schedule import Task
+from credit_jax.forecast import Forecaster
+from credit_jax.forecast.forecaster import to_host
+from credit_jax.forecast.netcdf import to_dataset
+from credit_jax.forecast.outputs import outputs_of
+from credit_jax.io.atomic import new_file
+from credit_jax.io.netcdf import write_netcdf
+from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
+from credit_jax.parallel.mesh.devices import forward_devices
+from credit_jax.parallel.placement import place_batch
+from credit_jax.plan import plan_run
+from credit_jax.plan.forecast import ForecastPlan
+from credit_jax.training.run_weights import RunWeights
+
+HELP = "Fit the initial state of a forecast to the data at its later times."
+EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01 --out fitted"
+ANALYSIS, INCREMENT, LOG = "analysis.nc", "increment.nc", "log.csv"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.optimize_ic")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `optimize-ic`."""
+    add_config_options(parser)
+    add = parser.add_argument
+    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
+    add("--step", type=int, help="which checkpoint (default: the newest)")
+    add_weights_option(parser)
+    add("--init-time", required=True, metavar="DATE", help="date of the state")
+    add("--out", required=True, metavar="DIR", help=f"folder of {ANALYSIS}, {LOG} ...")
+    add_mesh_options(parser)
+    add_verify_option(parser)
+    add("--cache", metavar="DIR", help=CACHE_HELP)
+    add_process_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fits the state and writes it.
+
+    Raises:
+        CommandError: a loss is not finite.
+        ValueError, OSError: the config, the run or its data are invalid.
+    """
+    compile_sooner()
+    out = Path(args.out)
+    if (out / ANALYSIS).exists():
+        raise ValueError(f"--out: {out} has {ANALYSIS} already; name another folder")
+    config = config_of(args, None)
+    section = config.optimize_ic or OptimizeConfig()
+    num_steps = config.data.forecast_len
+    section.windows(num_steps)
+    use_cache(args.cache)
+    join_processes(args)
+    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
+    checkpoint = weights_of(args, config)
+    options = {"init_time": [args.init_time], "steps": num_steps, "length": None}
+    every = {"output": OutputConfig(), "members": 1}
+    dates = argparse.Namespace(**{**vars(args), **options})
+    plan, model = planned(dates, config, checkpoint, devices, every)
+    if isinstance(checkpoint, RunWeights):
+        checkpoint = replace(checkpoint, channels=plan.schema.names)
+    objective = _objective(config)
+    outputs, start = outputs_of(plan, model), plan.schedule.starts[0]
+    # Data-parallel devices compute the same forecast.
+    tasks = [Task(0, 0)] * model.axes.num_data
+    forecast = map_of_reader(
+        model,
+        Forecaster(model, *checkpoint.restore(model)).weights,
+        plan.reader,
+        [start] * len(tasks),
+        tasks,
+        None,
+        range(1, num_steps + 1),
+        "normalized",
+        objective.rollout,
+    )
+    y = np.repeat(_targets(config, plan, start, num_steps), len(tasks), axis=0)
+    stacked = np.moveaxis(y, 2, 0)[:, :, :, None]
+    targets = place_batch({"y": stacked}, model.mesh)["y"]
+    loss = TrajectoryLoss.of(forecast, objective.loss, targets)
+    rows: list[Iteration] = []
+
+    def progress(iteration: Iteration) -> None:
+        rows.append(iteration)
+        if len(rows) % section.iterations == 0 and jax.process_index() == 0:
+            print_line(
+                f"{iteration.window} steps, {len(rows)} updates: loss "
+                f"{iteration.loss:.6g}"
+            )
+
+    try:
+        fitted = optimize_state(loss, section, num_steps, progress)
+    except FloatingPointError as error:
+        raise CommandError(str(error), DIVERGED) from error
+    assert forecast.normalization is not None, "the units are normalized"
+    host = {key: to_host(x)[:1] for key, x in fitted.items()}
+    states = [
+        {k: x[0] for k, x in forecast.normalization.denormalize(fields).items()}
+        for fields in (host, {k: x[:1] for k, x in forecast.state.items()})
+    ]
+    times = [
+        plan.reader.data.time(start, k) for k in range(1 - model.model_def.frames, 1)
+    ]
+    chosen = tuple(v for v in outputs.variables if v.key in host)
+    outputs = replace(outputs, variables=chosen)
+    if jax.process_index() == 0:
+        changes = {key: states[0][key] - states[1][key] for key in host}
+        out.mkdir(parents=True, exist_ok=True)
+        for name, fields in ((INCREMENT, changes), (ANALYSIS, states[0])):
+            steps = [
+                {key: fields[key][:, place] for key in host}
+                for place in range(len(times))
+            ]
+            dataset = to_dataset(outputs, times, steps)
+            for variable in chosen:
+                dataset[variable.name].attrs |= outputs.attributes_of(variable)
+            with new_file(out / name) as path:
+                write_netcdf(dataset, path, {})
+        with new_file(out / LOG) as path:
+            _write_log(rows, path)
+        print_line(f"written: {out}")
+    return OK
+
+
+def _objective(config: Config) -> Any:
+    """The loss and the rollout of the config, through which gradients go.
+
+    Raises:
+        ConfigError: the training could not start.
+    """
+    # Nothing is validated, and no checkpoint is chosen.
+    changes = {
+        "backprop": "full",
+        "skip_validation": True,
+        "training_metric": "train_loss",
+        "curriculum": (),
+    }
+    trainer = config.trainer.model_copy(update=changes)
+    config = config.model_copy(update={"trainer": trainer})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = plan_run(config, num_devices=1)
+    plan.check()
+    assert plan.objective is not None, "a plan without problems has an objective"
+    return plan.objective
+
+
+def _targets(
+    config: Config, plan: ForecastPlan, start: np.datetime64, num_steps: int
+) -> np.ndarray:
+    """(1, channel, step, lat, lon), the normalized truth after each step."""
+    data, step = config.data, config.data.time_step
+    first: Any = pd.Timestamp(start)
+    dates = {
+        "start_datetime": str(first - (data.history_len - 1) * step),
+        "end_datetime": str(first + num_steps * step),
+        "date_ranges": None,
+        "forecast_len": num_steps,
+    }
+    reader = plan.reader
+    dataset = open_dataset(
+        data.model_copy(update=dates),
+        reader.data.open_files,
+        like=reader.data.coordinates() if reader.pipeline.grid is None else None,
+        same_grid=reader.pipeline.grid is None,
+    )
+    places = np.flatnonzero(dataset.starts == start)
+    if not len(places):
+        raise ValueError(
+            f"--init-time: the data have no {num_steps} steps after {start}; choose "
+            "an earlier date"
+        )
+    return SampleReader(dataset, reader.pipeline).read(places[:1]).y
+
+
+def _write_log(rows: Sequence[Iteration], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["iteration", "window", "learning_rate", "loss"])
+        writer.writeheader()
+        for number, row in enumerate(rows, 1):
+            writer.writerow({"iteration": number, **asdict(row)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
