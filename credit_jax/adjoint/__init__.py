@@ -1,10 +1,8 @@
 """Forecasts as differentiable functions of their initial state, and their adjoints.
 
-from credit_jax import adjoint
-
-forecast = adjoint.forecast_map(forecaster, initial, steps=12)
-fields, tangents = adjoint.tangent_linear(forecast, state, perturbation)
-fields, gradient = adjoint.adjoint(forecast, state, cotangents)
+>>> forecast = adjoint.forecast_map(forecaster, initial, steps=12)
+>>> fields, tangents = adjoint.tangent_linear(forecast, state, perturbation)
+>>> fields, gradient = adjoint.adjoint(forecast, state, cotangents)
 """
 
 from credit_jax.adjoint.forecast_map import ForecastMap, forecast_map

@@ -21,6 +21,7 @@ from credit_jax.data.schedule import Task
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import by_source
 from credit_jax.nn.noise import Noise
 from credit_jax.packages.labeled import DatasetForecaster
 from credit_jax.parallel.compiler import compile_program, is_outermost
@@ -209,16 +210,9 @@ class ForecastMap:
             source: {**others.get(source, {}), **prognostic.get(source, {})}
             for source in {**others, **prognostic}
         }
-        tree = {
-            "input": fields,
-            "input_channel_map": dict(advance.input_channels),
-            "channel_map": dict(advance.target_channels),
-        }
-        pipeline = advance.pipeline
-        renamed = pipeline.named_as_before(tree, self.context)
-        first = {"x": pipeline.before_step(renamed, self.context)["x"]}
-        if pipeline.needs("x_physical"):
-            first["x_physical"] = newest(pipeline.state(fields))
+        first: dict[str, Any] = {"x": advance.input_of(fields, self.context)}
+        if advance.pipeline.needs("x_physical"):
+            first["x_physical"] = newest(advance.pipeline.state(fields))
         names = (*CARRIED, *self.step.model.model_def.inputs)
         return {k: v for k, v in constants.items() if k in names} | first
 
@@ -319,10 +313,10 @@ def map_of_reader(
     }
     del entries["x"]
     entries.pop("x_physical", None)
-    # The last step makes an input that nothing reads.
-    numbers = [min(k, max(leads[-1] - 1, 1)) for k in range(1, leads[-1] + 1)]
-    later = [reader.forcing_at(starts, k) for k in dict.fromkeys(numbers)]
-    later = [later[k - 1] for k in numbers]
+    # The last step makes an input that nothing reads: any forcing will do.
+    numbers = [min(k, leads[-1] - 1) for k in range(1, leads[-1] + 1)]
+    forcing = {k: reader.forcing_at(starts, k) for k in dict.fromkeys(numbers)}
+    later = [forcing[k] for k in numbers]
     constants = {
         **entries,
         "fields": others,
@@ -343,14 +337,6 @@ def map_of_reader(
 
 def _with_dtype(array: Any, like: Any) -> Array:
     return jnp.asarray(array, like.dtype)
-
-
-def by_source(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Source -> key -> field, of key -> field."""
-    tree: dict[str, dict[str, Any]] = {}
-    for key, field in fields.items():
-        tree.setdefault(key.split("/")[0], {})[key] = field
-    return tree
 
 
 def check_shapes(

@@ -16,6 +16,14 @@ FieldTree: TypeAlias = Mapping[str, Any]
 PREDICTION, TARGET = "y_processed", "y_target_processed"
 
 
+def by_source(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Source -> key -> field, of key -> field; keys begin with their source."""
+    tree: dict[str, dict[str, Any]] = {}
+    for key, field in fields.items():
+        tree.setdefault(key.split("/")[0], {})[key] = field
+    return tree
+
+
 def has_named_pair(tree: FieldTree) -> bool:
     """Whether postblocks made named fields of both prediction and target."""
     return PREDICTION in tree and TARGET in tree

@@ -34,6 +34,7 @@ from credit_jax.forecast.members import perturbation
 from credit_jax.forecast.perturbation import NoisePerturbation
 from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
 from credit_jax.named_fields.coordinates import Axes, Coordinates, as_values
+from credit_jax.named_fields.tree import by_source
 from credit_jax.packages.channel_table import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
@@ -268,18 +269,11 @@ class StateBatch:
         for place, label in enumerate(labels):
             arrays = {k: np.asarray(state[k][place]) for k in forecaster.prognostic}
             at = [reader.data.time(label, step) for step in steps]
-            samples.append(replace(reader.data, state=_by_source(arrays), times=at))
+            samples.append(replace(reader.data, state=by_source(arrays), times=at))
         fields = {name: getattr(reader, name) for name in vars(reader)}
         fields |= {"data": samples[0], "schedule": schedule, "samples": samples}
         noise = member_noise(forecaster.config.seed, schedule, forecaster.step.model)
         return cls(labels, tasks, _BatchReader(**fields), noise)
-
-
-def _by_source(fields: SourceFields) -> dict[str, SourceFields]:
-    by_source: dict[str, SourceFields] = {}
-    for key, field in fields.items():
-        by_source.setdefault(key.split("/")[0], {})[key] = field
-    return by_source
 
 
 def load_forecaster(

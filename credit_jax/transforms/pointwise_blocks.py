@@ -11,7 +11,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, change_entry, map_fields
 from credit_jax.transforms.pointwise import Base, root, shifted_exp, shifted_log
-from credit_jax.transforms.selection import DataType, Selection, Variables
+from credit_jax.transforms.selection import DataType, OfVariables, Variables
 
 
 class _Log(StrictModel):
@@ -87,7 +87,7 @@ class SquareArgs(_Root, _After):
 
 
 @dataclass(frozen=True)
-class PointwisePreblock:
+class PointwisePreblock(OfVariables):
     """Applies a formula to selected variables of input and target.
 
     Attributes:
@@ -95,11 +95,6 @@ class PointwisePreblock:
     """
 
     args: LogArgs | SqrtArgs
-
-    @property
-    def selection(self) -> Selection:
-        """See `Selects`."""
-        return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -117,7 +112,7 @@ class PointwisePreblock:
 
 
 @dataclass(frozen=True)
-class PointwisePostblock:
+class PointwisePostblock(OfVariables):
     """Undoes a formula for selected variables of one entry.
 
     Attributes:
@@ -127,11 +122,6 @@ class PointwisePostblock:
 
     name: str
     args: ExpArgs | SquareArgs
-
-    @property
-    def selection(self) -> Selection:
-        """See `Selects`."""
-        return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

@@ -183,17 +183,29 @@ class Advance:
                 key: context.repeat_members(x) for key, x in source_fields.items()
             }
             fields.setdefault(source, {}).update(repeated)
-        maps = {
-            "input_channel_map": dict(self.input_channels),
-            "channel_map": dict(self.target_channels),
-        }
-        renamed = self.pipeline.named_as_before({"input": fields, **maps}, context)
-        new = self.pipeline.before_step(renamed, context)["x"]
+        new = self.input_of(fields, context)
         # Along time, from the oldest: the first one drops out.
         x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
         return {"x": x, "x_physical": self.pipeline.state(fields)}
+
+    def input_of(
+        self, fields: Mapping[str, Mapping[str, Array]], context: FieldContext
+    ) -> Array:
+        """Returns x of fields with the names, grid and levels of the model.
+
+        Args:
+            fields: {source: {key: (batch, level, time, rows, lon)}}, physical units.
+            context: context of the step.
+        """
+        tree = {
+            "input": fields,
+            "input_channel_map": dict(self.input_channels),
+            "channel_map": dict(self.target_channels),
+        }
+        renamed = self.pipeline.named_as_before(tree, context)
+        return self.pipeline.before_step(renamed, context)["x"]
 
 
 def _predicted(tree: FieldTree, source: str, key: str) -> Array:

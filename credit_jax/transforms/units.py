@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from credit_jax.named_fields import ChannelLayout, FieldContext
+from credit_jax.named_fields.tree import by_source
 from credit_jax.transforms.base import FieldTree, Group, Invertible
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pointwise import is_numpy
@@ -104,10 +105,7 @@ def _split(array: Any, channels: ChannelLayout) -> dict[str, dict[str, Any]]:
     """Splits channels to {source: {key: (batch, level, time, lat, lon)}}."""
     if array.ndim == 4:
         array = array[:, :, None]
-    fields: dict[str, dict[str, Any]] = {}
-    for key, place in channels.slices.items():
-        fields.setdefault(key.split("/")[0], {})[key] = array[:, place]
-    return fields
+    return by_source({k: array[:, place] for k, place in channels.slices.items()})
 
 
 def _join(fields: Any, keys: Sequence[str], num_dims: int) -> Any:

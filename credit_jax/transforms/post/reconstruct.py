@@ -7,6 +7,7 @@ import jax
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import by_source
 from credit_jax.transforms.base import FieldTree
 
 
@@ -54,10 +55,8 @@ class Reconstruct:
             flat = flat[:, :, None]
         if self.args.detach and isinstance(flat, jax.Array):
             flat = jax.lax.stop_gradient(flat)
-        fields: dict[str, dict[str, Any]] = {}
-        for key, place in slices.items():
-            fields.setdefault(key.split("/")[0], {})[key] = flat[:, place]
-        return {**tree, self.args.out_key: fields}
+        fields = {key: flat[:, place] for key, place in slices.items()}
+        return {**tree, self.args.out_key: by_source(fields)}
 
     def _take(self, tree: FieldTree) -> tuple[Any, dict[str, slice]]:
         channel_map = "input_channel_map" if self.args.in_key == "x" else "channel_map"

@@ -20,7 +20,7 @@ from credit_jax.transforms.scaling import (
     scale_fields,
     scalers_at,
 )
-from credit_jax.transforms.selection import Selection, Variables
+from credit_jax.transforms.selection import OfVariables, Variables
 
 
 class ScalerArgs(StrictModel):
@@ -43,7 +43,7 @@ class ScalerArgs(StrictModel):
 
 
 @dataclass(frozen=True, eq=False)
-class ScalerTransform:
+class ScalerTransform(OfVariables):
     """Scales fields of one entry by the scalers of their source and key.
 
     Attributes:
@@ -53,11 +53,6 @@ class ScalerTransform:
 
     args: ScalerArgs
     scalers: Mapping[str, Mapping[str, Scaler]]
-
-    @property
-    def selection(self) -> Selection:
-        """See `Selects`."""
-        return Selection(self.args.variables)
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:

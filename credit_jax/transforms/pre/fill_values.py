@@ -14,7 +14,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, map_fields
 from credit_jax.transforms.pointwise import is_numpy
-from credit_jax.transforms.selection import DataType, Selection, Variables
+from credit_jax.transforms.selection import DataType, OfVariables, Variables
 
 _COMPARE: Mapping[str, Callable[[Any, float], Any]] = {
     "==": operator.eq,
@@ -56,7 +56,7 @@ class FillArgs(StrictModel):
 
 
 @dataclass(frozen=True)
-class FillValues:
+class FillValues(OfVariables):
     """Replaces values of selected variables by rules.
 
     Attributes:
@@ -64,11 +64,6 @@ class FillValues:
     """
 
     args: FillArgs
-
-    @property
-    def selection(self) -> Selection:
-        """See `Selects`."""
-        return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

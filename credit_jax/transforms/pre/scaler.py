@@ -21,7 +21,7 @@ from credit_jax.transforms.scaling import (
     scale_fields,
     scalers_at,
 )
-from credit_jax.transforms.selection import DataType, Selection, Variables
+from credit_jax.transforms.selection import DataType, OfVariables, Variables
 
 
 class ScalerArgs(StrictModel):
@@ -48,7 +48,7 @@ class ScalerArgs(StrictModel):
 
 
 @dataclass(frozen=True, eq=False)
-class ScalerTransform:
+class ScalerTransform(OfVariables):
     """Scales fields by the scalers of their entry, source and key.
 
     Attributes:
@@ -60,11 +60,6 @@ class ScalerTransform:
 
     args: ScalerArgs
     scalers: ScalerDict
-
-    @property
-    def selection(self) -> Selection:
-        """See `Selects`."""
-        return Selection(self.args.variables)
 
     @property
     def needs_grid(self) -> bool:
