@@ -19,6 +19,7 @@ from credit_jax.adjoint.normalization import Normalization, normalization
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.schedule import Task
 from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.member_noise import member_noise
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_source
@@ -26,7 +27,7 @@ from credit_jax.nn.noise import Noise
 from credit_jax.packages.labeled import DatasetForecaster
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
-from credit_jax.plan.forecast import forecast_rollout
+from credit_jax.plan.forecast import ForecastPlan, forecast_rollout
 from credit_jax.transforms import FieldTree, Rollout, newest
 from credit_jax.transforms.rollout import CARRIED, PROGNOSTIC, field_type_of
 
@@ -333,6 +334,36 @@ def map_of_reader(
         )
         state = {k: np.asarray(x) for k, x in units_of.normalize(state).items()}
     return ForecastMap(step, weights, placed, state, leads, units_of)
+
+
+def map_of_plan(
+    plan: ForecastPlan,
+    model: ParallelModel,
+    weights: Any,
+    steps: int | Sequence[int],
+    units: Units = "physical",
+    rollout: Rollout | None = None,
+) -> ForecastMap:
+    """`forecast_map` of the first start date of a plan.
+
+    Data-parallel devices compute the same forecast, a sample each.
+
+    Args:
+        plan: the plan, whose reader reads the state and the forcing.
+        model: its model on the mesh.
+        weights: weights of `Forecaster.weights`.
+        steps, units, rollout: see `map_of_reader`.
+
+    Raises:
+        ValueError: see `forecast_map`.
+    """
+    tasks = [Task(0, 0)] * model.axes.num_data
+    starts = [plan.schedule.starts[0]] * len(tasks)
+    noise = member_noise(plan.config.seed, plan.schedule, model)
+    drawn = None if noise is None else noise.of(tasks)
+    return map_of_reader(
+        model, weights, plan.reader, starts, tasks, drawn, steps, units, rollout
+    )
 
 
 def _with_dtype(array: Any, like: Any) -> Array:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from credit_jax.adjoint.forecast_map import map_of_reader
+from credit_jax.adjoint.forecast_map import map_of_plan
 from credit_jax.adjoint.optimization import Iteration, TrajectoryLoss, optimize_state
 from credit_jax.cli.commands import (
     DIVERGED,
@@ -28,7 +28,7 @@ from credit_jax.cli.commands import (
     print_line,
     run_module,
 )
-from credit_jax.cli.forecast.model import config_of, planned, weights_of
+from credit_jax.cli.forecast.model import config_of, planned_forecasts
 from credit_jax.cli.options import (
     add_config_options,
     add_mesh_options,
@@ -43,19 +43,15 @@ from credit_jax.config.optimize_ic import OptimizeConfig
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.dataset import open_dataset
 from credit_jax.data.sample_reader import SampleReader
-from credit_jax.data.schedule import Task
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
-from credit_jax.forecast.outputs import outputs_of
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
-from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_run
 from credit_jax.plan.forecast import ForecastPlan
-from credit_jax.training.run_weights import RunWeights
 
 HELP = "Fit the initial state of a forecast to the data at its later times."
 EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01 --out fitted"
@@ -99,30 +95,21 @@ def run(args: argparse.Namespace) -> int:
     section.windows(num_steps)
     use_cache(args.cache)
     join_processes(args)
-    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
-    checkpoint = weights_of(args, config)
-    options = {"init_time": [args.init_time], "steps": num_steps, "length": None}
-    every = {"output": OutputConfig(), "members": 1}
-    dates = argparse.Namespace(**{**vars(args), **options})
-    plan, model = planned(dates, config, checkpoint, devices, every)
-    if isinstance(checkpoint, RunWeights):
-        checkpoint = replace(checkpoint, channels=plan.schema.names)
-    objective = _objective(config)
-    outputs, start = outputs_of(plan, model), plan.schedule.starts[0]
-    # Data-parallel devices compute the same forecast.
-    tasks = [Task(0, 0)] * model.axes.num_data
-    forecast = map_of_reader(
-        model,
-        Forecaster(model, *checkpoint.restore(model)).weights,
-        plan.reader,
-        [start] * len(tasks),
-        tasks,
+    planned = planned_forecasts(
+        args,
+        config,
         None,
-        range(1, num_steps + 1),
-        "normalized",
-        objective.rollout,
+        init_times=[args.init_time],
+        num_steps=num_steps,
+        changes={"output": OutputConfig(), "members": 1},
     )
-    y = np.repeat(_targets(config, plan, start, num_steps), len(tasks), axis=0)
+    plan, model, outputs = planned.plan, planned.model, planned.outputs
+    objective, start = _objective(config), plan.schedule.starts[0]
+    weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
+    leads = range(1, num_steps + 1)
+    forecast = map_of_plan(plan, model, weights, leads, "normalized", objective.rollout)
+    y = _targets(config, plan, start, num_steps)
+    y = np.repeat(y, model.axes.num_data, axis=0)
     stacked = np.moveaxis(y, 2, 0)[:, :, :, None]
     targets = place_batch({"y": stacked}, model.mesh)["y"]
     loss = TrajectoryLoss.of(forecast, objective.loss, targets)
@@ -176,8 +163,10 @@ def _objective(config: Config) -> Any:
     Raises:
         ConfigError: the training could not start.
     """
-    # Nothing is validated, and no checkpoint is chosen.
+    # Nothing is validated, and no checkpoint is chosen; the mesh is that of forecasts.
     changes = {
+        "parallelism": parse_parallelism("data=none"),
+        "finetune": None,
         "backprop": "full",
         "skip_validation": True,
         "training_metric": "train_loss",

@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from credit_jax.adjoint.forecast_map import State, map_of_reader
+from credit_jax.adjoint.forecast_map import State, map_of_plan
 from credit_jax.adjoint.sensitivity import Sensitivity, sensitivity
 from credit_jax.adjoint.singular_vectors import (
     area_weights,
@@ -25,7 +24,7 @@ from credit_jax.adjoint.singular_vectors import (
 )
 from credit_jax.adjoint.target import parse_target
 from credit_jax.cli.commands import OK, print_line, run_module
-from credit_jax.cli.forecast.model import config_of, package_of, planned, weights_of
+from credit_jax.cli.forecast.model import config_of, package_of, planned_forecasts
 from credit_jax.cli.forecast.options import add_model_options
 from credit_jax.cli.options import (
     add_mesh_options,
@@ -35,16 +34,11 @@ from credit_jax.cli.options import (
 )
 from credit_jax.config.base import not_available
 from credit_jax.config.inference import OutputConfig
-from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.data.schedule import Task
 from credit_jax.forecast import Forecaster
-from credit_jax.forecast.member_noise import member_noise
-from credit_jax.forecast.outputs import Outputs, outputs_of
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
-from credit_jax.parallel.mesh.devices import forward_devices
-from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms.base import variable_of
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
 from credit_jax.visualization.labels import field_text
@@ -117,40 +111,29 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args, package)
     use_cache(args.cache)
     join_processes(args)
-    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
-    checkpoint = package or weights_of(args, config)
-    every = {"output": OutputConfig(), "members": 1}
-    dates = argparse.Namespace(
-        **{**vars(args), "init_time": [args.init_time], "steps": None}, length=args.lead
+    planned = planned_forecasts(
+        args,
+        config,
+        package,
+        init_times=[args.init_time],
+        length=args.lead,
+        changes={"output": OutputConfig(), "members": 1},
     )
-    plan, model = planned(dates, config, checkpoint, devices, every)
-    if isinstance(checkpoint, RunWeights):
-        checkpoint = replace(checkpoint, channels=plan.schema.names)
-    outputs = outputs_of(plan, model)
+    plan, model, outputs = planned.plan, planned.model, planned.outputs
     if target is not None:
         target.place(outputs)
         target.weights(outputs)
-    # Data-parallel devices compute the same forecast.
-    tasks = [Task(0, 0)] * model.axes.num_data
-    noise = member_noise(config.seed, plan.schedule, model)
     start = plan.schedule.starts[0]
-    forecast = map_of_reader(
-        model,
-        Forecaster(model, *checkpoint.restore(model)).weights,
-        plan.reader,
-        [start] * len(tasks),
-        tasks,
-        None if noise is None else noise.of(tasks),
-        plan.schedule.num_steps,
-    )
+    weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
+    forecast = map_of_plan(plan, model, weights, plan.schedule.num_steps)
     frames = range(1 - model.model_def.frames, 1)
     times = [plan.reader.data.time(start, frame) for frame in frames]
     if target is None:
         end = plan.schedule.valid_time(0, plan.schedule.num_steps)
         factors = _factors(args.norm, outputs, forecast.state)
-        weights = area_weights(forecast.state, outputs.latitude, factors)
+        norm = area_weights(forecast.state, outputs.latitude, factors)
         vectors = singular_vectors(
-            forecast, forecast.state, args.singular_vectors, weights
+            forecast, forecast.state, args.singular_vectors, norm
         )
         dataset = dataset_of(vectors, outputs, (start, end))
         values = ", ".join(f"{value:.4g}" for value in vectors.values)

@@ -33,6 +33,8 @@ def config(tmp_path_factory):
     raw["data"]["forecast_len"] = STEPS
     raw["loss"] = {"training_loss": "mse", "use_latitude_weights": False}
     raw["optimize_ic"] = SECTION
+    # Of the training; forecasts have their own mesh.
+    raw["trainer"]["parallelism"] = {"data": "none", "tensor": 2, "domain": 2}
     return write_run(folder, raw)
 
 

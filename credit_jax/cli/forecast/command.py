@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -25,9 +24,8 @@ from credit_jax.cli.commands import (
 from credit_jax.cli.forecast.model import (
     config_of,
     package_of,
-    planned,
+    planned_forecasts,
     print_lines,
-    weights_of,
 )
 from credit_jax.cli.forecast.options import (
     add_arguments,
@@ -40,22 +38,17 @@ from credit_jax.cli.forecast.text import footer, header
 from credit_jax.cli.options import join_processes, stop_time
 from credit_jax.cli.score import report
 from credit_jax.config import Config
-from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.campaign import Campaign
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.online_scores import OnlineScores
-from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.summary import Summary
 from credit_jax.io.write_errors import WriteError
-from credit_jax.packages.channel_table import channel_groups
 from credit_jax.parallel.compiler import compile_sooner, use_cache
-from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
-from credit_jax.training.run_weights import RunWeights
 from credit_jax.training.signals import StopRequests
 
 # Options of the command, see `credit_jax.cli.commands.Command`.
@@ -88,19 +81,17 @@ def run(args: argparse.Namespace) -> int:
     use_cache(args.cache)
     join_processes(args)
     folder = _folder(args, config)
-    # Before a checkpoint is opened, which initializes JAX and fixes the devices.
-    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
-    checkpoint = package or weights_of(args, config)
-    plan, model = planned(args, config, checkpoint, devices, overrides(args))
-    if isinstance(checkpoint, RunWeights):
-        checkpoint = replace(checkpoint, channels=plan.schema.names)
-        notes = checkpoint.changed_files(plan.digests)
-        print_lines([f"note: {note}" for note in notes], "yellow")
-    outputs = outputs_of(plan, model)
-    if package is not None:
-        groups = channel_groups(plan.schema, plan.reader.data.further)
-        package.check_data(groups, outputs.latitude, outputs.longitude)
-        outputs = package.described(outputs)
+    planned = planned_forecasts(
+        args,
+        config,
+        package,
+        init_times=args.init_time,
+        num_steps=args.steps,
+        length=args.length,
+        changes=overrides(args),
+    )
+    checkpoint, plan, model = planned.checkpoint, planned.plan, planned.model
+    outputs = planned.outputs
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
     scores = scores_of(args, plan, model, outputs, size, folder, checkpoint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -12,8 +14,11 @@ from credit_jax.cli.commands import print_line
 from credit_jax.cli.options import warnings_as_notes
 from credit_jax.config import Config, load_config
 from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.packages.channel_table import channel_groups
 from credit_jax.packages.package import Package, is_package, open_package
+from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 from credit_jax.training.restore import no_coordinates
@@ -69,33 +74,60 @@ def weights_of(args: argparse.Namespace, config: Config) -> RunWeights:
     return open_weights(source, args.step, args.weights, verify=args.verify)
 
 
-def planned(
+@dataclass(frozen=True, eq=False)
+class PlannedForecasts:
+    """A trained model on its mesh, and the forecasts that it is to make.
+
+    Attributes:
+        checkpoint: the run or the package.
+        plan: the plan of the forecasts.
+        model: the model of the plan, on its mesh.
+        outputs: variables of the forecasts.
+    """
+
+    checkpoint: Package | RunWeights
+    plan: ForecastPlan
+    model: ParallelModel
+    outputs: Outputs
+
+
+def planned_forecasts(
     args: argparse.Namespace,
     config: Config,
-    checkpoint: Package | RunWeights,
-    devices: Sequence[Any],
-    changes: Mapping[str, Any],
-) -> tuple[ForecastPlan, ParallelModel]:
-    """Plans the forecasts, builds the model on its mesh, and prints the notes.
+    package: Package | None,
+    *,
+    init_times: Sequence[str],
+    num_steps: int | None = None,
+    length: str | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> PlannedForecasts:
+    """Opens the weights, plans the forecasts, and builds the model on its mesh.
+
+    Notes are printed, also on files that have changed since the training.
 
     Args:
         args: the options.
         config: config of the run or the package.
-        checkpoint: the run or the package.
-        devices: devices of the mesh.
+        package: the package; None for a run.
+        init_times, num_steps, length: see `plan_forecast`.
         changes: keys of the inference section that the command line replaces.
 
     Raises:
         ConfigError: the forecasts cannot be made.
+        ValueError, OSError: there are no weights, or the data are not those of the
+            package.
     """
+    # Before a checkpoint is opened, which initializes JAX and fixes the devices.
+    devices = forward_devices(parse_parallelism(args.parallelism), args.devices)
+    checkpoint = package or weights_of(args, config)
     like = checkpoint.coordinates
     plan = plan_forecast(
         config,
         parse_parallelism(args.parallelism),
         num_devices=len(devices),
-        init_times=args.init_time,
-        num_steps=args.steps,
-        length=args.length,
+        init_times=init_times,
+        num_steps=num_steps,
+        length=length,
         overrides=changes,
         like=like,
     )
@@ -103,7 +135,17 @@ def planned(
         print_lines([f"note: {no_coordinates(checkpoint.path)}"], "yellow")
     print_lines([f"note: {note}" for note in plan.notes], "yellow")
     policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
-    return plan, plan.model.build(devices, mp_policy=policy)
+    model = plan.model.build(devices, mp_policy=policy)
+    if isinstance(checkpoint, RunWeights):
+        checkpoint = replace(checkpoint, channels=plan.schema.names)
+        notes = checkpoint.changed_files(plan.digests)
+        print_lines([f"note: {note}" for note in notes], "yellow")
+    outputs = outputs_of(plan, model)
+    if package is not None:
+        groups = channel_groups(plan.schema, plan.reader.data.further)
+        package.check_data(groups, outputs.latitude, outputs.longitude)
+        outputs = package.described(outputs)
+    return PlannedForecasts(checkpoint, plan, model, outputs)
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:
