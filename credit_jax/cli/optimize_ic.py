@@ -41,7 +41,6 @@ from credit_jax.config import Config
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.optimize_ic import OptimizeConfig
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.data.dataset import open_dataset
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.forecaster import to_host
@@ -50,7 +49,7 @@ from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.placement import place_batch
-from credit_jax.plan import plan_run
+from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.forecast import ForecastPlan
 
 HELP = "Fit the initial state of a forecast to the data at its later times."
@@ -104,11 +103,13 @@ def run(args: argparse.Namespace) -> int:
         changes={"output": OutputConfig(), "members": 1},
     )
     plan, model, outputs = planned.plan, planned.model, planned.outputs
-    objective, start = _objective(config), plan.schedule.starts[0]
+    training, start = _training(config, plan, num_steps), plan.schedule.starts[0]
+    loader, objective = training.loaders["train"], training.objective
+    assert objective is not None, "a plan without problems has an objective"
     weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
     leads = range(1, num_steps + 1)
     forecast = map_of_plan(plan, model, weights, leads, "normalized", objective.rollout)
-    y = _targets(config, plan, start, num_steps)
+    y = SampleReader(loader.dataset, loader.pipeline).read([0]).y
     y = np.repeat(y, model.axes.num_data, axis=0)
     stacked = np.moveaxis(y, 2, 0)[:, :, :, None]
     targets = place_batch({"y": stacked}, model.mesh)["y"]
@@ -157,57 +158,47 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _objective(config: Config) -> Any:
-    """The loss and the rollout of the config, through which gradients go.
+def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:
+    """The training on the steps after the first start date alone.
+
+    Gradients go through all steps of its rollout.
 
     Raises:
-        ConfigError: the training could not start.
+        ConfigError: the data lack some of these steps, or the loss has problems.
     """
+    data, step = config.data, config.data.time_step
+    start: Any = pd.Timestamp(plan.schedule.starts[0])
+    dates = {
+        "start_datetime": str(start - (data.history_len - 1) * step),
+        "end_datetime": str(start + num_steps * step),
+        "date_ranges": None,
+    }
     # Nothing is validated, and no checkpoint is chosen; the mesh is that of forecasts.
     changes = {
         "parallelism": parse_parallelism("data=none"),
+        "train_batch_size": 1,
+        "grad_accum_every": 1,
+        "batches_per_epoch": 0,
         "finetune": None,
         "backprop": "full",
         "skip_validation": True,
         "training_metric": "train_loss",
         "curriculum": (),
     }
-    trainer = config.trainer.model_copy(update=changes)
-    config = config.model_copy(update={"trainer": trainer})
+    sections = {
+        "data": data.model_copy(update=dates),
+        "trainer": config.trainer.model_copy(update=changes),
+    }
+    same_grid = plan.reader.pipeline.grid is None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = plan_run(config, num_devices=1)
-    plan.check()
-    assert plan.objective is not None, "a plan without problems has an objective"
-    return plan.objective
-
-
-def _targets(
-    config: Config, plan: ForecastPlan, start: np.datetime64, num_steps: int
-) -> np.ndarray:
-    """(1, channel, step, lat, lon), the normalized truth after each step."""
-    data, step = config.data, config.data.time_step
-    first: Any = pd.Timestamp(start)
-    dates = {
-        "start_datetime": str(first - (data.history_len - 1) * step),
-        "end_datetime": str(first + num_steps * step),
-        "date_ranges": None,
-        "forecast_len": num_steps,
-    }
-    reader = plan.reader
-    dataset = open_dataset(
-        data.model_copy(update=dates),
-        reader.data.open_files,
-        like=reader.data.coordinates() if reader.pipeline.grid is None else None,
-        same_grid=reader.pipeline.grid is None,
-    )
-    places = np.flatnonzero(dataset.starts == start)
-    if not len(places):
-        raise ValueError(
-            f"--init-time: the data have no {num_steps} steps after {start}; choose "
-            "an earlier date"
+        training = plan_run(
+            config.model_copy(update=sections),
+            num_devices=1,
+            like=plan.reader.data.coordinates() if same_grid else None,
         )
-    return SampleReader(dataset, reader.pipeline).read(places[:1]).y
+    training.check()
+    return training
 
 
 def _write_log(rows: Sequence[Iteration], path: Path) -> None:

@@ -149,9 +149,9 @@ class ForecastData(InputData):
         Raises:
             ValueError: no file has them.
         """
-        for grid in self.grids():
-            if grid.latitude is not None and grid.longitude is not None:
-                return grid.latitude.astype(float), grid.longitude.astype(float)
+        plain = self.rows_and_columns()
+        if plain is not None:
+            return plain
         for source in self.sources.values():
             curvilinear = _curvilinear(source)
             if curvilinear is not None:

@@ -74,6 +74,13 @@ class OpenedData:
         for source in self.sources.values():
             yield from source.grids()
 
+    def rows_and_columns(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(lat,) and (lon,) degrees of the first grid that has both; None without."""
+        for grid in self.grids():
+            if grid.latitude is not None and grid.longitude is not None:
+                return grid.latitude.astype(float), grid.longitude.astype(float)
+        return None
+
     def coordinates(self) -> Coordinates:
         """The coordinates of the sources, and those of the first grid that has them."""
         axes = {name: source.axes() for name, source in self.sources.items()}

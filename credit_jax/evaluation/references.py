@@ -136,9 +136,9 @@ class DataReference:
         return {name: variable for name, (_, variable) in self._known.items()}
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        for grid in self.opened.grids():
-            if grid.latitude is not None and grid.longitude is not None:
-                return grid.latitude.astype(float), grid.longitude.astype(float)
+        grid = self.opened.rows_and_columns()
+        if grid is not None:
+            return grid
         raise ValueError(f"{self.where}: no file has latitudes and longitudes of rows")
 
     def notes(self, times: np.ndarray) -> list[str]:
