@@ -20,7 +20,7 @@ import yaml
 from credit_jax.cli.check.command import main
 from credit_jax.cli.check.report import check_config
 from credit_jax.cli.commands import OK, USER_ERROR
-from tests.support.memory import memory_problems, peak_gibibytes
+from tests.support.memory import MemoryWatch
 from tests.support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -87,14 +87,14 @@ def check(path: Path, config: Any, *options: str) -> str:
 
 def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     """Yields (seed, name of the config, outcome)."""
-    before = peak_gibibytes()
+    memory = MemoryWatch()
     for seed in seeds:
         chosen = random.Random(seed)
         source = chosen.choice(CONFIGS)
         config = yaml.safe_load(source.read_text())
         options = [o for o in ("--json", "--no-data") if chosen.random() < 0.5]
         yield seed, source.stem, check(path, mutated(config, chosen), *options)
-    yield from memory_problems(seeds.stop, before)
+    yield from memory.problems(seeds.stop)
 
 
 @pytest.mark.parametrize(

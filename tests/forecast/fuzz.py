@@ -35,7 +35,7 @@ from credit_jax.evaluation.scores import read_scores
 from credit_jax.models import registry
 from credit_jax.named_fields.coordinates import Coordinates
 from tests.data.fuzz import HOURS, SCALED, START, TIMES, DataSet, base, data_set, write
-from tests.support.memory import memory_problems, peak_gibibytes
+from tests.support.memory import MemoryWatch
 from tests.training.tiny import Tiny, TinyConfig
 
 SECONDS = 20.0
@@ -333,7 +333,7 @@ def climate_at(
 
 def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     """Yields seed, change and result: "read", "refused", or what is wrong."""
-    before = peak_gibibytes()
+    memory = MemoryWatch()
     trained = prepare(folder / "plain")
     for seed in seeds:
         given = data_set(seed)
@@ -342,7 +342,7 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
         write(place, given, seed, folder / "unchanged")
         yield seed, f"{given.decisive}", result_of(place, given, trained, seed)
         shutil.rmtree(place)
-    yield from memory_problems(seeds.stop, before)
+    yield from memory.problems(seeds.stop)
 
 
 def result_of(folder: Path, given: DataSet, trained: Trained, seed: int) -> str:

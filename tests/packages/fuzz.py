@@ -24,7 +24,7 @@ from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
 from tests.data.world import write_world
 from tests.forecast.tiny_run import make_run
-from tests.support.memory import memory_problems, peak_gibibytes
+from tests.support.memory import MemoryWatch
 from tests.support.mutations import changed_bytes, changed_json
 from tests.training.tiny import Tiny, TinyConfig
 
@@ -95,10 +95,10 @@ def try_seeds(
 ) -> Iterator[tuple[int, str, str]]:
     """Yields (seed, kind, outcome) for each seed; copies are below a folder."""
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
-    before = peak_gibibytes()
+    memory = MemoryWatch()
     for seed in seeds:
         yield seed, "package", try_seed(seed, package, folder)
-    yield from memory_problems(seeds.stop, before)
+    yield from memory.problems(seeds.stop)
 
 
 def run(argv: list[str]) -> int:

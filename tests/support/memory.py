@@ -1,31 +1,44 @@
-"""The peak memory of a process."""
+"""The memory of a process that reads mutated files."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
-# GiB, limit of a process that reads mutated files.
-MOST = 4.0
+# GiB, limit of what reading mutated files adds to a process.
+MOST = 2.0
 
 
-def peak_gibibytes() -> float:
-    """Returns the peak memory of this program as reported by Linux, in GiB.
+class MemoryWatch:
+    """Tells how much memory a process takes from here on, at its highest.
 
-    Unlike `ru_maxrss`, it does not include the peak of the parent process.
+    A process of tests may have the programs of many others in memory, so neither its
+    size nor its former peak says anything: what counts is a new peak, less the size at
+    the start. Unlike `ru_maxrss`, Linux' status does not include the parent's peak.
     """
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    assert found is not None, f"{STATUS} has no VmHWM"
-    return int(found[1]) / 2**20
+
+    def __init__(self) -> None:
+        self._peak = gibibytes("VmHWM")
+        self._size = gibibytes("VmRSS")
+
+    def growth(self) -> float:
+        """Returns the growth to a new peak since the start in GiB, else 0."""
+        peak = gibibytes("VmHWM")
+        return peak - self._size if peak > self._peak else 0.0
+
+    def problems(self, seed: int) -> Iterator[tuple[int, str, str]]:
+        """Yields (seed, kind, problem) if this program has grown by more than `MOST`.
+
+        Args:
+            seed: the last one.
+        """
+        growth = self.growth()
+        if growth > MOST:
+            yield seed, "all", f"{growth:.1f} GiB of memory"
 
 
-def memory_problems(seed: int, before: float = 0.0) -> Iterator[tuple[int, str, str]]:
-    """Yields (seed, kind, problem) if this program has used more than `MOST` GiB.
-
-    Args:
-        seed: the last one.
-        before: the peak before the first one, that of other tests of this process.
-    """
-    peak = peak_gibibytes()
-    if peak > max(MOST, before):
-        yield seed, "all", f"{peak:.1f} GiB of memory"
+def gibibytes(name: str) -> float:
+    """Returns a size of this program as reported by Linux (VmHWM, VmRSS), in GiB."""
+    match = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    assert match is not None, f"{STATUS} has no {name}"
+    return int(match[1]) / 2**20

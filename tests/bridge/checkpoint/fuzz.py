@@ -39,7 +39,7 @@ from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates
 from tests.models.crossformer.cases import NEXTGEN_CASES
 from tests.reference.training import GEN2_CONFIG
-from tests.support.memory import memory_problems, peak_gibibytes
+from tests.support.memory import MemoryWatch
 from tests.support.mutations import changed_bytes, changed_json
 
 SECONDS = 20.0
@@ -300,10 +300,10 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     write_sources(sources)
     place = folder / "place"
     place.mkdir()
-    before = peak_gibibytes()
+    memory = MemoryWatch()
     for seed in seeds:
         yield seed, *try_seed(seed, sources, place)
-    yield from memory_problems(seeds.stop, before)
+    yield from memory.problems(seeds.stop)
 
 
 def run(argv: list[str]) -> int:
