@@ -9,9 +9,12 @@ Speedups are measured with jax 0.10.2 on 2 cores.
   backward.
 - Few output channels: up to twice as fast if neighboring columns are computed together
   by a kernel that is padded with zeros.
-- Gradients of a padded convolution: the gradient of the kernel is up to 2.5 times
-  faster from the padded field; the gradient of a field of few points is up to 3 times
-  faster as one matrix product.
+- Gradients of a convolution of stride 1: in a loop (of micro-batches, forecast steps or
+  blocks) up to 200 times faster as convolutions of NHWC fields with HWIO kernels. XLA
+  rewrites other layouts to these in a program's entry computation alone, and compiles
+  the others to plain loops. The gradient of the kernel is up to 2.5 times faster from
+  the padded field; the gradient of a field of few points is up to 3 times faster as one
+  matrix product.
 - Convolutions of at most 16 points: up to 100 times faster as one matrix product for
   each tap, forward and backward.
 """
@@ -32,6 +35,7 @@ from credit_jax import ops
 from credit_jax.kernels.cpu.dense import dense, dense_transposed
 from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
 from credit_jax.ops.conv import (
+    LAYOUT,
     NO_PADDING,
     AnyPadding,
     Padding,
@@ -98,9 +102,7 @@ def _faster(
     )
     if prod(taps) <= _FEW_TAPS and min(points, prod(sizes)) <= _FEW_POINTS:
         return lambda x, kernel: _tap_by_tap(pad_spatial(x, padding), kernel)
-    if not any(map(any, padding)):
-        return None
-    return lambda x, kernel: _padded(x, kernel, tuple(padding))
+    return lambda x, kernel: _unit_stride(x, kernel, tuple(padding))
 
 
 def _direct(
@@ -109,35 +111,57 @@ def _direct(
     return ops.conv2d(x, kernel, stride=stride, padding=padding)
 
 
-# ------------------------------------------------- stride 1, with padding
+# ------------------------------------------------- stride 1
 
 
 @partial(custom_vjp, nondiff_argnums=(2,))
-def _padded(x: Array, kernel: Array, padding: Padding) -> Array:
+def _unit_stride(x: Array, kernel: Array, padding: Padding) -> Array:
     return _direct(x, kernel, padding=padding)
 
 
-def _padded_forward(
+def _unit_stride_forward(
     x: Array, kernel: Array, padding: Padding
 ) -> tuple[Array, tuple[Array, Array]]:
     return _direct(x, kernel, padding=padding), (x, kernel)
 
 
-def _padded_backward(
+def _unit_stride_backward(
     padding: Padding, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
     x, kernel = saved
-    padded = pad_spatial(x, padding)
-    _, pull_kernel = jax.vjp(lambda kernel: _direct(padded, kernel), kernel)
     if prod(cotangent.shape[:-1]) <= cotangent.shape[-1]:
         by_field = _field_from_product(cotangent, kernel, padding, x.shape[1:3])
     else:
-        _, pull_field = jax.vjp(lambda x: _direct(x, kernel, padding=padding), x)
-        (by_field,) = pull_field(cotangent)
-    return by_field, *pull_kernel(cotangent)
+        by_field = _field_gradient(cotangent, kernel, padding)
+    return by_field, _kernel_gradient(pad_spatial(x, padding), cotangent)
 
 
-_padded.defvjp(_padded_forward, _padded_backward)
+_unit_stride.defvjp(_unit_stride_forward, _unit_stride_backward)
+
+
+def _field_gradient(cotangent: Array, kernel: Array, padding: Padding) -> Array:
+    """Convolves with the kernel turned by 180 degrees and its channels exchanged."""
+    turned = jnp.swapaxes(jnp.flip(kernel, (0, 1)), 2, 3)
+    rows, columns = (
+        (taps - 1 - low, taps - 1 - high)
+        for taps, (low, high) in zip(kernel.shape[:2], padding, strict=True)
+    )
+    # A conv's padding may be negative: rows of the padding have no gradient.
+    return lax.conv_general_dilated(
+        cotangent, turned, (1, 1), (rows, columns), dimension_numbers=LAYOUT
+    )
+
+
+def _kernel_gradient(padded: Array, cotangent: Array) -> Array:
+    """Convolves the field with the cotangent, channels as samples and back."""
+    by_kernel = lax.conv_general_dilated(
+        padded.transpose(3, 1, 2, 0),
+        cotangent.transpose(1, 2, 0, 3),
+        (1, 1),
+        "VALID",
+        dimension_numbers=LAYOUT,
+    )
+    return by_kernel.transpose(1, 2, 0, 3)
 
 
 def _field_from_product(
@@ -227,4 +251,4 @@ def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
 def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:
     """Convolves with stride 1 on the phases of the input as channels."""
     x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
-    return _direct(x, kernel)
+    return _unit_stride(x, kernel, NO_PADDING)
