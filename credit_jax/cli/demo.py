@@ -10,7 +10,7 @@ from rich.console import Console
 
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.config.base import parse
-from credit_jax.config.demo import DemoConfig
+from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.demo.dataset import ensure_demo_data
 
 HELP = "Make the demo data set with the dynamical core of dinosaur."
@@ -32,12 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         value = getattr(defaults, name)
         flag = "--" + name.replace("_", "-")
         add(flag, type=int, default=value, help=f"default {value}")
+    for name, value in ForcingConfig().model_dump().items():
+        flag = "--" + name.replace("_", "-")
+        add(flag, type=float, default=value, help=f"of the forcing, default {value}")
 
 
 def run(args: argparse.Namespace) -> int:
     """Generates the data set, unless the folder already has it."""
     console = Console(stderr=True)
-    values = {name: getattr(args, name) for name in DemoConfig.model_fields}
+    values = {
+        name: getattr(args, name)
+        for name in DemoConfig.model_fields
+        if name != "forcing"
+    }
+    values["forcing"] = {
+        name: getattr(args, name) for name in ForcingConfig.model_fields
+    }
     folder = ensure_demo_data(parse(DemoConfig, values, source="demo"), console)
     print_line(f"{folder} is complete.", stderr=True)
     return OK

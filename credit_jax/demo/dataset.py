@@ -30,7 +30,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from credit_jax.config.demo import DemoConfig
+from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.demo.spun_up import LAYOUT, is_spun_up, read_spun_up
 from credit_jax.demo.write import (
     FIRST_TIME,
@@ -92,8 +92,14 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
 
 
 def manifest(demo: DemoConfig) -> dict[str, Any]:
-    """The content of demo.json, which identifies a data set without its folder."""
-    return {"layout": LAYOUT, **demo.model_dump(exclude={"out"})}
+    """The content of demo.json, which identifies a data set without its folder.
+
+    The default forcing is not named, as before there were others.
+    """
+    settings = demo.model_dump(exclude={"out", "forcing"})
+    if demo.forcing != ForcingConfig():
+        settings["forcing"] = demo.forcing.model_dump()
+    return {"layout": LAYOUT, **settings}
 
 
 def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> None:
@@ -106,7 +112,7 @@ def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> Non
             f"making demo data needs {error.name}, which is not installed; install it "
             "with: pip install 'credit-jax[demo]'"
         ) from error
-    climate = build_climate(demo.truncation, demo.seed)
+    climate = build_climate(demo.truncation, demo.seed, demo.forcing)
     axes = Axes(climate.sigma, climate.latitude, climate.longitude)
     statistics, writer = Statistics(), YearWriter(folder, axes)
     training_end = FIRST_TIME + pd.Timedelta(days=demo.days - demo.held_out_days)

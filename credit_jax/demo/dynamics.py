@@ -18,6 +18,7 @@ from dinosaur import (
 )
 from jaxtyping import Array, Float
 
+from credit_jax.config.demo import ForcingConfig
 from credit_jax.demo import physics
 from credit_jax.demo.diagnostics import fields_of, to_north_first
 from credit_jax.demo.discretization import (
@@ -61,16 +62,20 @@ class Climate:
     static: dict[str, Float[np.ndarray, "lat lon"]]
 
 
-def build_climate(truncation: str, seed: int) -> Climate:
+def build_climate(
+    truncation: str, seed: int, forcing: ForcingConfig | None = None
+) -> Climate:
     """Builds the climate, without running it.
 
     Args:
         truncation: "T21" (32 x 64 points) or "T42" (64 x 128).
         seed: seed of the position of the initial pressure wave.
+        forcing: its forcing; None for the default.
     """
+    forcing = forcing or ForcingConfig()
     disc = discretize(truncation)
     return Climate(
-        advance=jax.jit(_advance(disc, STEP_SECONDS[truncation])),
+        advance=jax.jit(_advance(disc, STEP_SECONDS[truncation], forcing)),
         fields=jax.jit(lambda state: fields_of(disc, state)),
         initial=_initial_state(disc, seed),
         latitude=np.degrees(disc.latitude[0, ::-1]),
@@ -83,14 +88,15 @@ def build_climate(truncation: str, seed: int) -> Climate:
     )
 
 
-def _advance(disc: Discretization, seconds: float) -> Callable:
+def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Callable:
     """`(state, day) -> (state, rain)` over `OUTPUT_HOURS`, in steps of `seconds`."""
-    dynamics, forcing = _dynamics_step(disc, seconds), forcing_step(disc, seconds)
+    dynamics = _dynamics_step(disc, seconds)
+    force = forcing_step(disc, seconds, forcing)
     num_steps = round(OUTPUT_HOURS * 3600 / seconds)
 
     def step(carry: tuple[State, Array, Array], _: None) -> tuple:
         state, rain, day = carry
-        state, new_rain = forcing(dynamics(state), day)
+        state, new_rain = force(dynamics(state), day)
         return (state, rain + new_rain, day + seconds / DAY), None
 
     def advance(state: State, day: Array) -> tuple[State, Array]:

@@ -2,7 +2,8 @@
 
 Heating and drag are those of Held and Suarez (1994),
 doi:10.1175/1520-0477(1994)075<1825:APFTIO>2.0.CO;2, with an equilibrium temperature
-that depends on the season and, over land, on the elevation of the sun. Water vapor is
+that depends on the season and, over land, on the elevation of the sun, as much as
+`ForcingConfig` says. Water vapor is
 that of Galewsky et al. (2005), doi:10.1175/JAS3532.1: a tracer that evaporates over
 sea, is advected, and rains out above saturation. There is no latent heating, so the
 circulation remains that of Held and Suarez.
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from credit_jax.config.demo import ForcingConfig
 from credit_jax.demo import physics
 from credit_jax.demo.discretization import (
     REFERENCE_PRESSURE,
@@ -29,20 +31,21 @@ DRAG_DAYS = 1.0  # 1 / k_f, the same
 COOLING_DAYS = 40.0  # 1 / k_a, the same
 SURFACE_COOLING_DAYS = 4.0  # 1 / k_s, the same
 # The following values are not from the literature.
-SEASON = 0.1  # shift of the warmest sin(latitude) per sin(declination)
-LAND_HEATING = 40.0  # K at sigma 1, from night to the sun in the zenith
 EVAPORATION_TIME = 21600.0  # s, time scale of the relaxation at sigma 1
 RELATIVE_HUMIDITY = 0.8  # target of the relaxation
 
 Advance = Callable[[State, Float[Array, ""]], tuple[State, Float[Array, "lon lat"]]]
 
 
-def forcing_step(disc: Discretization, seconds: float) -> Advance:
+def forcing_step(
+    disc: Discretization, seconds: float, forcing: ForcingConfig
+) -> Advance:
     """Builds one time step of the forcing, by the backward Euler method.
 
     Args:
         disc: grid, levels and units.
         seconds: length of the step.
+        forcing: contrasts of the equilibrium temperature.
 
     Returns:
         `(state, day) -> (state, rain)`; day is in days since 1 January 00 UTC, rain in
@@ -59,7 +62,7 @@ def forcing_step(disc: Discretization, seconds: float) -> Advance:
         kelvins = (nodal(state.temperature_variation) + reference) / disc.kelvin
         surface = jnp.exp(nodal(state.log_surface_pressure)) / disc.pascal
         pressure = jnp.asarray(disc.sigma) * surface
-        target = equilibrium_temperature(disc, pressure, day)
+        target = equilibrium_temperature(disc, pressure, day, forcing)
         relaxed = (kelvins + weight * target) / (1.0 + weight)
         q, rain = _water_vapor(
             disc, nodal(state.tracers["q"]), kelvins, pressure, seconds
@@ -85,24 +88,27 @@ def equilibrium_temperature(
     disc: Discretization,
     pressure: Float[Array, "level lon lat"],
     day: Float[Array, ""],
+    forcing: ForcingConfig,
 ) -> Float[Array, "level lon lat"]:
     """Equilibrium temperature in K of Held and Suarez, with season and heated land.
 
-    It is max(200, (p/p0)^kappa (315 - 60 (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h))
-    with s = SEASON sin(declination), and h = LAND_HEATING times land times
-    `boundary_layer` times (cos(zenith) - 1/4), where 1/4 is the global mean of
-    cos(zenith).
+    It is max(200, (p/p0)^kappa (315 - d (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h))
+    with d = equator_to_pole, s = season sin(declination), and h = land_heating times
+    land times `boundary_layer` times (cos(zenith) - 1/4), where 1/4 is the global mean
+    of cos(zenith).
 
     Args:
         disc: grid, levels and units.
         pressure: Pa.
         day: days since 1 January 00 UTC.
+        forcing: d, s / sin(declination), and the amplitude of h.
     """
     lat, ratio = disc.latitude[None], pressure / REFERENCE_PRESSURE
-    shift = SEASON * jnp.sin(physics.declination(day, jnp))
+    shift = forcing.season * jnp.sin(physics.declination(day, jnp))
     sun = physics.cos_zenith(day, disc.latitude, disc.longitude, jnp)
-    heating = LAND_HEATING * boundary_layer(disc) * disc.land[None] * (sun[None] - 0.25)
-    potential = 315.0 - 60.0 * (np.sin(lat) - shift) ** 2 + heating
+    land = boundary_layer(disc) * disc.land[None]
+    heating = forcing.land_heating * land * (sun[None] - 0.25)
+    potential = 315.0 - forcing.equator_to_pole * (np.sin(lat) - shift) ** 2 + heating
     potential = potential - 10.0 * jnp.log(ratio) * np.cos(lat) ** 2
     return jnp.maximum(200.0, ratio**disc.specs.kappa * potential)
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.config.demo import DemoConfig
+from credit_jax.config.demo import DemoConfig, ForcingConfig
 
 if TYPE_CHECKING:
     from credit_jax.demo.dynamics import Climate
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 FILE = Path(__file__).with_name("spun_up.npz")
 LAYOUT = 1  # version of the data set and of the climate, raised at any change
 # What the state depends on; the other settings begin after the spin-up.
-SETTINGS = {"truncation": "T21", "spinup_days": 200, "seed": 0}
+SETTINGS = {
+    "truncation": "T21",
+    "spinup_days": 200,
+    "seed": 0,
+    "forcing": ForcingConfig(),
+}
 
 
 def is_spun_up(demo: DemoConfig) -> bool:

@@ -1,5 +1,6 @@
 """The configs in `configs/` are valid, and those of the demo fit together."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,13 @@ def test_the_configs_are_there():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_is_sound_and_raises_no_warning(path):
-    found = plan_run(load_config(path), with_data=False)
+def test_is_sound_and_raises_no_warning(path, tmp_path):
+    config = load_config(path)
+    if config.trainer.finetune is not None:  # its base is a run of another config
+        base = path.parent / f"{Path(config.trainer.finetune.base).name}.yaml"
+        shutil.copy(base, tmp_path / "model.yml")
+        config = load_config(path, [f"trainer.finetune.from={tmp_path}"])
+    found = plan_run(config, with_data=False)
     assert found.problems == (), found.problems
 
 

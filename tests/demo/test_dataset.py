@@ -6,7 +6,7 @@ import xarray as xr
 from rich.console import Console
 
 from credit_jax.cli.demo import main
-from credit_jax.config.demo import DemoConfig
+from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.data import open_dataset
 from credit_jax.demo import dataset as demo
 from credit_jax.demo.dataset import ensure_demo_data
@@ -110,6 +110,9 @@ def test_it_is_kept(made, monkeypatch):
     other = wanted.model_copy(update={"days": 5, "seed": 2})
     text = "holds another demo data set: days 3 instead of 5, seed 0 instead of 2"
     with pytest.raises(ValueError, match=text):
+        ensure_demo_data(other, QUIET)
+    other = wanted.model_copy(update={"forcing": ForcingConfig(season=0.2)})
+    with pytest.raises(ValueError, match=r"forcing None instead of .*'season': 0.2"):
         ensure_demo_data(other, QUIET)
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from credit_jax.config.demo import ForcingConfig
 from credit_jax.demo import physics
 from credit_jax.demo.discretization import discretize
 from credit_jax.demo.dynamics import build_climate
@@ -15,6 +16,7 @@ from credit_jax.demo.forcing import (
     forcing_step,
 )
 
+DEFAULT = ForcingConfig()
 DAY_OF_EQUINOX = jnp.float32(physics.EQUINOX_DAY)
 
 
@@ -26,18 +28,33 @@ def disc():
 def test_equilibrium_temperature_of_held_and_suarez(disc):
     """At the equinox and over sea: 315 - 60 sin^2 at 1000 hPa, and at least 200 K."""
     pressure = jnp.full((8, *disc.latitude.shape), 1e5)
-    found = np.asarray(equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX))
+    found = np.asarray(equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX, DEFAULT))
     sea = disc.land == 0
     wanted = 315.0 - 60.0 * np.sin(disc.latitude) ** 2
     assert np.allclose(found[-1][sea], wanted[sea], rtol=1e-5)
-    high = equilibrium_temperature(disc, 0.01 * pressure, DAY_OF_EQUINOX)
+    high = equilibrium_temperature(disc, 0.01 * pressure, DAY_OF_EQUINOX, DEFAULT)
     assert np.allclose(high[0], 200.0)
+
+
+def test_another_forcing_is_another_equilibrium(disc):
+    """A weaker contrast on the equator and at sigma 1 over sea, and no summer."""
+    pressure = jnp.full((8, *disc.latitude.shape), 1e5)
+    weak = ForcingConfig(equator_to_pole=40, season=0)
+    solstice = DAY_OF_EQUINOX + 91
+    sea = disc.land == 0
+    found = np.asarray(equilibrium_temperature(disc, pressure, solstice, weak))[-1]
+    wanted = 315.0 - 40.0 * np.sin(disc.latitude) ** 2
+    assert np.allclose(found[sea], wanted[sea], rtol=1e-5)
+    dry = ForcingConfig(land_heating=0)
+    found = np.asarray(equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX, dry))
+    wanted = 315.0 - 60.0 * np.sin(disc.latitude) ** 2
+    assert np.allclose(found, wanted, rtol=1e-5)
 
 
 def test_land_is_warmer_by_day(disc):
     pressure = jnp.full((8, *disc.latitude.shape), 1e5)
-    noon = equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX + 0.5)
-    night = equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX)
+    noon = equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX + 0.5, DEFAULT)
+    night = equilibrium_temperature(disc, pressure, DAY_OF_EQUINOX, DEFAULT)
     change = np.asarray(noon - night)  # 0.04 K of it is the season
     # Land within 40 degrees of Greenwich and 20 of the equator.
     near = (disc.land > 0) & (disc.longitude < 0.7) & (abs(disc.latitude) < 0.35)
@@ -50,7 +67,7 @@ def test_land_is_warmer_by_day(disc):
 def test_drag_slows_the_boundary_layer_only(disc):
     state = build_climate("T21", 0).initial
     state = dataclasses.replace(state, vorticity=jnp.ones_like(state.vorticity))
-    forced, _ = forcing_step(disc, 4320.0)(state, DAY_OF_EQUINOX)
+    forced, _ = forcing_step(disc, 4320.0, DEFAULT)(state, DAY_OF_EQUINOX)
     wanted = 1.0 / (1.0 + 4320.0 / 86400.0 * boundary_layer(disc))
     ratio = np.asarray(forced.vorticity).max(axis=(1, 2))
     assert np.allclose(ratio, wanted.ravel(), rtol=1e-6)
@@ -62,7 +79,7 @@ def test_rain_is_the_water_that_leaves_the_air(disc):
     wet = disc.grid.to_modal(jnp.full((8, *disc.latitude.shape), 0.03))
     state = dataclasses.replace(state, tracers={"q": wet})
     nodal = disc.grid.to_nodal
-    forced, rain = forcing_step(disc, 4320.0)(state, DAY_OF_EQUINOX)
+    forced, rain = forcing_step(disc, 4320.0, DEFAULT)(state, DAY_OF_EQUINOX)
     surface = np.exp(nodal(state.log_surface_pressure))[0] / disc.pascal
     lost = np.sum((0.03 - nodal(forced.tracers["q"])) * disc.thickness, axis=0)
     column = lost * surface / physics.GRAVITY / physics.WATER_DENSITY

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from credit_jax.config.demo import DemoConfig
+from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.demo.dynamics import build_climate
 from credit_jax.demo.spun_up import FILE, is_spun_up, read_spun_up, write_spun_up
@@ -24,7 +24,12 @@ def climate():
 def test_it_is_that_of_the_defaults_alone():
     """After a change of the climate (LAYOUT) the file is to be made anew."""
     assert is_spun_up(DemoConfig(out="x", days=3, held_out_days=1))
-    for other in ({"truncation": "T42"}, {"spinup_days": 199}, {"seed": 1}):
+    for other in (
+        {"truncation": "T42"},
+        {"spinup_days": 199},
+        {"seed": 1},
+        {"forcing": ForcingConfig(season=0.2)},
+    ):
         assert not is_spun_up(DemoConfig(out="x", **other))
     assert FILE.stat().st_size < 100_000
 
