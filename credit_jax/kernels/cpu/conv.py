@@ -9,12 +9,8 @@ Speedups are measured with jax 0.10.2 on 2 cores.
   backward.
 - Few output channels: up to twice as fast if neighboring columns are computed together
   by a kernel that is padded with zeros.
-- Gradients of a convolution of stride 1: in a loop (of micro-batches, forecast steps or
-  blocks) up to 200 times faster as convolutions of NHWC fields with HWIO kernels. XLA
-  rewrites other layouts to these in a program's entry computation alone, and compiles
-  the others to plain loops. The gradient of the kernel is up to 2.5 times faster from
-  the padded field; the gradient of a field of few points is up to 3 times faster as one
-  matrix product.
+- Gradients in loops: see `kernels.cpu.direct_conv`. With stride 1 the gradient of a
+  field of few points is up to 3 times faster as one matrix product.
 - Convolutions of at most 16 points: up to 100 times faster as one matrix product for
   each tap, forward and backward.
 """
@@ -33,9 +29,13 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.cpu.dense import dense, dense_transposed
+from credit_jax.kernels.cpu.direct_conv import (
+    direct_conv,
+    field_gradient,
+    kernel_gradient,
+)
 from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
 from credit_jax.ops.conv import (
-    LAYOUT,
     NO_PADDING,
     AnyPadding,
     Padding,
@@ -74,10 +74,12 @@ def conv2d(
     """`ops.conv2d`, with faster implementations for dilation 1 and a single group."""
     pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
-    if dilation == (1, 1) and groups == 1:
-        conv = _faster(x, kernel, stride, pads)
-        if conv:
-            return conv(*match_vma(x, kernel))
+    if groups == 1:
+        x, kernel = match_vma(x, kernel)
+        faster = _faster(x, kernel, stride, pads) if dilation == (1, 1) else None
+        if faster:
+            return faster(x, kernel)
+        return _direct(x, kernel, stride, pads, dilation)
     return ops.conv2d(
         x,
         kernel,
@@ -91,7 +93,7 @@ def conv2d(
 def _faster(
     x: Array, kernel: Array, stride: Pair, padding: Sequence[Pair]
 ) -> Conv | None:
-    """Returns a faster implementation than `ops.conv2d`, or None."""
+    """Returns a faster implementation than `_direct`, or None."""
     taps, sizes = kernel.shape[:2], x.shape[1:3]
     if stride != (1, 1):
         if any(n % s for n, s in zip(taps, stride, strict=True)):
@@ -106,9 +108,13 @@ def _faster(
 
 
 def _direct(
-    x: Array, kernel: Array, stride: Pair = (1, 1), padding: Padding = NO_PADDING
+    x: Array,
+    kernel: Array,
+    stride: Pair = (1, 1),
+    padding: Sequence[Pair] = NO_PADDING,
+    dilation: Pair = (1, 1),
 ) -> Array:
-    return ops.conv2d(x, kernel, stride=stride, padding=padding)
+    return direct_conv(x, kernel, stride, tuple(padding), dilation)
 
 
 # ------------------------------------------------- stride 1
@@ -129,39 +135,14 @@ def _unit_stride_backward(
     padding: Padding, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
     x, kernel = saved
+    by_kernel = kernel_gradient(x, cotangent, kernel.shape[:2], (1, 1), padding, (1, 1))
     if prod(cotangent.shape[:-1]) <= cotangent.shape[-1]:
-        by_field = _field_from_product(cotangent, kernel, padding, x.shape[1:3])
-    else:
-        by_field = _field_gradient(cotangent, kernel, padding)
-    return by_field, _kernel_gradient(pad_spatial(x, padding), cotangent)
+        return _field_from_product(cotangent, kernel, padding, x.shape[1:3]), by_kernel
+    by_field = field_gradient(cotangent, kernel, x.shape[1:3], (1, 1), padding, (1, 1))
+    return by_field, by_kernel
 
 
 _unit_stride.defvjp(_unit_stride_forward, _unit_stride_backward)
-
-
-def _field_gradient(cotangent: Array, kernel: Array, padding: Padding) -> Array:
-    """Convolves with the kernel turned by 180 degrees and its channels exchanged."""
-    turned = jnp.swapaxes(jnp.flip(kernel, (0, 1)), 2, 3)
-    rows, columns = (
-        (taps - 1 - low, taps - 1 - high)
-        for taps, (low, high) in zip(kernel.shape[:2], padding, strict=True)
-    )
-    # A conv's padding may be negative: rows of the padding have no gradient.
-    return lax.conv_general_dilated(
-        cotangent, turned, (1, 1), (rows, columns), dimension_numbers=LAYOUT
-    )
-
-
-def _kernel_gradient(padded: Array, cotangent: Array) -> Array:
-    """Convolves the field with the cotangent, channels as samples and back."""
-    by_kernel = lax.conv_general_dilated(
-        padded.transpose(3, 1, 2, 0),
-        cotangent.transpose(1, 2, 0, 3),
-        (1, 1),
-        "VALID",
-        dimension_numbers=LAYOUT,
-    )
-    return by_kernel.transpose(1, 2, 0, 3)
 
 
 def _field_from_product(

@@ -8,10 +8,12 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.cpu.dense import dense
+from credit_jax.kernels.cpu.direct_conv import direct_conv
 from credit_jax.ops.conv import check_kernel_fits, explicit_padding
 from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
 from credit_jax.ops.padding import pad_spatial
 from credit_jax.ops.space_to_depth import space_to_depth_conv
+from credit_jax.ops.vma import match_vma
 
 
 def conv3d(
@@ -24,10 +26,12 @@ def conv3d(
     groups: int = 1,
 ) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
     """`ops.conv3d`; gradients of strided convolutions are 5 to 20 times faster."""
-    if stride == (1, 1, 1) and (prod(kernel.shape[:3]) > 1 or groups > 1):
+    if stride == (1, 1, 1) and groups > 1:
         return ops.conv3d(x, kernel, padding=padding, dilation=dilation, groups=groups)
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)
+    if stride == (1, 1, 1) and prod(kernel.shape[:3]) > 1:
+        return direct_conv(*match_vma(x, kernel), stride, pads, dilation)
     # Pad first: the gradient of the kernel is slow if padding makes the output of the
     # convolution larger than its input.
     return space_to_depth_conv(

@@ -1,0 +1,162 @@
+"""Convolutions whose gradients XLA compiles to fast code on CPU, in loops, too.
+
+XLA's fast convolutions (Eigen's) are of channels-last fields with kernels whose last
+dims are the channels. It rewrites other layouts to these in the entry computation of a
+program alone. JAX's gradients have other layouts, so in a loop (of micro-batches,
+forecast steps or blocks) they are plain loops over all products: 5 to 400 times as slow
+as here (jax 0.10.2, 2 cores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.space_to_depth import LAYOUTS
+
+# Numbers of each spatial dim.
+Sizes = tuple[int, ...]
+Pads = tuple[Pair, ...]
+
+
+@partial(custom_vjp, nondiff_argnums=(2, 3, 4))
+def direct_conv(
+    x: Array, kernel: Array, stride: Sizes, padding: Pads, dilation: Sizes
+) -> Array:
+    """Cross-correlation of one group of channels in two or three dims.
+
+    Args:
+        x: (batch, sizes..., channel_in).
+        kernel: (taps..., channel_in, channel_out).
+        stride: stride of every spatial dim.
+        padding: number of zeros (low, high) of every spatial dim.
+        dilation: spacing of the kernel's taps.
+    """
+    return _conv(x, kernel, padding, strides=stride, dilation=dilation)
+
+
+def _forward(
+    x: Array, kernel: Array, stride: Sizes, padding: Pads, dilation: Sizes
+) -> tuple[Array, tuple[Array, Array]]:
+    return direct_conv(x, kernel, stride, padding, dilation), (x, kernel)
+
+
+def _backward(
+    stride: Sizes,
+    padding: Pads,
+    dilation: Sizes,
+    saved: tuple[Array, Array],
+    cotangent: Array,
+) -> tuple[Array, Array]:
+    x, kernel = saved
+    sizes = x.shape[1:-1]
+    by_field = field_gradient(cotangent, kernel, sizes, stride, padding, dilation)
+    return by_field, kernel_gradient(
+        x, cotangent, kernel.shape[:-2], stride, padding, dilation
+    )
+
+
+direct_conv.defvjp(_forward, _backward)
+
+
+def field_gradient(
+    cotangent: Array,
+    kernel: Array,
+    sizes: Sequence[int],
+    stride: Sizes,
+    padding: Pads,
+    dilation: Sizes,
+) -> Array:
+    """Returns the gradient of the field: a convolution with the reversed kernel.
+
+    Args:
+        cotangent: (batch, points..., channel_out).
+        kernel: (taps..., channel_in, channel_out).
+        sizes: points of the field in every spatial dim.
+        stride: see `direct_conv`.
+        padding: see `direct_conv`.
+        dilation: see `direct_conv`.
+    """
+    num = len(sizes)
+    dims = zip(
+        sizes,
+        kernel.shape,
+        cotangent.shape[1:],
+        stride,
+        padding,
+        dilation,
+        strict=False,
+    )
+    pads = []
+    for size, taps, points, step, (low, _), spacing in dims:
+        reach = (taps - 1) * spacing
+        before = reach - low
+        spread = (points - 1) * step + 1
+        # Negative where the padding is wider than the kernel's reach.
+        pads.append((before, size + reach - spread - before))
+    reversed_kernel = jnp.swapaxes(jnp.flip(kernel, range(num)), -2, -1)
+    return _conv(cotangent, reversed_kernel, pads, spread=stride, dilation=dilation)
+
+
+def kernel_gradient(
+    x: Array,
+    cotangent: Array,
+    taps: Sequence[int],
+    stride: Sizes,
+    padding: Pads,
+    dilation: Sizes,
+) -> Array:
+    """Returns the gradient of the kernel: a convolution with channels as samples.
+
+    Args:
+        x: (batch, sizes..., channel_in).
+        cotangent: (batch, points..., channel_out).
+        taps: taps of the kernel in every spatial dim.
+        stride: see `direct_conv`.
+        padding: see `direct_conv`. The field is padded first: up to 2.5 times faster.
+        dilation: see `direct_conv`.
+    """
+    x = pad_spatial(x, padding)
+    num = len(taps)
+    dims = zip(x.shape[1:], taps, cotangent.shape[1:], stride, dilation, strict=False)
+    # Points that no tap reaches are cut off.
+    pads = [
+        (0, (count - 1) * spacing + (points - 1) * step + 1 - size)
+        for size, count, points, step, spacing in dims
+    ]
+    spatial = range(1, num + 1)
+    by_kernel = _conv(
+        x.transpose(num + 1, *spatial, 0),
+        cotangent.transpose(*spatial, 0, num + 1),
+        pads,
+        strides=dilation,
+        dilation=stride,
+    )
+    return by_kernel.transpose(*spatial, 0, num + 1)
+
+
+def _conv(
+    x: Array,
+    kernel: Array,
+    padding: Sequence[Pair],
+    *,
+    strides: Sizes | None = None,
+    spread: Sizes | None = None,
+    dilation: Sizes,
+) -> Array:
+    num = len(padding)
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        strides or (1,) * num,
+        padding,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        dimension_numbers=LAYOUTS[num],
+    )
