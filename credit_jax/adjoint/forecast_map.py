@@ -98,6 +98,11 @@ class ForecastMap:
             return self._programs[name](*arguments)
         return getattr(self, name)(*arguments)
 
+    def compiled_as(self, other: ForecastMap) -> ForecastMap:
+        """Takes the compiled programs of a map that differs in its arrays alone."""
+        vars(self)["_programs"] = other._programs
+        return self
+
     @cached_property
     def _programs(self) -> dict[str, Any]:
         functions = {

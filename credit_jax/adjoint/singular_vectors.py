@@ -47,7 +47,8 @@ def singular_vectors(
     three times as many as there are vectors, and reorthogonalizes them.
 
     Args:
-        forecast: the forecast of one sample; its last step counts.
+        forecast: the forecast of one sample, or of copies of it on data-parallel
+            devices; its last step counts.
         state: initial state, at which it is linearized.
         count: number of vectors.
         weights: weights of the norm, at the start and at the end, of an energy, for
@@ -56,9 +57,15 @@ def singular_vectors(
 
     Raises:
         ValueError: `count` is not positive or too large, a weight is not positive or of
-            no variable, or the forecast has several samples.
+            no variable, or the forecast has samples that differ, or several times.
     """
     shapes = {key: np.shape(x) for key, x in state.items()}
+    for key, field in state.items():
+        if not np.array_equal(field, np.broadcast_to(field[:1], shapes[key]), True):
+            raise ValueError(
+                f"state: the {shapes[key][0]} samples of {key} differ; singular "
+                "vectors are those of one"
+            )
     for key in weights:
         if key not in shapes:
             raise not_available("weights: the variable", key, shapes)
@@ -75,7 +82,8 @@ def singular_vectors(
         }
         for key, root in roots.items():
             part = vector[parts : parts + root.size].reshape(root.shape)
-            fields[key], parts = (part / root).astype(np.float32), parts + root.size
+            fields[key] = np.broadcast_to((part / root).astype(np.float32), shapes[key])
+            parts += root.size
         return fields
 
     def product(vector: np.ndarray) -> np.ndarray:
@@ -84,7 +92,7 @@ def singular_vectors(
             key: _weighed(to_host(tangents[key]), roots[key] ** 2) for key in roots
         }
         gradient = linear.adjoint(squares)
-        parts = [to_host(gradient[key]) / root for key, root in roots.items()]
+        parts = [to_host(gradient[key])[:1] / root for key, root in roots.items()]
         return np.concatenate([np.float64(part).ravel() for part in parts])
 
     start = np.random.default_rng(seed).standard_normal(size)
@@ -105,10 +113,9 @@ def singular_vectors(
 
 def _root(weights: Weights, key: str, shape: tuple[int, ...]) -> np.ndarray:
     """Roots of the weights of a variable, of the shape of the state."""
-    if shape[0] != 1 or shape[2] != 1:
+    if shape[2] != 1:
         raise ValueError(
-            f"state: {key} has shape {shape}; singular vectors are those of one sample "
-            "of one time"
+            f"state: {key} has shape {shape}; singular vectors are those of one time"
         )
     whole = np.broadcast_to(
         np.asarray(weights[key], np.float64), (shape[1], *shape[3:])

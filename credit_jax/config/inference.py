@@ -188,21 +188,27 @@ class PerturbationConfig(StrictModel):
 
     Attributes:
         type: "gaussian" noise, independent at every point; "spherical" noise, smooth on
-            the sphere; "bred" vectors; "lagged" start dates.
-        std: standard deviation of gaussian and spherical noise and of bred vectors,
-            relative to that of the variable over the globe, at each level of the
-            initial state; a number, or a mapping of short names to numbers, which
-            perturbs only these variables.
+            the sphere; "bred" vectors; "lagged" start dates; "singular" vectors.
+        std: standard deviation of gaussian and spherical noise and of bred vectors, and
+            of singular vectors as a mean over all perturbed variables, relative to that
+            of the variable over the globe, at each level of the initial state; a
+            number, or a mapping of short names to numbers, which perturbs only these
+            variables.
         length_scale: length scale of spherical noise, in degrees.
         num_cycles: number of breeding cycles of one step each.
         lag: time between the start dates of lagged members ("6h").
+        vectors: number of singular vectors, each of which is added to one member and
+            subtracted from the next.
+        lead: time over which singular vectors grow most ("48h").
     """
 
-    type: Literal["gaussian", "spherical", "bred", "lagged"] = "spherical"
+    type: Literal["gaussian", "spherical", "bred", "lagged", "singular"] = "spherical"
     std: float | dict[str, float] = 0.05
     length_scale: float = Field(default=20.0, gt=0)
     num_cycles: int = Field(default=5, ge=1)
     lag: Duration = "6h"
+    vectors: int = Field(default=5, ge=1)
+    lead: Duration = "48h"
 
 
 class InferenceConfig(StrictModel):

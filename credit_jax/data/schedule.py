@@ -229,12 +229,12 @@ def analyses(config: PerturbationConfig, schedule: Schedule) -> list[int]:
     return [0]
 
 
-def steps_of(lag: str, schedule: Schedule) -> int:
+def steps_of(lag: str, schedule: Schedule, key: str = "lag") -> int:
     """Number of steps of a lag, a duration; ValueError unless it is whole."""
     length = duration(lag)
     if length % schedule.timestep != duration("0h"):
         raise ValueError(
-            f"inference.perturbation.lag: {lag} is no multiple of the time step "
+            f"inference.perturbation.{key}: {lag} is no multiple of the time step "
             f"{schedule.timestep}"
         )
     return int(length / schedule.timestep)

@@ -23,7 +23,7 @@ from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.delivery import Delivery, TaskProgress, Tasks
 from credit_jax.forecast.member_noise import MemberNoise, member_noise
-from credit_jax.forecast.members import perturbed_reader
+from credit_jax.forecast.members import Changes, perturbed_reader
 from credit_jax.forecast.online_scores import GroupScores, OnlineScores
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import PreparedPerturbation
@@ -97,6 +97,7 @@ class Campaign:
         archive: Archive,
         groups: Sequence[Sequence[Task]],
         size: int,
+        changes: Changes | None = None,
         **options: Any,
     ) -> Campaign:
         """The forecasts of a plan, with its step, perturbations and dates.
@@ -105,13 +106,14 @@ class Campaign:
             plan: plan, as returned by `plan_forecast`.
             model: model on its mesh.
             weights, outputs, store, archive, groups, size, options: attributes.
+            changes: see `perturbed_reader`.
         """
         step = ForecastStep(model, plan.rollout, outputs.selection)
         noise = member_noise(plan.config.seed, plan.schedule, model)
         return cls(
             step,
             weights,
-            perturbed_reader(plan, step, weights, outputs, noise),
+            perturbed_reader(plan, step, weights, outputs, noise, changes),
             store,
             archive,
             outputs,

@@ -28,6 +28,7 @@ _PERTURBATION = {
     "spherical": ("type", "std", "length_scale"),
     "bred": ("type", "std", "num_cycles"),
     "lagged": ("type", "lag"),
+    "singular": ("type", "std", "vectors", "lead"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.forecast_reader import ForecastReader
-from credit_jax.data.schedule import steps_of
+from credit_jax.data.schedule import Task, steps_of
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.member_noise import MemberNoise
 from credit_jax.forecast.outputs import Outputs
@@ -26,6 +27,9 @@ from credit_jax.forecast.spin_up import (
 )
 from credit_jax.plan.forecast import ForecastPlan
 
+# Tasks -> {key: (batch, level, lat, lon) to add}.
+Changes = Callable[[Sequence[Task]], Mapping[str, np.ndarray]]
+
 
 def perturbed_reader(
     plan: ForecastPlan,
@@ -33,6 +37,7 @@ def perturbed_reader(
     weights: Any,
     outputs: Outputs,
     members: MemberNoise | None = None,
+    changes: Changes | None = None,
 ) -> ForecastReader:
     """The reader of a plan with the perturbations of its members.
 
@@ -42,9 +47,13 @@ def perturbed_reader(
         weights: weights of the model.
         outputs: has the coordinates of the grid.
         members: noise of models that draw noise.
+        changes: what is added to the states of tasks, instead of the perturbation that
+            the plan selects.
     """
     if plan.schedule.num_members == 1:
         return plan.reader
+    if changes is not None:
+        return replace(plan.reader, perturb=PreparedPerturbation(changes))
     step = prognostic(step, [*plan.schema.target_slices()])
     perturb = perturbation(
         plan.inference.perturbation,
@@ -70,7 +79,11 @@ def perturbation(
         seed: seed of all members.
         spin_up: runs the model before the start dates of its schedule.
         grid: latitudes and longitudes of the model, degrees.
+
+    Raises:
+        ValueError: it is that of singular vectors, which need more than a forecast.
     """
+    refuse_singular(config)
     schedule = spin_up.reader.schedule
     noise = noise_perturbation(config, seed, schedule, *grid)
     if config.type == "bred":
@@ -78,3 +91,12 @@ def perturbation(
     if config.type == "lagged":
         return LaggedStarts(spin_up, steps_of(config.lag, schedule))
     return noise
+
+
+def refuse_singular(config: PerturbationConfig) -> None:
+    """Raises a ValueError for singular vectors, which need more than forecasts."""
+    if config.type == "singular":
+        raise ValueError(
+            "inference.perturbation.type: singular vectors are computed by the command "
+            "forecast alone; take gaussian, spherical, bred or lagged here"
+        )

@@ -30,7 +30,7 @@ from credit_jax.data.sources.source import SourceFields
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecaster import Forecaster
 from credit_jax.forecast.member_noise import MemberNoise, member_noise
-from credit_jax.forecast.members import perturbation
+from credit_jax.forecast.members import perturbation, refuse_singular
 from credit_jax.forecast.perturbation import NoisePerturbation
 from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
 from credit_jax.named_fields.coordinates import Axes, Coordinates, as_values
@@ -197,6 +197,7 @@ class StateForecaster:
     def _check(self, state: State, count: int, num_members: int) -> None:
         if num_members > 1:
             config = self._inference.perturbation
+            refuse_singular(config)
             problems = unknown_variables(config, self.schema.target_slices())
             if problems:
                 raise ValueError(problems[0])

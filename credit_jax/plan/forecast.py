@@ -9,15 +9,17 @@ from typing import Any
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
+from credit_jax.config.dates import duration_text
 from credit_jax.config.inference import InferenceConfig, PerturbationConfig
 from credit_jax.config.load import dump_config
+from credit_jax.config.messages import counted
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data.calendars import STANDARD
 from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.named_data import NamedData
-from credit_jax.data.schedule import Schedule, analyses, make_schedule
+from credit_jax.data.schedule import Schedule, analyses, make_schedule, steps_of
 from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
@@ -210,6 +212,15 @@ def plan_forecast(
         findings.problems += opened.problems(schedule.before(num_before), 1)
     keys = schema.target_slices()
     findings.problems += unknown_variables(inference.perturbation, keys)
+    if inference.perturbation.type == "singular" and schedule.num_members > 1:
+        perturbation = inference.perturbation
+        findings.problems += singular_problems(perturbation, schedule, model.config)
+        findings.notes.append(
+            f"inference.perturbation.type: singular: for each of "
+            f"{counted(len(schedule.starts), 'start date')} some "
+            f"{3 * perturbation.vectors} forecasts of {perturbation.lead}, with the "
+            "tangent-linear model and the adjoint of each, are computed first"
+        )
     with findings.collecting():
         rollout = forecast_rollout(located, schema, schedule.num_steps)
     if rollout is None or findings.problems:
@@ -468,6 +479,55 @@ def forecast_rollout(
     postprocess = pipeline.postprocess(*channels)
     advance = Advance(pipeline, *channels) if num_steps > 1 else None
     return Rollout(num_steps, postprocess=postprocess, advance=advance)
+
+
+def singular_problems(
+    config: PerturbationConfig, schedule: Schedule, model: Any
+) -> list[str]:
+    """Why members cannot be perturbed by singular vectors, a line each.
+
+    Args:
+        config: config of the perturbation.
+        schedule: members and length of the forecasts.
+        model: validated config of the model.
+    """
+    where, problems = "inference.perturbation", list[str]()
+    try:
+        steps = steps_of(config.lead, schedule, "lead")
+    except ValueError as error:
+        problems.append(str(error))
+    else:
+        if steps > schedule.num_steps:
+            problems.append(
+                f"{where}.lead: {config.lead} is longer than the forecasts, of "
+                f"{counted(schedule.num_steps, 'step')} of "
+                f"{duration_text(schedule.timestep)}; make it shorter, or them longer"
+            )
+    needed = schedule.num_members // 2
+    if needed > config.vectors:
+        problems.append(
+            f"{where}.vectors: {config.vectors} perturb {2 * config.vectors} members "
+            f"and the control, but inference.members is {schedule.num_members}; at "
+            f"least {needed} are needed"
+        )
+    sizes = config.std.values() if isinstance(config.std, Mapping) else [config.std]
+    if min(sizes, default=0) < 0 or not any(sizes):
+        problems.append(
+            f"{where}.std: got {config.std}, expected positive numbers, as singular "
+            "vectors are scaled by them"
+        )
+    if getattr(model, "draws_noise", False):
+        problems.append(
+            f"{where}.type: singular: the model draws noise, with which each forecast "
+            "has other singular vectors; take gaussian, spherical, bred or lagged"
+        )
+    if model.frames != 1:
+        problems.append(
+            f"{where}.type: singular: the model reads {model.frames} times, and "
+            "singular vectors are those of one; take gaussian, spherical, bred or "
+            "lagged"
+        )
+    return problems
 
 
 def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:

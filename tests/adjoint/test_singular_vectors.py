@@ -79,3 +79,10 @@ def test_variables_without_weights_are_not_perturbed(forecast):
     assert SP not in vectors.initial
     both = singular_vectors(forecast, forecast.state, 1, weights)
     assert 0 < vectors.values[0] <= both.values[0] * (1 + 1e-5)
+
+
+def test_samples_that_differ_are_refused(forecast):
+    forecast, weights = forecast
+    two = {key: np.concatenate([x, x + 1]) for key, x in forecast.state.items()}
+    with pytest.raises(ValueError, match=r"the 2 samples of .* differ"):
+        singular_vectors(forecast, two, 1, weights)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from credit_jax.adjoint.singular_members import SingularMembers
 from credit_jax.cli.commands import (
     DIVERGED,
     FAILED,
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         init_times=args.init_time,
         num_steps=args.steps,
         length=args.length,
-        changes=overrides(args),
+        changes=overrides(args, config.inference),
     )
     checkpoint, plan, model = planned.checkpoint, planned.plan, planned.model
     outputs = planned.outputs
@@ -101,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
     wait_for_all("the folder of the forecasts")
     weights = Forecaster(model, *checkpoint.restore(model)).weights
     print_lines(header(args.package or args.config, plan, model, checkpoint))
+    changes = None
+    if plan.inference.perturbation.type == "singular":
+        changes = SingularMembers(plan, model, weights, outputs.latitude)
     promise = "the command ends after the forecasts in progress"
     with StopRequests(stop_at, promise=promise) as requests:
         campaign = Campaign.of_plan(
@@ -112,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
             archive,
             groups,
             size,
+            changes,
             num_writers=args.writers,
             max_pending=plan.inference.output.max_pending,
             fill_nan=args.nan == "fill",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from credit_jax.cli.options import (
     add_config_options,
@@ -16,7 +16,7 @@ from credit_jax.cli.options import (
     add_weights_option,
 )
 from credit_jax.cli.score import add_score_options
-from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.inference import InferenceConfig, PerturbationConfig
 from credit_jax.parallel.compiler import CACHE_HELP
 
 
@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length", metavar="DURATION", help="length of each forecast: 10d"
     )
     add("--members", type=int, help="ensemble members of each forecast")
+    add(
+        "--perturbation",
+        choices=get_args(PerturbationConfig.model_fields["type"].annotation),
+        help="how their initial states differ, instead of inference.perturbation.type",
+    )
     add_mesh_options(parser)
     add_verify_option(parser)
     add("--batch", type=int, default=1, help="forecasts side by side on a device")
@@ -117,8 +122,14 @@ def parse_shard(text: str) -> tuple[int, int]:
     )
 
 
-def overrides(args: argparse.Namespace) -> dict[str, Any]:
+def overrides(
+    args: argparse.Namespace, inference: InferenceConfig | None
+) -> dict[str, Any]:
     """Keys of the inference section that the command line replaces.
+
+    Args:
+        args: the command line.
+        inference: the section.
 
     Raises:
         ValueError: --members, --batch or --writers is below 1.
@@ -128,6 +139,10 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
         if args.members < 1:
             raise ValueError(f"--members must be at least 1, got {args.members}")
         settings["members"] = args.members
+    if args.perturbation is not None:
+        perturbation = (inference or InferenceConfig()).perturbation
+        changed = {"type": args.perturbation}
+        settings["perturbation"] = perturbation.model_copy(update=changed)
     for name in ("batch", "writers"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
