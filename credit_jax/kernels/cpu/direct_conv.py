@@ -100,7 +100,7 @@ def field_gradient(
         spread = (points - 1) * step + 1
         # Negative where the padding is wider than the kernel's reach.
         pads.append((before, size + reach - spread - before))
-    reversed_kernel = jnp.swapaxes(jnp.flip(kernel, range(num)), -2, -1)
+    reversed_kernel = jnp.swapaxes(jnp.flip(kernel, tuple(range(num))), -2, -1)
     return _conv(cotangent, reversed_kernel, pads, spread=stride, dilation=dilation)
 
 
