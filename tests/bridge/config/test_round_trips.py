@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,14 @@ def assert_refused(error: ValueError) -> None:
 @pytest.mark.parametrize(
     "path", names(), ids=lambda path: os.path.relpath(path, CONFIGS.parent)
 )
-def test_there_and_back(path: str) -> None:
+def test_there_and_back(path: str, tmp_path: Path) -> None:
     try:
         whole = read_yaml(path)
+        finetune = (whole.get("trainer") or {}).get("finetune")
+        if finetune:  # its base is a run of another config
+            base = CONFIGS / f"{Path(finetune['from']).name}.yaml"
+            shutil.copy(base, tmp_path / "model.yml")
+            finetune["from"] = str(tmp_path)
         ours, report = convert_config(whole, to="jax")
         config = build_config(ours)
         plan = plan_run(config, with_data=False)
