@@ -157,6 +157,13 @@ def _trainer(editor: ConfigEditor) -> None:
             "data.forecast_len, learning rate and epochs, and load_weights: true",
         )
     editor.drop("trainer.curriculum", "there are no stages")
+    if editor.get("trainer.finetune"):
+        editor.note(
+            "trainer.finetune",
+            "CREDIT ignores it: it trains all weights, and begins with random ones "
+            "unless load_weights is true and save_loc holds a checkpoint, as `convert "
+            "--to torch` writes",
+        )
     cp = editor.get("trainer.parallelism.cp")
     if cp is not None:
         if editor.has("trainer.parallelism.domain"):

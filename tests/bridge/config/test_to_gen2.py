@@ -151,3 +151,11 @@ def test_credit_takes_every_file_of_configs(credit, tmp_path, path):
         return
     assert credit_verdict(written) != TAKES
     assert [line for line in lines if why in line] == [f"note: model.type: {why}"]
+
+
+def test_a_note_says_that_credit_trains_all_weights():
+    mapping = read_yaml(CONFIGS[0].with_name("finetune_demo.yaml"))
+    converted, report = convert_config(mapping, to="gen2")
+    (note,) = [str(change) for change in report.changes if "finetune" in str(change)]
+    assert "CREDIT ignores it: it trains all weights" in note
+    assert converted["trainer"]["finetune"] == mapping["trainer"]["finetune"]
