@@ -279,7 +279,10 @@ def test_like_other_examples(like, shape, files):
     assert build(model)
 
 
-@pytest.mark.parametrize("like", ["camulator", "wrf_1h", "graph_1deg", "dscale_1h"])
+@pytest.mark.parametrize(
+    "like",
+    ["camulator", "wrf_1h", "graph_1deg", "dscale_1h", "wxformer_6h_curriculum"],
+)
 def test_without_files_it_is_the_example(files, like):
     assert init("--like", like) == OK
     assert Path("my.yaml").read_text() == (CONFIGS / f"{like}.yaml").read_text()
