@@ -52,7 +52,7 @@ class custom_vjp:
 
     def defvjp(
         self,
-        forward: Callable[..., Any],
+        forward: Callable[..., Any] | None,
         backward: Callable[..., Any],
         tangent: Callable[..., Any] | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class custom_vjp:
 
         Args:
             forward: function of all arguments; returns the result, and a pytree of
-                arrays to save.
+                arrays to save. None saves all arguments that have a derivative.
             backward: function of the hashable arguments, of what was saved, and of the
                 cotangent of the result; returns the cotangents of the other arguments.
             tangent: function of the hashable arguments, of what was saved, and of the
@@ -68,7 +68,8 @@ class custom_vjp:
                 for a backward pass that JAX cannot differentiate: it rounds, or
                 consists of kernels.
         """
-        forward, backward = _in_context(forward), _in_context(backward)
+        forward = _in_context(forward or self._with_arguments)
+        backward = _in_context(backward)
         tangent = _in_context(tangent) if tangent else None
 
         def rule(*args: Any) -> tuple[Any, Any]:
@@ -82,6 +83,11 @@ class custom_vjp:
             return result, _apply_derivative(result, saved, tangents, pull, push)
 
         self._function.defjvp(rule, symbolic_zeros=True)
+
+    def _with_arguments(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+        # `_static` counts from the precision, which is no argument.
+        saved = (x for place, x in enumerate(args, 1) if place not in self._static)
+        return self(*args), tuple(saved)
 
 
 def _apply_derivative(

@@ -41,10 +41,6 @@ def _product(x: Array, kernel: Array, dtype: Any) -> Array:
     return jnp.matmul(x, kernel, preferred_element_type=dtype)
 
 
-def _forward(x: Array, kernel: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
-    return _product(x, kernel, dtype), (x, kernel)
-
-
 def _backward(
     dtype: Any, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
@@ -54,7 +50,7 @@ def _backward(
     return by_x, kernel_gradient(x, cotangent).astype(kernel.dtype)
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(None, _backward)
 
 
 def kernel_gradient(

@@ -156,12 +156,6 @@ def _products(
     return _reduce(sums, matrices, (vectors,), f"products_{side}", interpret)
 
 
-def _products_forward(
-    matrices: tuple[Array, ...], vectors: Array, side: Side, interpret: bool
-) -> tuple[Array, tuple[tuple[Array, ...], Array]]:
-    return _products(matrices, vectors, side, interpret), (matrices, vectors)
-
-
 def _products_backward(
     side: Side,
     interpret: bool,
@@ -179,7 +173,7 @@ def _products_backward(
     return by_matrices, _products(matrices, cotangent, other, interpret)
 
 
-_products.defvjp(_products_forward, _products_backward)
+_products.defvjp(None, _products_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(2, 3))
@@ -190,12 +184,6 @@ def _dots(left: Array, right: Array, rows: Rows, interpret: bool) -> Array:
         for start, (count, length) in zip(starts, rows, strict=True)
     ]
     return _reduce(sums, (left,), (right,), "dots", interpret)
-
-
-def _dots_forward(
-    left: Array, right: Array, rows: Rows, interpret: bool
-) -> tuple[Array, tuple[Array, Array]]:
-    return _dots(left, right, rows, interpret), (left, right)
 
 
 def _dots_backward(
@@ -211,19 +199,13 @@ def _dots_backward(
     return by_left, by_right
 
 
-_dots.defvjp(_dots_forward, _dots_backward)
+_dots.defvjp(None, _dots_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(2,))
 def _scale(arrays: tuple[Array, ...], factors: Array, interpret: bool) -> list[Array]:
     del interpret
     return ops.scale(arrays, factors)
-
-
-def _scale_forward(
-    arrays: tuple[Array, ...], factors: Array, interpret: bool
-) -> tuple[list[Array], tuple[tuple[Array, ...], Array]]:
-    return _scale(arrays, factors, interpret), (arrays, factors)
 
 
 def _scale_backward(
@@ -256,7 +238,7 @@ def _scale_tangent(
     return jax.jvp(ops.scale, saved, tangents)[1]
 
 
-_scale.defvjp(_scale_forward, _scale_backward, _scale_tangent)
+_scale.defvjp(None, _scale_backward, _scale_tangent)
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,6 @@ def _attention(
     return _forward_call(qkv, bias, tiling, heads, interpret)
 
 
-def _forward(
-    qkv: Array, bias: Array, tiling: Tiling, heads: Heads, interpret: bool
-) -> tuple[Array, tuple[Array, Array]]:
-    return _attention(qkv, bias, tiling, heads, interpret), (qkv, bias)
-
-
 def _backward(
     tiling: Tiling,
     heads: Heads,
@@ -240,7 +234,7 @@ def _definition(qkv: Array, bias: Array, *, tiling: Tiling, heads: Heads) -> Arr
     return rows.reshape(grid.points, -1)[place]
 
 
-_attention.defvjp(_forward, _backward, _tangent)
+_attention.defvjp(None, _backward, _tangent)
 
 
 def _forward_call(
