@@ -29,11 +29,7 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.cpu.dense import dense, dense_transposed
-from credit_jax.kernels.cpu.direct_conv import (
-    direct_conv,
-    field_gradient,
-    kernel_gradient,
-)
+from credit_jax.kernels.cpu.direct_conv import direct_conv, kernel_gradient
 from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
 from credit_jax.ops.conv import (
     NO_PADDING,
@@ -104,7 +100,9 @@ def _faster(
     )
     if prod(taps) <= _FEW_TAPS and min(points, prod(sizes)) <= _FEW_POINTS:
         return lambda x, kernel: _tap_by_tap(pad_spatial(x, padding), kernel)
-    return lambda x, kernel: _unit_stride(x, kernel, tuple(padding))
+    if len(x) * points <= kernel.shape[-1]:
+        return lambda x, kernel: _few_points(x, kernel, tuple(padding))
+    return None
 
 
 def _direct(
@@ -121,28 +119,19 @@ def _direct(
 
 
 @partial(custom_vjp, nondiff_argnums=(2,))
-def _unit_stride(x: Array, kernel: Array, padding: Padding) -> Array:
+def _few_points(x: Array, kernel: Array, padding: Padding) -> Array:
     return _direct(x, kernel, padding=padding)
 
 
-def _unit_stride_forward(
-    x: Array, kernel: Array, padding: Padding
-) -> tuple[Array, tuple[Array, Array]]:
-    return _direct(x, kernel, padding=padding), (x, kernel)
-
-
-def _unit_stride_backward(
+def _few_points_backward(
     padding: Padding, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
     x, kernel = saved
     by_kernel = kernel_gradient(x, cotangent, kernel.shape[:2], (1, 1), padding, (1, 1))
-    if prod(cotangent.shape[:-1]) <= cotangent.shape[-1]:
-        return _field_from_product(cotangent, kernel, padding, x.shape[1:3]), by_kernel
-    by_field = field_gradient(cotangent, kernel, x.shape[1:3], (1, 1), padding, (1, 1))
-    return by_field, by_kernel
+    return _field_from_product(cotangent, kernel, padding, x.shape[1:3]), by_kernel
 
 
-_unit_stride.defvjp(_unit_stride_forward, _unit_stride_backward)
+_few_points.defvjp(None, _few_points_backward)
 
 
 def _field_from_product(
@@ -186,12 +175,6 @@ def _strided(x: Array, kernel: Array, stride: Pair) -> Array:
     return forward(x, kernel, stride)
 
 
-def _strided_forward(
-    x: Array, kernel: Array, stride: Pair
-) -> tuple[Array, tuple[Array, Array]]:
-    return _strided(x, kernel, stride), (x, kernel)
-
-
 def _strided_backward(
     stride: Pair, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
@@ -202,7 +185,7 @@ def _strided_backward(
     return *pull_field(cotangent), *pull_kernel(cotangent)
 
 
-_strided.defvjp(_strided_forward, _strided_backward)
+_strided.defvjp(None, _strided_backward)
 
 
 def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
@@ -232,4 +215,4 @@ def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
 def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:
     """Convolves with stride 1 on the phases of the input as channels."""
     x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
-    return _unit_stride(x, kernel, NO_PADDING)
+    return _direct(x, kernel)

@@ -41,12 +41,6 @@ def direct_conv(
     return _conv(x, kernel, padding, strides=stride, dilation=dilation)
 
 
-def _forward(
-    x: Array, kernel: Array, stride: Sizes, padding: Pads, dilation: Sizes
-) -> tuple[Array, tuple[Array, Array]]:
-    return direct_conv(x, kernel, stride, padding, dilation), (x, kernel)
-
-
 def _backward(
     stride: Sizes,
     padding: Pads,
@@ -62,7 +56,7 @@ def _backward(
     )
 
 
-direct_conv.defvjp(_forward, _backward)
+direct_conv.defvjp(None, _backward)
 
 
 def field_gradient(
@@ -83,24 +77,16 @@ def field_gradient(
         padding: see `direct_conv`.
         dilation: see `direct_conv`.
     """
-    num = len(sizes)
-    dims = zip(
-        sizes,
-        kernel.shape,
-        cotangent.shape[1:],
-        stride,
-        padding,
-        dilation,
-        strict=False,
-    )
+    taps, points = kernel.shape[:-2], cotangent.shape[1:-1]
+    dims = zip(sizes, taps, points, stride, padding, dilation, strict=True)
     pads = []
-    for size, taps, points, step, (low, _), spacing in dims:
-        reach = (taps - 1) * spacing
+    for size, num_taps, num_points, step, (low, _), spacing in dims:
+        reach = (num_taps - 1) * spacing
         before = reach - low
-        spread = (points - 1) * step + 1
+        spread = (num_points - 1) * step + 1
         # Negative where the padding is wider than the kernel's reach.
         pads.append((before, size + reach - spread - before))
-    reversed_kernel = jnp.swapaxes(jnp.flip(kernel, tuple(range(num))), -2, -1)
+    reversed_kernel = jnp.swapaxes(jnp.flip(kernel, tuple(range(len(sizes)))), -2, -1)
     return _conv(cotangent, reversed_kernel, pads, spread=stride, dilation=dilation)
 
 
@@ -124,11 +110,12 @@ def kernel_gradient(
     """
     x = pad_spatial(x, padding)
     num = len(taps)
-    dims = zip(x.shape[1:], taps, cotangent.shape[1:], stride, dilation, strict=False)
+    sizes, points = x.shape[1:-1], cotangent.shape[1:-1]
+    dims = zip(sizes, taps, points, stride, dilation, strict=True)
     # Points that no tap reaches are cut off.
     pads = [
-        (0, (count - 1) * spacing + (points - 1) * step + 1 - size)
-        for size, count, points, step, spacing in dims
+        (0, (num_taps - 1) * spacing + (num_points - 1) * step + 1 - size)
+        for size, num_taps, num_points, step, spacing in dims
     ]
     spatial = range(1, num + 1)
     by_kernel = _conv(
