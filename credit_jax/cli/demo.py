@@ -40,14 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generates the data set, unless the folder already has it."""
     console = Console(stderr=True)
-    values = {
-        name: getattr(args, name)
-        for name in DemoConfig.model_fields
-        if name != "forcing"
-    }
-    values["forcing"] = {
-        name: getattr(args, name) for name in ForcingConfig.model_fields
-    }
+    forcing = {name: getattr(args, name) for name in ForcingConfig.model_fields}
+    names = DemoConfig.model_fields.keys() - {"forcing"}
+    values = {name: getattr(args, name) for name in names} | {"forcing": forcing}
     folder = ensure_demo_data(parse(DemoConfig, values, source="demo"), console)
     print_line(f"{folder} is complete.", stderr=True)
     return OK

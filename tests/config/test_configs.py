@@ -1,12 +1,12 @@
 """The configs in `configs/` are valid, and those of the demo fit together."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from credit_jax.config import dump_config, load_config
 from credit_jax.plan import plan_run
+from tests.support.configs import write_base
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 DEMOS = ("tp2_domain2", "fsdp8", "domain8")
@@ -21,9 +21,8 @@ def test_the_configs_are_there():
 def test_is_sound_and_raises_no_warning(path, tmp_path):
     config = load_config(path)
     if config.trainer.finetune is not None:  # its base is a run of another config
-        base = path.parent / f"{Path(config.trainer.finetune.base).name}.yaml"
-        shutil.copy(base, tmp_path / "model.yml")
-        config = load_config(path, [f"trainer.finetune.from={tmp_path}"])
+        base = write_base(config.trainer.finetune.base, tmp_path)
+        config = load_config(path, [f"trainer.finetune.from={base}"])
     found = plan_run(config, with_data=False)
     assert found.problems == (), found.problems
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from credit_jax.plan import RunPlan, plan_run
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.convert import GEN1, kind_of
 from credit_torch_bridge.config.editor import dotted, leaves, same
+from tests.support.configs import CONFIGS, write_base
 
 # Keys without effect here, of which CREDIT's configs have many.
 pytestmark = pytest.mark.filterwarnings("ignore:.*ignored here")
 
-CONFIGS = Path(__file__).parents[3] / "configs"
 # What CREDIT's gen2 cannot express, as the conversion says it.
 REFUSED = (
     "active: gen1 corrects inside the model, before the loss, and gen2's training",
@@ -149,9 +148,7 @@ def test_there_and_back(path: str, tmp_path: Path) -> None:
         whole = read_yaml(path)
         finetune = (whole.get("trainer") or {}).get("finetune")
         if finetune:  # its base is a run of another config
-            base = CONFIGS / f"{Path(finetune['from']).name}.yaml"
-            shutil.copy(base, tmp_path / "model.yml")
-            finetune["from"] = str(tmp_path)
+            finetune["from"] = write_base(finetune["from"], tmp_path)
         ours, report = convert_config(whole, to="jax")
         config = build_config(ours)
         plan = plan_run(config, with_data=False)
