@@ -4,7 +4,7 @@
 
 Items are run in processes of their own; what is known is written to the folder at once,
 as JSON and as tables, and a second call with the same folder goes on where the first
-ended. Tests and compilations run side by side, what is timed runs alone.
+ended. Programs compile side by side; what is timed runs alone.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from benchmarks.speed.cases import SIZES
 PARTS = {
     "device": 60,
     "kernels": 300,
-    "models": 120,
-    "step": 150,
-    "bounds": 150,
+    "models": 180,
+    "step": 420,
+    "bounds": 300,
     "forecast": 200,
     "loader": 150,
     "training": 240,
-    "programs": 300,
 }
-# Parts whose numbers others do not disturb, with the processes that share their items.
-BESIDE = {"kernels": 2, "models": 4, "training": 1, "programs": 4}
-AGAIN = {"kernels": 1, "models": 1, "training": 1}
-# What is timed, in the order of what it says.
-ALONE = ("step", "bounds", "forecast", "loader")
-# Of the time left, what may go to the parts of `BESIDE` before anything is timed.
-_SHARE = 0.42
+# Parts that mostly compile, with the processes that share their items; the others stand
+# still while one of them times something.
+BESIDE = {"step": 4, "bounds": 3, "kernels": 2, "models": 4, "training": 1}
+AGAIN = dict.fromkeys(BESIDE, 1)
+# Commands that are timed as a whole.
+ALONE = ("forecast", "loader")
+# Of the time left, what may go to the parts of `BESIDE` before these.
+_SHARE = 0.65
 # Seconds at the end to write the summary in.
 _RESERVE = 10.0
 _INTRO = (

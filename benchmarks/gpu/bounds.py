@@ -31,6 +31,7 @@ from benchmarks.gpu import kernels as cases
 from benchmarks.gpu import records, step
 from benchmarks.gpu.device import seconds_of
 from benchmarks.gpu.records import Results, Setting
+from benchmarks.gpu.turns import alone
 from benchmarks.report import Table
 
 TITLE = "Time beside the bound"
@@ -80,12 +81,12 @@ def _step(setting: Setting, save: Callable[[Any], None]) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     with traced_side(setting) as side:
         text = side.step.lower(side.state, side.batch).compile().as_text()
-        for _ in range(2):
-            side.train()
-        whole = seconds_of(side.train, rounds=3)
-        with jax.profiler.trace(str(folder)):
-            for _ in range(_STEPS):
-                side.train()
+        side.train()
+        with alone(setting):
+            whole = seconds_of(side.train, rounds=3)
+            with jax.profiler.trace(str(folder)):
+                for _ in range(_STEPS):
+                    side.train()
     measured = seconds_by_instruction(folder)
     # Whoever wants another join has what it takes.
     profile = setting.out / "profile"
@@ -190,10 +191,10 @@ def _operation(item: str, setting: Setting) -> dict[str, Any]:
             with jax.default_matmul_precision("highest"):
                 compiled: Any = jax.jit(each).lower(*arrays).compile()
             program = total(kernels(parse(compiled.as_text())), target)
-            result[f"{name}, {what}"] = {
-                "seconds": seconds_of(compiled, *arrays, rounds=3),
-                "bound": program.step(target.launch),
-            }
+            with alone(setting):
+                seconds = seconds_of(compiled, *arrays, rounds=3)
+            bound = program.step(target.launch)
+            result[f"{name}, {what}"] = {"seconds": seconds, "bound": bound}
     return result
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.gpu import records
 from benchmarks.gpu.records import Setting
+from credit_jax.parallel.compiler import compile_sooner
 
 # Characters of an error that are worth keeping.
 _TAIL = 3000
@@ -60,6 +61,8 @@ class _Progress:
 
 def main(part: str, setting: str, *items: str) -> int:
     """Runs the items; returns 1 if one failed."""
+    # As the commands do.
+    compile_sooner()
     options = json.loads(setting)
     parsed = Setting(**{**options, "out": Path(options["out"])})
     module = importlib.import_module(f"benchmarks.gpu.{part}")

@@ -155,11 +155,13 @@ class Runner:
             running.remove(child)
             self._end(child)
             code = child.process.returncode
+            self._continue(running, code)
             self._finish(child, records.CRASHED, f"the process ended with code {code}")
             self._start(self._rest(child), running, until)
         elif now > until or now - child.since > child.job.seconds:
             running.remove(child)
             self._end(child)
+            self._continue(running, child.process.returncode)
             self._finish(
                 child, records.STOPPED, f"stopped after {now - child.since:.0f} s"
             )
@@ -220,6 +222,13 @@ class Runner:
     def forget(self) -> None:
         """Lets items be run again."""
         self._reported.clear()
+
+    @staticmethod
+    def _continue(running: Sequence[_Process], code: int | None) -> None:
+        """Continues what one that did not end well may have stopped to be alone."""
+        for child in running if code else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGCONT)
 
     @staticmethod
     def _end(child: _Process) -> None:

@@ -13,6 +13,7 @@ import jax
 
 from benchmarks.gpu import draws
 from benchmarks.gpu.records import Results, Setting
+from benchmarks.gpu.turns import alone
 from benchmarks.report import Table
 from benchmarks.speed.cases import Case, make_case
 from benchmarks.speed.jax_side import JaxSide
@@ -98,10 +99,11 @@ def _torch_side(item: str, case: Case, setting: Setting) -> Any:
 
 
 def _timed(call: Callable[[], object], setting: Setting) -> dict[str, Any]:
-    """Seconds of the first call, and of further ones."""
+    """Seconds of the first call, beside other processes, and of further ones."""
     first = take_turns({"": call}, warmup=0, rounds=1)[""].median
     rounds = 3 if setting.rehearse else _ROUNDS
-    times = take_turns({"": call}, warmup=2, rounds=rounds, limit=_LIMIT)[""]
+    with alone(setting):
+        times = take_turns({"": call}, warmup=2, rounds=rounds, limit=_LIMIT)[""]
     return {
         "first": first,
         "median": times.median,

@@ -30,7 +30,9 @@ jax.jit(lambda x, y: x * jax.numpy.exp(y) + y)(*jax.numpy.ones((2, 64, 64)))
 """
 
 
-OURS = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
+UNROLLED = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
+NOT_TUNED = "--xla_gpu_experimental_enable_fusion_autotuner=false"
+OURS = f"{UNROLLED} {NOT_TUNED}"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,10 @@ OURS = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
     [
         ("", OURS),
         ("--xla_dump_to=x", f"--xla_dump_to=x {OURS}"),
-        ("--xla_backend_extra_options=own", "--xla_backend_extra_options=own"),
+        (
+            "--xla_backend_extra_options=own",
+            f"--xla_backend_extra_options=own {NOT_TUNED}",
+        ),
     ],
 )
 def test_what_the_user_asks_of_xla_stays(monkeypatch, before, after):

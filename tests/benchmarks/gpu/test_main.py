@@ -25,7 +25,6 @@ ROWS = {
     "forecast": "| CREDIT |",
     "loader": "| 0.25 degrees |",
     "training": "With kernels, 10 steps: right",
-    "programs": "| credit_jax |",
 }
 
 
