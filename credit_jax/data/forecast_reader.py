@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
+from credit_jax.data.channel_checks import ChannelChecks
 from credit_jax.data.forecast_data import ForecastData
 from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.schedule import Schedule, Task
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
-from credit_jax.data.values import (
-    BadValuesError,
-    Outlier,
-    OutlierError,
-    check_fields,
-    check_finite,
-    check_forcing,
-    note_once,
-    outlier_error,
-)
+from credit_jax.data.values import BadValuesError, check_fields
 from credit_jax.parallel.placement import place_batch
 from credit_jax.transforms import (
     FORCING,
@@ -36,7 +29,6 @@ from credit_jax.transforms import (
     initial_entries,
     newest,
 )
-from credit_jax.transforms.pre.fill_values import FillValues
 
 # Named fields in physical units, (batch, level, time, lat, lon) each, and the tasks.
 Perturb = Callable[[FieldTree, Sequence[Task]], FieldTree]
@@ -107,7 +99,9 @@ class ForecastReader:
         physical = aligned["input"]
         x = steps.before_step(done)["x"]
         if self.finite:
-            self._check(x, starts)
+            with self._files_named():
+                check_raw = partial(_check_raw, starts, raw["input"])
+                self._checks.check(x, None, np.array(starts), check_raw)
         entries = initial_entries(self.pipeline, raw["input"], physical)
         now = newest(physical)
         # Copied, as the step donates the buffer of x_physical.
@@ -134,11 +128,13 @@ class ForecastReader:
             start: self.data.forcing(start, step) for start in dict.fromkeys(starts)
         }
         fields = _stacked([once[start] for start in starts])
-        if self.finite and not self._fills:
-            with self._files_named():
-                times = [self.data.time(start, step) for start in starts]
-                check_forcing(fields, starts, times, step)
         forcing = self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
+        if self.finite:
+            times = np.array([self.data.time(start, step) for start in starts])
+            names = [f"step {step} of the forecast from {str(t)[:16]}" for t in starts]
+            with self._files_named():
+                check_raw = partial(_check_raw, times, fields)
+                self._checks.check_forcing(forcing, times, check_raw, names)
         return {FORCING: forcing, **self._further(starts, step)}
 
     def _further(
@@ -151,52 +147,20 @@ class ForecastReader:
         times = [self.data.time(start, step) for start in starts]
         with self._files_named():
             by_time = {
-                t: further_arrays(further, [t], self.pipeline) for t in set(times)
+                t: further_arrays(further, [t], self.pipeline, noted=self._noted)
+                for t in set(times)
             }
         names = further.names
         return {k: np.concatenate([by_time[t][k] for t in times]) for k in names}
 
-    def _check(self, x: np.ndarray, starts: Sequence[np.datetime64]) -> None:
-        """Checks x of the initial states as training does.
-
-        Raises:
-            BadValuesError: a value is not finite, or a fill value.
-        """
-        with self._files_named():
-            try:
-                normalized = self.pipeline.normalized(self.schema.as_read())
-                plateau, outliers = check_finite(
-                    x, None, np.array(starts), self.schema, normalized
-                )
-            except BadValuesError:
-                self._check_raw(starts)  # raises a more specific error, if it can
-                raise
-            if plateau:
-                self._check_raw(starts)
-            for outlier in outliers:
-                self._note(outlier, starts, x.shape[2])
-
-    def _note(
-        self, outlier: Outlier, starts: Sequence[np.datetime64], history: int
-    ) -> None:
-        """Names an outlier of an initial state in the log."""
-        sample, time, row, column = outlier.place
-        step, start = time + 1 - history, starts[sample]
-        grid = self.pipeline.grid or self.data.coordinates()
-        axes = grid.latitude, grid.longitude
-        label = self.data.time(start, step)
-        error = outlier_error(outlier, self.schema, (row, column), axes, label)
-        error = OutlierError(str(error), error.key, start, step)
-        note_once(error.in_file(self.data.path_of))  # type: ignore[arg-type]
-
-    def _check_raw(self, starts: Sequence[np.datetime64]) -> None:
-        for start, fields in zip(starts, self._initial(starts), strict=True):
-            check_fields(fields, start)
+    @cached_property
+    def _checks(self) -> ChannelChecks:
+        return ChannelChecks(self.data, self.pipeline, self.schema, self._noted)
 
     @property
-    def _fills(self) -> bool:
-        """Whether a preblock fills missing values."""
-        return any(isinstance(p.transform, FillValues) for p in self.pipeline.preblocks)
+    def _noted(self) -> bool:
+        """Whether outliers are notes: no other forecast stands for one."""
+        return self.data.data.on_outlier != "raise"
 
     @contextmanager
     def _files_named(self) -> Iterator[None]:
@@ -241,6 +205,19 @@ class ForecastReader:
 
     def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:
         return [self.schedule.starts[task.start] for task in tasks]
+
+
+def _check_raw(
+    times: Sequence[np.datetime64] | np.ndarray,
+    fields: Mapping[str, Mapping[str, np.ndarray]],
+) -> None:
+    """Checks fields (batch, level, time, lat, lon) for fill values."""
+    for number, time in enumerate(times):
+        source_fields = {
+            source: {key: x[number] for key, x in by_key.items()}
+            for source, by_key in fields.items()
+        }
+        check_fields(source_fields, time)
 
 
 def _stacked(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.data.channel_checks import OutlierPolicy
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.values import check_fields, check_finite
 from credit_jax.transforms import Phase, Pipeline
@@ -17,6 +18,7 @@ def further_arrays(
     starts: Sequence[np.datetime64],
     pipeline: Pipeline,
     *,
+    noted: bool,
     thorough: bool = False,
 ) -> dict[str, np.ndarray]:
     """Returns the inputs other than x of one sample, with its steps concatenated.
@@ -25,18 +27,21 @@ def further_arrays(
         further: the opened inputs.
         starts: last time of x in each step.
         pipeline: the transforms, whose preblocks are applied as for x.
-        thorough: whether to check for fill values.
+        noted: whether outliers are notes, otherwise they are errors.
+        thorough: whether to check for fill values, which is done in any case where
+            fields look like it.
 
     Returns:
         Fields (1, channel, step x time, lat, lon) and vectors (1, step x size), by name
         of the input.
 
     Raises:
-        ValueError: a time is missing, or a value is not finite.
+        ValueError: a time is missing, a value is not finite or a fill value, or an
+            outlier is an error.
     """
     steps = [
         {
-            name: _field(further, name, start, pipeline, thorough=thorough)
+            name: _field(further, name, start, pipeline, noted=noted, thorough=thorough)
             for name in further.schemas
         }
         | further.vectors(start)
@@ -54,6 +59,7 @@ def _field(
     start: np.datetime64,
     pipeline: Pipeline,
     *,
+    noted: bool,
     thorough: bool,
 ) -> Float[np.ndarray, "channel time lat lon"]:
     raw = further.fields(name, start)
@@ -66,5 +72,14 @@ def _field(
     aligned = pipeline.aligned({"input": batched}, Phase.INITIAL)
     array = np.asarray(pipeline.before_step(aligned)["x"], np.float32)
     schema = further.schemas[name].after(pipeline)
-    check_finite(array, None, np.array([start]), schema)
+    normalized = pipeline.normalized(further.schemas[name].as_read())
+    plateau, outliers = check_finite(array, None, np.array([start]), schema, normalized)
+    if plateau:
+        check_fields(raw, start)
+    grid = pipeline.grid or further.only(raw).coordinates()
+    policy = OutlierPolicy(further, grid, noted)
+    for outlier in outliers:
+        channel = outlier.channel
+        names = schema.key_of(channel, "input"), schema.describe(channel, "input")
+        policy(outlier, *names, start)
     return array[0]

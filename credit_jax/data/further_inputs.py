@@ -112,6 +112,13 @@ class InputData(OpenedData):
         )
         return opened.coordinates()
 
+    def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
+        """See `OpenedData.path_of`; those of the further inputs are among them."""
+        path = super().path_of(key, time, step)
+        if path is None and self.further is not None:
+            return self.further.path_of(key, time, step)
+        return path
+
     def units(self) -> dict[str, tuple[str, str]]:
         """See `OpenedData.units`; those of the further inputs are among them."""
         units = super().units()

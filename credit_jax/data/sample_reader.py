@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -11,18 +11,11 @@ import numpy as np
 from jaxtyping import Int
 
 from credit_jax.data.batch import Batch, BatchArrays
+from credit_jax.data.channel_checks import ChannelChecks
 from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.schema import ChannelSchema
-from credit_jax.data.values import (
-    BadValuesError,
-    Outlier,
-    OutlierError,
-    check_fields,
-    check_finite,
-    note_once,
-    outlier_error,
-)
+from credit_jax.data.values import BadValuesError, check_fields
 from credit_jax.transforms import (
     FieldTree,
     Phase,
@@ -114,42 +107,21 @@ class SampleReader:
             out.fill(self.pipeline, step_tree, number, step)
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
         x, y = out.x[number : number + 1], out.y[number : number + 1]
-        try:
-            plateau, outliers = check_finite(
-                x, y, first["input_times"], self.schema, self._normalized
-            )
-        except ValueError:
-            _check_raw(steps)  # raises a more specific error, if it finds the cause
-            raise
-        if plateau:
-            _check_raw(steps)
-        for outlier in outliers:
-            error = self._outlier(outlier, x.shape[2], index)
-            if self.dataset.data.on_outlier != "note":
-                raise error
-            note_once(error)
-        fields = self._named_fields(raw, first, later)
+        check_raw = partial(_check_raw, steps)
+        self._checks.check(x, y, first["input_times"], check_raw)
+        forcing = [self.pipeline.aligned(s, Phase.BEFORE_STEP)["input"] for s in later]
+        for step, step_forcing in zip(later, forcing, strict=True):
+            self._checks.check_forcing(step_forcing, step["input_times"], check_raw)
+        fields = self._named_fields(raw, first, forcing)
         further = self._further(index, thorough=thorough)
         known = {"input_times": first["input_times"], "target_times": times}
         return {**known, "fields": fields, "further": further}
 
     @cached_property
-    def _normalized(self) -> frozenset[str]:
-        return self.pipeline.normalized(self.schema.as_read())
-
-    def _outlier(self, outlier: Outlier, history: int, index: int) -> OutlierError:
-        """The error for an outlier of a sample, which names its place."""
-        _, time, row, column = outlier.place
-        step = time + 1 if outlier.which == "target" else time + 1 - history
-        dataset, start = self.dataset, self.dataset.starts[index]
-        label = dataset.time(start, step)
-        row += 0 if self.rows is None else self.rows.start or 0
-        grid = self.pipeline.grid or dataset.coordinates()
-        error = outlier_error(
-            outlier, self.schema, (row, column), (grid.latitude, grid.longitude), label
-        )
-        error = OutlierError(str(error), error.key, start, step)
-        return error.in_file(dataset.path_of)  # type: ignore[return-value]
+    def _checks(self) -> ChannelChecks:
+        noted = self.dataset.data.on_outlier == "note"
+        row = 0 if self.rows is None else self.rows.start or 0
+        return ChannelChecks(self.dataset, self.pipeline, self.schema, noted, row)
 
     def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
         """The inputs of the model other than x."""
@@ -157,20 +129,23 @@ class SampleReader:
         if dataset.further is None:
             return {}
         starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
-        return further_arrays(dataset.further, starts, self.pipeline, thorough=thorough)
+        return further_arrays(
+            dataset.further,
+            starts,
+            self.pipeline,
+            noted=self._checks.noted,
+            thorough=thorough,
+        )
 
     def _named_fields(
-        self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
+        self, raw: FieldTree, first: FieldTree, forcing: Sequence[FieldTree]
     ) -> dict[str, FieldTree]:
-        """`Batch.fields` of one sample."""
-        if not (later or self.pipeline.needs("x_physical", "ic_raw")):
+        """`Batch.fields` of one sample; `forcing` is that of the later steps."""
+        if not (forcing or self.pipeline.needs("x_physical", "ic_raw")):
             return {}
         physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
         fields = initial_entries(self.pipeline, raw["input"], physical)
-        if later:
-            aligned = [self.pipeline.aligned(s, Phase.BEFORE_STEP) for s in later]
-            fields |= fields_of_rollout(physical, [s["input"] for s in aligned])
-        return fields
+        return fields | (fields_of_rollout(physical, forcing) if forcing else {})
 
 
 def _check_raw(steps: Sequence[FieldTree]) -> None:

@@ -1,7 +1,6 @@
 """Checks of values: not finite, fill values read as numbers, not normalized."""
 
 import dataclasses
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +18,6 @@ FILL_SHARE = 1e-3
 OUTSTANDING = 10.0
 # Normalized values with a larger magnitude are implausible, in deviations.
 OUTLIER = 50.0
-# Largest number of outliers that are named in a log.
-MOST_NOTES = 50
 # No field in physical units is this large; NetCDF's default fill value is 1e37.
 LARGEST = 1e15
 # Key of a field, a time, number of steps from it -> file; see `Dataset.path_of`.
@@ -92,40 +89,6 @@ def check_fields(
             _check_fill_value(key, field, time)
 
 
-def check_forcing(
-    fields: Mapping[str, Mapping[str, np.ndarray]],
-    starts: Sequence[np.datetime64],
-    times: Sequence[np.datetime64],
-    step: int,
-) -> None:
-    """Checks that the forcing of a step of some forecasts is finite.
-
-    Args:
-        fields: source -> key -> field (batch, level, time, lat, lon).
-        starts: (batch,) start dates.
-        times: (batch,) times of the fields.
-        step: step of the forecasts.
-
-    Raises:
-        BadValuesError: it is not.
-    """
-    for key, field in (
-        item for source_fields in fields.values() for item in source_fields.items()
-    ):
-        for start, time, values in zip(starts, times, field, strict=True):
-            bad = int((~np.isfinite(values)).sum())
-            if bad:
-                raise BadValuesError(
-                    f"{key} at {str(time)[:16]}, step {step} of the forecast from "
-                    f"{str(start)[:16]}, has {bad} of {values.size} values that are "
-                    "NaN or infinite; repair the data, or fill them with a preblock "
-                    "of type fill_values",
-                    key,
-                    start,
-                    step,
-                )
-
-
 def _check_fill_value(
     key: str, field: Shaped[np.ndarray, "..."], time: np.datetime64
 ) -> None:
@@ -191,6 +154,7 @@ def check_finite(
     times: np.ndarray,
     schema: ChannelSchema,
     normalized: Collection[str] = (),
+    samples: Sequence[str] | None = None,
 ) -> Suspects:
     """Checks that a batch has no NaN and no infinity.
 
@@ -200,6 +164,7 @@ def check_finite(
         times: (batch,) last input time of each sample.
         schema: the channels of x and y.
         normalized: keys of the variables in which outliers are looked for.
+        samples: (batch,) names of the samples in errors; by default by their times.
 
     Raises:
         BadValuesError: a value is not finite; names the variable, the time and the
@@ -213,7 +178,7 @@ def check_finite(
         extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
         low, high = np.array(extremes).T
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise _not_finite(which, array, times, schema)
+            raise _not_finite(which, array, times, schema, samples)
         for ends in (low, high):
             for channel in np.flatnonzero(np.abs(ends) > OUTSTANDING):
                 values = array[:, channel]
@@ -235,65 +200,22 @@ class OutlierError(BadValuesError):
     """An error for a value that normalization makes implausible."""
 
 
-def outlier_error(
-    outlier: Outlier,
-    schema: ChannelSchema,
-    point: tuple[int, int],
-    axes: tuple[Sequence[float] | np.ndarray | None, ...],
-    time: np.datetime64,
-) -> OutlierError:
-    """The error for an outlier.
-
-    Args:
-        outlier: the outlier.
-        schema: the channels of x and y.
-        point: row and column of the whole grid.
-        axes: latitudes and longitudes, degrees; None if unknown.
-        time: time of the field.
-    """
-    names = zip(("latitude", "longitude"), axes, point, strict=True)
-    place = ", ".join(
-        f"{name} {coordinates[i]:g}"
-        for name, coordinates, i in names
-        if coordinates is not None
-    )
-    name = schema.describe(outlier.channel, outlier.which)
-    return OutlierError(
-        f"{name} at {str(time)[:16]} has a value that is {outlier.value:.4g} "
-        f"deviations from the mean, at row {point[0]}, column {point[1]}"
-        f"{f' ({place})' if place else ''}; more than {OUTLIER:g} are implausible: "
-        "compare the field with its neighbors in time (data.on_outlier: note, raise or "
-        "skip)",
-        schema.key_of(outlier.channel, outlier.which),
-        time,
-    )
-
-
-# What was logged before: file, variable, level and time.
-_NAMED: set[str] = set()
-_LOG = logging.getLogger("credit_jax")
-
-
-def note_once(error: OutlierError) -> None:
-    """Logs an outlier of a variable at a time, unless it was logged before."""
-    name = str(error).partition(" has ")[0]
-    if name in _NAMED or len(_NAMED) > MOST_NOTES:
-        return
-    _NAMED.add(name)
-    last = len(_NAMED) > MOST_NOTES
-    _LOG.warning("note: %s", "further outliers are not named" if last else error)
-
-
 def _not_finite(
-    which: str, array: np.ndarray, times: np.ndarray, schema: ChannelSchema
+    which: str,
+    array: np.ndarray,
+    times: np.ndarray,
+    schema: ChannelSchema,
+    samples: Sequence[str] | None,
 ) -> BadValuesError:
     bad = ~np.isfinite(array)
     sample, channel, time = map(int, np.argwhere(bad.any(axis=(3, 4)))[0])
     field = bad[sample, channel]
     count = int(bad.any(axis=(3, 4)).sum())
+    name = f"the sample at {str(times[sample])[:16]}"
+    name = name if samples is None else samples[sample]
     return BadValuesError(
-        f"{schema.describe(channel, which)} of the {which} of the sample "
-        f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
+        f"{schema.describe(channel, which)} of the {which} of {name} has "
+        f"{int(field.sum())} of {field.size} "
         f"values that are NaN or infinite (fields of this batch with such values: "
         f"{count}); repair the data, fill them with a preblock of type fill_values, or "
         "leave the variable or the dates out",

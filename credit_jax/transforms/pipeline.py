@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from credit_jax.io.errors import errors_of
@@ -48,11 +49,14 @@ from credit_jax.transforms.level_files import check_numbers, matched_by_count
 from credit_jax.transforms.levels import LevelInterp
 from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
+from credit_jax.transforms.pre.concat import Concat, ToDevice
+from credit_jax.transforms.pre.fill_values import FillValues
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS
+from credit_jax.transforms.selection import OfVariables
 
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
@@ -283,6 +287,26 @@ class Pipeline:
             )
         )
 
+    def for_forcing(self) -> Pipeline:
+        """Returns a copy for the dynamic forcing of a later step by itself.
+
+        It has the preblocks that later steps apply to it. Where one may combine forcing
+        with other fields, it normalizes nothing.
+        """
+        steps = [e for e in self._of(Phase.BEFORE_STEP) if not e.moves_fields]
+        by_field = (Rename, OfVariables, Normalizer, Concat, ToDevice)
+        if not all(isinstance(each.transform, by_field) for each in steps):
+            by_field = (Rename, FillValues, Concat)
+        return Pipeline(
+            tuple(
+                each
+                for each in self.preblocks
+                if each.moves_fields
+                or isinstance(each.transform, Rename)
+                or (each in steps and isinstance(each.transform, by_field))
+            )
+        )
+
     def named_as_before(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
@@ -461,17 +485,28 @@ class Pipeline:
         """Keys of x and y that a normalizer or a scaler of the preblocks changes.
 
         Args:
-            schema: the variables of x and y.
+            schema: the variables of the data, before preblocks.
         """
-        keys = {group.var_key for groups in schema.values() for group in groups}
         scaled: set[str] = set()
-        for each in self.preblocks:
+        for each, before in Pipeline(self.preblocks).with_schemas(schema):
             transform = each.transform
-            if isinstance(transform, Normalizer):
+            keys = {group.var_key for groups in before.values() for group in groups}
+            if isinstance(transform, Rename):
+                scaled = {transform.mapping.get(key, key) for key in scaled}
+            elif isinstance(transform, Normalizer):
                 scaled |= {key for key in keys if variable_of(key) in transform.mean}
             elif isinstance(transform, ScalerTransform):
                 scaled |= {key for key in keys if transform.selection(key)}
         return frozenset(scaled)
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Key of a variable after all preblocks -> key in the data, if another."""
+        origins: dict[str, str] = {}
+        for each in reversed(self.preblocks):
+            if isinstance(each.transform, Rename):
+                origins = each.transform.origins(origins)
+        return origins
 
     @property
     def needs_grid(self) -> bool:

@@ -206,6 +206,84 @@ def test_an_outlier_is_named_once(folder, caplog):
     assert 5e4 < deviations < 2e5
 
 
+def outliers_named(caplog):
+    """The notes on outliers, of which there is one for each field."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if "deviations" in line]
+
+
+def normalized_too(folder, name):
+    """Adds a mean of 0 and a deviation of 1 of a variable to the statistics."""
+    rewrite(folder / "mean.nc", lambda d: d.assign({name: 0.0}))
+    rewrite(folder / "std.nc", lambda d: d.assign({name: 1.0}))
+
+
+def test_an_outlier_of_a_static_field_is_named_once(folder, caplog):
+    """It is that of one field, at whatever times it is read."""
+    normalized_too(folder, "LSM")
+    rewrite(folder / "static.nc", lambda d: d.assign(LSM=d["LSM"] * 0 + 1e6))
+    loader = load(folder)
+    collect(loader)
+    (line,) = outliers_named(caplog)
+    assert f"{folder}/static.nc: LSM has a value that is 1e+06 deviations" in line
+
+
+def test_outliers_in_a_folder_with_any_name(tmp_path, caplog):
+    folder = tmp_path / "what it has at home"
+    folder.mkdir()
+    write_world(folder)
+    outlier_at(folder)
+    rewrite(
+        folder / "w_1999.nc", lambda d: d.assign(SP=d["SP"].where(d["SP"] < 102e3, 1e9))
+    )
+    collect(load(folder))
+    lines = outliers_named(caplog)
+    assert {line.split(".nc: ")[1].split()[0] for line in lines} == {"SP", "T"}
+    assert len(lines) == len(set(lines)) > 2
+
+
+def test_an_outlier_of_a_renamed_variable(folder, caplog):
+    """Statistics have the name before the block, files theirs."""
+    outlier_at(folder)
+    old, new = "ERA5/prognostic/3d/T", "ERA5/prognostic/3d/temperature"
+    rename = {"type": "rename", "args": {"mapping": {old: new}}}
+    raw = raw_config(folder)
+    steps = raw["preblocks"]["per_step"]
+    raw["preblocks"]["per_step"] = {
+        "norm": steps["norm"],
+        "names": rename,
+        "concat": steps["concat"],
+    }
+    collect(load(folder, raw))
+    (line,) = outliers_named(caplog)
+    assert "w_2000.nc: temperature (level 2 of 2) at 2000-01-01T18:00" in line
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.nan, "has 1 of 60 values that are NaN"),
+        (-9999.0, "has 6 of 60 values that are -9999, a fill"),
+        (1e6, "has a value that is 1e"),
+    ],
+)
+def test_the_forcing_of_later_steps_is_checked(folder, value, words):
+    """The last one is the input of no sample."""
+    normalized_too(folder, "tsi")
+
+    def damage(dataset):
+        dataset["tsi"][15, 3, : 6 if value < 0 else 1] = value
+        return dataset
+
+    rewrite(folder / "w_2000.nc", damage)
+    changes = {"data__forecast_len": 2, "data__on_outlier": "raise"}
+    with pytest.raises(ValueError, match=words) as caught:
+        collect(load(folder, **changes))
+    assert str(caught.value).startswith(f"{folder}/w_2000.nc: ")
+    assert "tsi" in str(caught.value)
+    assert "2000-01-04T18:00" in str(caught.value)
+
+
 def test_an_outlier_ends_a_run_or_is_replaced(world, folder):
     outlier_at(folder)
     refused_while_reading = load(folder, data__on_outlier="raise")

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 from credit_jax.config import ConfigError
 from credit_jax.data import build_loader
 from credit_jax.data.further_inputs import encode_times
 from credit_jax.plan import plan_run
-from tests.data.region import WRF, region, region_config
-from tests.data.world import parsed, set_key
+from tests.data.damaged import rewrite
+from tests.data.region import WRF, region, region_config, write_outside
+from tests.data.world import parsed, set_key, write_world
 from tests.support.credit_modules import credit_attribute
 
 __all__ = ["region"]
@@ -85,6 +87,28 @@ def test_all_steps_of_a_forecast(region: Path) -> None:
     np.testing.assert_array_equal(both["x_outside"], joined)
     joined = np.concatenate([now["x_extra"], later["x_extra"]], axis=1)
     np.testing.assert_array_equal(both["x_extra"], joined)
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (1e6, "deviations")])
+def test_values_around_that_cannot_be_used(
+    tmp_path: Path, value: float, words: str
+) -> None:
+    """They are errors as those of x are, which name the file."""
+    write_world(tmp_path)
+    write_outside(tmp_path)
+    for name, number in (("mean", 0.0), ("std", 1.0)):
+        rewrite(tmp_path / f"{name}.nc", lambda d, number=number: d.assign(MSL=number))
+    place = {"time": slice(12, 20), "latitude": 3, "longitude": 7}
+
+    def damage(dataset: xr.Dataset) -> xr.Dataset:
+        dataset["MSL"][place] = value
+        return dataset
+
+    rewrite(tmp_path / "o_2000.nc", damage)
+    raw = region_config(tmp_path, data__on_outlier="raise")
+    loader = build_loader(parsed(raw), split="train")
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/o_2000.nc: MSL.*{words}"):
+        list(loader.epoch(0))
 
 
 def test_samples_without_fields_around_are_left_out(region: Path) -> None:

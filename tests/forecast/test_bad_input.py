@@ -1,6 +1,7 @@
 """Invalid forecasts give one error before anything is compiled."""
 
 import shutil
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.forecast import autoregression, forecaster
 from credit_jax.forecast.outputs import read_attributes
 from credit_jax.models.registry import build
+from tests.data.damaged import rewrite
 from tests.forecast.tiny_run import forecast, make_run
 
 
@@ -182,6 +184,8 @@ BAD_FIELDS = {
     "an initial state": ("T", 0, np.nan, "T (level 2 of 2) of the input"),
     "a fill value": ("T", 0, -9999.0, "-9999, a fill value"),
     "forcing of a later step": ("tsi", 2, np.nan, "step 2 of the forecast from"),
+    "an outlier": ("T", 0, 1e7, "T (level 2 of 2) at 2000-01-02T00:00 has a value"),
+    "an outlier of forcing": ("tsi", 2, 1e6, "tsi at 2000-01-02T12:00 has a value"),
 }
 
 
@@ -199,7 +203,10 @@ def test_values_that_cannot_be_used_name_their_file(
     field = changed[variable].sel(place)
     changed[variable].loc[place] = xr.where(field == field.max(), value, field)
     changed.to_netcdf(tmp_path / "w_2000.nc")
-    config = make_run(tmp_path, tmp_path / "run")
+    for name, number in (("mean", 0.0), ("std", 1.0)):
+        statistics = partial(xr.Dataset.assign, tsi=number)
+        rewrite(tmp_path / f"{name}.nc", statistics)
+    config = make_run(tmp_path, tmp_path / "run", data__on_outlier="raise")
     options = ("--init-time", str(start), "--steps", "4")
     assert forecast(config, tmp_path / "out", *options) == USER_ERROR
     error = capsys.readouterr().err
