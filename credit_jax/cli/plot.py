@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import xarray as xr
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.config.base import not_available
 from credit_jax.evaluation.open_forecasts import open_forecasts
-from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores
+from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_training
+from credit_jax.forecast.archive import record_beside
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
 from credit_jax.visualization.card import ERRORS, card_panel, differences
 from credit_jax.visualization.choice import choose, find_lead, truth_of
@@ -38,6 +40,7 @@ EXAMPLE = (
 )
 KINDS = ("curves", "card", "spectra", "ranks", "page")
 GIF = ".gif"
+TITLE_WIDTH = 60  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,12 +137,14 @@ def plot_forecast(args: argparse.Namespace, out: Path) -> None:
         raise ValueError("--variable NAME is needed with --forecast")
     projection = Projection(args.projection)
     window = find_window(args.region) if args.region else None
+    files = open_forecasts(args.forecast)
     choice = choose(
-        open_forecasts(args.forecast),
+        files,
         args.variable,
         level=args.level,
         init_time=args.init_time,
         member=args.member,
+        training=record_beside(files.where).training_dates,
     )
     leads = choice.files.leads
     last = len(leads) - 1 if args.lead is None else find_lead(leads, args.lead)
@@ -187,8 +192,8 @@ def scores_figure(args: argparse.Namespace) -> Any:
         "spectra": f"Zonal energy spectra, {where}",
         "ranks": f"Rank of the truth among members, {where}",
     }
-    legend = args.kind == "curves"
-    return panels_figure(panels, title=titles[args.kind], legend=legend)
+    title = _with_training(titles[args.kind], scores)
+    return panels_figure(panels, title=title, legend=args.kind == "curves")
 
 
 def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
@@ -210,10 +215,17 @@ def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
         raise ValueError(f"--baseline {baseline}: {error}") from error
     where = region_text(region)
     title = f"{NAMES[metric]} of the forecast beside {baseline}, {where}, %"
+    title = _with_training(title, scores)
     names = [
         channel_text(scores, str(channel)) for channel in changes["channel"].values
     ]
     return panels_figure([card_panel(changes, title, names)], title=title, legend=False)
+
+
+def _with_training(title: str, scores: xr.Dataset) -> str:
+    """A title that says how many dates are in the training period."""
+    seen = seen_in_training(scores)
+    return f"{title}\n{textwrap.fill(seen, TITLE_WIDTH)}" if seen else title
 
 
 def _check_choice(option: str, chosen: Sequence[str], available: np.ndarray) -> None:

@@ -29,7 +29,7 @@ from credit_jax.evaluation.opening import ScoreOptions, in_order, open_compariso
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
-from credit_jax.forecast.archive import TRAINING_DATES, Record, read_record
+from credit_jax.forecast.archive import Record, record_beside
 from credit_jax.io.write_errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan.forecast import forecast_truth
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     use_cache(args.cache)
     regions = choose_regions(in_order(args.regions))
     files = open_forecasts(args.forecast)
-    record = read_record(_folder_of(files))
+    record = record_beside(files.where)
     if record.unfinished:
         raise ValueError(
             f"--forecast: {record.unfinished} of {record.total} forecasts in "
@@ -104,8 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if not files.leads.size:
         raise ValueError(f"--forecast: {args.forecast} has no lead time above 0")
     config = _config(record, files)
-    dates = record.provenance.get(TRAINING_DATES, ())
-    options = score_options(args, config, dates)
+    options = score_options(args, config, record.training_dates)
     coordinates = files.grid.latitude, files.grid.longitude
     comparison = open_comparison(
         options, files.grid.variables, coordinates, valid_times(files)
@@ -174,12 +173,6 @@ def report(scores: Any, folder: str | Path) -> None:
         raise CommandError(str(error), FAILED) from error
     Console().print(score_table(scores))
     print_line(f"scores: {page}, {paths[0]}, {paths[1]}")
-
-
-def _folder_of(files: ForecastFiles) -> Path:
-    """The folder of the record of the forecasts, if there is one."""
-    place = Path(files.where)
-    return place.parent if place.suffix == ".zarr" else place
 
 
 def _config(record: Record, files: ForecastFiles) -> Config | None:

@@ -13,10 +13,10 @@ from credit_jax.evaluation.climatologies import open_climatology, training_clima
 from credit_jax.evaluation.comparison import Comparison, compare, levels_in
 from credit_jax.evaluation.grid_file import Variable, align
 from credit_jax.evaluation.references import open_truth
+from credit_jax.evaluation.scores import NONE_TRAINED
 from credit_jax.io.open_files import OpenFiles
 
 NO_CLIMATOLOGY = "none"
-NONE_TRAINED = "none"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 from rich.box import HORIZONTALS
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from credit_jax.evaluation.scores import (
     LEAD,
     PERSISTENCE,
     SYSTEM,
+    seen_in_training,
 )
 
 _SHOWN = (FORECAST, PERSISTENCE, CLIMATOLOGY)
@@ -27,8 +29,8 @@ MAX_LEADS = 5
 def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     """Global RMSE of each variable; of several levels the root mean square over them.
 
-    The table says so, and has the units. The forecast is green where it is below all
-    others.
+    The table says so, has the units, and says whether dates are in the training period.
+    The forecast is green where it is below all others.
 
     Args:
         scores: the data set.
@@ -43,7 +45,8 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     dates = counted(int(scores.attrs["num_start_dates"]), "start date")
     counts = scores["variable"].to_series().value_counts()
     levels = "" if counts.max() == 1 else "; root mean square over the levels"
-    title = f"RMSE, global, {dates}{what}{levels}"
+    seen = escape(printable(seen_in_training(scores)))
+    title = f"RMSE, global, {dates}{what}{levels}{f'; {seen}' if seen else ''}"
     table = Table(title=title, title_justify="left", box=HORIZONTALS)
     table.add_column("variable", no_wrap=True)
     table.add_column("system", min_width=max(map(len, systems)))

@@ -60,6 +60,9 @@ FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = (
 SYSTEM, CHANNEL, REGION, LEAD = "system", "channel", "region", "prediction_timedelta"
 RANK, BAND, WAVENUMBER = "rank", "band", "zonal_wavenumber"
 DIMS = (SYSTEM, CHANNEL, REGION, LEAD)
+# Attribute that says how many dates are in the training period, and two of its values.
+TRAINING_DATES = "training_dates"
+NONE_TRAINED, UNKNOWN = "none", "unknown"
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,12 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
     return paths
 
 
+def seen_in_training(scores: xr.Dataset) -> str:
+    """Says how many dates of scores are in the training period; "" if none is known."""
+    seen = str(scores.attrs.get(TRAINING_DATES, UNKNOWN))
+    return "" if seen in (NONE_TRAINED, UNKNOWN) else seen
+
+
 def read_scores(path: str | Path) -> xr.Dataset:
     """Reads the scores of a file, or of the folder that contains it, into memory.
 
@@ -176,7 +185,7 @@ def to_table(scores: xr.Dataset) -> pd.DataFrame:
     """Table of the metrics without ranks and wavenumbers, one row per finite value.
 
     Columns: metric, system, channel, variable, level, level_units, units, region,
-    lead_hours, value.
+    lead_hours, value, training_dates ("20 of 40 dates", "none" or "unknown").
     """
     if "level_units" not in scores.coords:
         unknown = [""] * scores.sizes[CHANNEL]
@@ -193,5 +202,7 @@ def to_table(scores: xr.Dataset) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True)
     table["lead_hours"] = table[LEAD] / np.timedelta64(1, "h")
     columns = ["metric", SYSTEM, CHANNEL, "variable", "level", "level_units", "units"]
-    columns.append(REGION)
-    return table.loc[table["value"].notna(), [*columns, "lead_hours", "value"]]
+    columns += [REGION, "lead_hours", "value", TRAINING_DATES]
+    seen = str(scores.attrs.get(TRAINING_DATES, UNKNOWN))
+    table[TRAINING_DATES] = seen.partition(" are in ")[0]
+    return table.loc[table["value"].notna(), columns]

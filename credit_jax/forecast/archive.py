@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.data.schedule import Schedule, Task
 from credit_jax.evaluation.open_forecasts import holds_forecasts
 from credit_jax.forecast.identity import differences
@@ -170,6 +171,18 @@ class Record:
     provenance: Mapping[str, Any]
     unfinished: int = 0
     total: int = 0
+
+    @property
+    def training_dates(self) -> tuple[DateRange, ...]:
+        """Date ranges that the weights were trained on; () if unknown."""
+        pairs = self.provenance.get(TRAINING_DATES) or raw_ranges(self.config or {})
+        return tuple((first, last) for first, last in pairs)
+
+
+def record_beside(where: str) -> Record:
+    """The record of the folder of forecasts, or of that of their store."""
+    place = Path(where)
+    return read_record(place.parent if place.suffix == ".zarr" else place)
 
 
 def read_record(folder: Path) -> Record:

@@ -13,9 +13,8 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
 from credit_jax.evaluation.open_forecasts import open_forecasts
-from credit_jax.evaluation.opening import NONE_TRAINED
 from credit_jax.evaluation.score_table import score_table
-from credit_jax.evaluation.scores import LEAD, write_scores
+from credit_jax.evaluation.scores import LEAD, seen_in_training, write_scores
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
 from credit_jax.training.display import Display
@@ -62,7 +61,7 @@ def report_scores(
     if jax.process_index() > 0:
         return
     write_scores(scores, folder / SCORES_FOLDER)
-    if (seen := scores.attrs["training_dates"]) != NONE_TRAINED:
+    if seen := seen_in_training(scores):
         display.message(f"note: scores: {seen}")
     if held_out.left_out:
         display.message(f"note: {held_out.left_out}")
@@ -121,11 +120,12 @@ def _maps(
     known = held_out.setup.plan.open_files
     files = open_forecasts(str(folder / FORECAST_FOLDER), known)
     last, images = len(files.leads) - 1, []
+    training = held_out.setup.config.data.ranges
     # A forecast of one step needs only one map.
     for name in _chosen(names) if last else names[:1]:
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
-        choice = choose(files, name, level=middle)
+        choice = choose(files, name, level=middle, training=training)
         scene = Scene(choice, truth_of(choice, held_out.plan.truth, [last], known))
         images.append((choice.title(last), png_of(scene.figure(last).figure)))
     with new_file(folder / FIGURE_NAME) as partial:

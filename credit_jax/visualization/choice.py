@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from credit_jax.config.data import DateRange, in_training
 from credit_jax.config.dates import date_label, duration
 from credit_jax.config.messages import hint
 from credit_jax.data.named_data import NamedData
@@ -33,6 +34,7 @@ class Choice:
         start: number of the start date.
         level: position of the level; None for a variable without levels.
         member: number of a member, MEAN or SPREAD; None without an ensemble.
+        training: date ranges of the training of the weights; () if unknown.
     """
 
     files: ForecastFiles
@@ -40,6 +42,7 @@ class Choice:
     start: int
     level: int | None = None
     member: int | str | None = None
+    training: Sequence[DateRange] = ()
 
     def field(self, lead: int) -> Float[np.ndarray, "lat lon"]:
         """The field at a lead time, in memory."""
@@ -66,13 +69,17 @@ class Choice:
 
     def title(self, lead: int) -> str:
         """Title of a map: field, lead time, start date and valid time."""
-        start = date_text(self.files.starts[self.start])
-        valid = date_text(valid_time(self.files, self.start, lead))
+        times = (
+            self.files.starts[self.start],
+            valid_time(self.files, self.start, lead),
+        )
+        start, valid = map(date_text, times)
+        seen = ", of the training period" if in_training(times, self.training) else ""
         whose = {None: "", MEAN: "ensemble mean of ", SPREAD: "spread of "}.get(
             self.member, f"member {self.member} of "
         )
         length = lead_text(self.files.leads[lead])
-        return f"{whose}{self.label}, {length} from {start}, valid {valid}"
+        return f"{whose}{self.label}, {length} from {start}, valid {valid}{seen}"
 
 
 def choose(
@@ -82,6 +89,7 @@ def choose(
     level: float | None = None,
     init_time: str | None = None,
     member: str | None = None,
+    training: Sequence[DateRange] = (),
 ) -> Choice:
     """Finds the field of a variable, level, start date and member.
 
@@ -91,6 +99,7 @@ def choose(
         level: needed for variables of several levels.
         init_time: start date; needed if there are several.
         member: a number, "mean" or "spread"; None is the mean of an ensemble.
+        training: date ranges of the training of the weights, which titles name.
 
     Raises:
         ValueError: it does not exist; the error lists what exists.
@@ -110,7 +119,8 @@ def choose(
         raise ValueError(f"{files.where}: no forecast has a lead time above 0")
     start = _start(files.starts, init_time)
     place = _level(variable, files.grid.variables[variable].levels, level)
-    return Choice(files, variable, start, place, _member(files.num_members, member))
+    whose = _member(files.num_members, member)
+    return Choice(files, variable, start, place, whose, training)
 
 
 def _level(name: str, levels: np.ndarray | None, level: float | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.evaluation.scores import seen_in_training
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
 from credit_jax.visualization.card import card_panel, differences
@@ -111,9 +112,8 @@ def _of_what(scores: xr.Dataset) -> str:
         parts.append(f"{attributes['num_members']} members")
     if "truth" in attributes:
         parts.append(f"truth: {attributes['truth']}")
-    seen = attributes.get("training_dates", "unknown")
-    if seen not in ("none", "unknown"):
-        parts.append(str(seen))
+    if seen := seen_in_training(scores):
+        parts.append(seen)
     return element("p", escape(", ".join(parts)), {"class": "note"})
 
 

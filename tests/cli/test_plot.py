@@ -1,5 +1,7 @@
 """The command `plot`: its files, and its errors about missing data."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -56,6 +58,38 @@ def test_a_map_of_credits_folder_and_of_a_region(tmp_path):
     assert plot(out, "--forecast", folder, *options) == OK
     text = out.read_text(encoding="utf-8")
     assert "SP, 12 h from 2004-03-01 00:00, valid 2004-03-01 12:00" in text
+
+
+@pytest.mark.parametrize("recorded", ["provenance", "config"])
+def test_a_map_of_the_training_period_says_so(tmp_path, recorded):
+    """By the dates of the weights, or else of the config of the forecasts."""
+    make_store(0).to_zarr(tmp_path / "forecast.zarr", consolidated=False)
+    for last, words in (("2004-03-02", ", of the training period"), ("2003-12-31", "")):
+        provenance = {"training_dates": [["2000-01-01", last]]}
+        if recorded == "config":
+            dates = {"start_datetime": "2000-01-01", "end_datetime": last}
+            provenance = {"config": {"data": dates}}
+        record = {
+            "identity": {"start dates": [], "members": 1},
+            "provenance": provenance,
+        }
+        (tmp_path / "forecast.json").write_text(json.dumps(record))
+        out = tmp_path / "map.svg"
+        options = ("--forecast", tmp_path, "--variable", "SP", *DATE)
+        assert plot(out, *options) == OK
+        text = out.read_text(encoding="utf-8")
+        assert f"valid 2004-03-01 12:00{words}<" in text
+
+
+@pytest.mark.parametrize("kind", ["curves", "card", "spectra", "ranks"])
+def test_figures_of_scores_of_training_dates_say_so(tmp_path, kind):
+    seen = "5 of 9 dates are in the training period (2000 to 2001), and not held out"
+    scores = make_scores(levels=(500.0,), num_days=1, members=3)
+    write_scores(scores.assign_attrs(training_dates=seen), tmp_path)
+    out = tmp_path / "figure.svg"
+    assert plot(out, "--scores", tmp_path, "--kind", kind) == OK
+    text = out.read_text(encoding="utf-8")
+    assert ">5 of 9 dates are in the training period (2000 to 2001), and<" in text
 
 
 @pytest.fixture(scope="module")

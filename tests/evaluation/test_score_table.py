@@ -4,6 +4,7 @@ import numpy as np
 from rich.console import Console
 
 from credit_jax.evaluation.score_table import score_table
+from credit_jax.evaluation.scores import to_table
 from tests.visualization.synthetic import make_scores
 
 
@@ -36,6 +37,19 @@ def test_numbers_have_units_and_say_over_how_many_levels_they_are():
 def test_without_levels_nothing_is_said_of_them():
     scores = make_scores(levels=(500.0,), num_days=1)
     assert score_table(scores).title == "RMSE, global, 12 start dates"
+
+
+def test_dates_of_the_training_are_said_to_be_so():
+    scores = make_scores(levels=(500.0,), num_days=1)
+    for seen in ("none", "unknown"):
+        title = score_table(scores.assign_attrs(training_dates=seen)).title
+        assert title == "RMSE, global, 12 start dates"
+    seen = "5 of 9 dates are in the training period (2000 to 2001), and not held out"
+    title = score_table(scores.assign_attrs(training_dates=seen)).title
+    assert title == f"RMSE, global, 12 start dates; {seen}"
+    assert set(to_table(scores)["training_dates"]) == {"unknown"}
+    table = to_table(scores.assign_attrs(training_dates=seen))
+    assert set(table["training_dates"]) == {"5 of 9 dates"}
 
 
 def test_names_of_files_are_neither_markup_nor_escapes():
