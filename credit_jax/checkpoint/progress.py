@@ -50,6 +50,7 @@ class Progress:
             None if the checkpoint does not record them, such as one from PyTorch.
         coordinates: those of the data as JSON values, see `Coordinates.to_json`; None
             if the checkpoint does not record them.
+        units: key of a variable of the data -> its unit, those that are known.
         updates: updates of the run, by which stages of `trainer.curriculum` end; None
             in checkpoints of earlier versions.
         stage: index of the stage of `trainer.curriculum` that trained last; None if
@@ -77,6 +78,7 @@ class Progress:
     schedule_epoch: int = 0
     schedule_step: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""

@@ -43,6 +43,7 @@ from credit_jax.transforms import (
     build_pipeline,
     notes_on_inverses,
     notes_on_schema,
+    units_after,
 )
 
 
@@ -90,6 +91,14 @@ class RunPlan:
         static = static_files(self.config.data, "data")
         others = static | weight_files(self.config)
         return file_digests(self.model.config, self.pipeline, others)
+
+    @property
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key of a channel's variable -> its unit and file, those that are known."""
+        loader = self.loaders.get("train")
+        if loader is None or self.pipeline is None:
+            return {}
+        return units_after(self.pipeline, loader.dataset.units())
 
     @property
     def further_schemas(self) -> dict[str, ChannelSchema]:

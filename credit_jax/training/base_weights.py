@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import jax
@@ -30,7 +30,12 @@ from credit_jax.parallel.params.init import initialize
 from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.finetune import Base, check_type, find_base
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.channel_match import ChannelMatch, match_channels
+from credit_jax.training.channel_match import (
+    ChannelMatch,
+    VariableUnits,
+    match_channels,
+    unit_problems,
+)
 from credit_jax.training.run_weights import open_weights
 
 Read = Callable[[ModelDef], tuple[Arrays, HostModelState]]
@@ -47,6 +52,7 @@ class BaseWeights:
         channels: channels of its data, with the values of their levels if these are
             known; None if unknown.
         coordinates: coordinates of its data; None if unknown.
+        units: units of the variables of its data, those that are known.
         changed: notes on files whose contents, by digests, are not those of the base.
     """
 
@@ -55,6 +61,7 @@ class BaseWeights:
     read: Read
     channels: ChannelSchema | None = None
     coordinates: Coordinates | None = None
+    units: VariableUnits = field(default_factory=dict)
     changed: Callable[[Mapping[str, str]], list[str]] = lambda digests: []
 
     def like(self, finetune: FinetuneConfig) -> Coordinates | None:
@@ -70,18 +77,21 @@ class BaseWeights:
         return replace(self.coordinates, sources=sources)
 
     def match(
-        self, channels: ChannelSchema, new: NewChannels | None
+        self, channels: ChannelSchema, new: NewChannels | None, units: VariableUnits
     ) -> ChannelMatch | None:
         """The channels of a run by those of the base; None if they are the same.
 
         Args:
             channels: channels of the data of the run.
             new: what new ones begin with; None for a run without new ones.
+            units: units of these data.
 
         Raises:
-            ConfigError: the base was trained with other channels, and `new` is None; or
-                see `match_channels`.
+            ConfigError: a variable has another unit than in the base; the base was
+                trained with other channels, and `new` is None; or see `match_channels`.
         """
+        if problems := unit_problems(self.units, units):
+            raise ConfigError(problems)
         if new is not None and self.channels is None:
             raise ConfigError(
                 [
@@ -168,6 +178,7 @@ def _open_run(base: Base, weights: str | None) -> BaseWeights:
         opened.on_host,
         base_channels(base, opened.coordinates),
         opened.coordinates,
+        opened.units,
         opened.changed_files,
     )
 

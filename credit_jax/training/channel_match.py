@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from credit_jax.config.base import ConfigError
 from credit_jax.config.finetune import CopyChannels, NewChannels
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.models.channel_change import ChannelChange, Fill
 from credit_jax.named_fields.coordinates import common_places, is_numbered
+from credit_jax.transforms.unit_names import differ
 
 _KEY = "trainer.finetune.new_channels"
+
+# Key of a variable -> its unit and the file or checkpoint that says so.
+VariableUnits: TypeAlias = Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,41 @@ def match_channels(
         *_report("target", base, ours, outputs, copied, _begins(fill)),
     ]
     return ChannelMatch(change, tuple(report))
+
+
+def unit_problems(base: VariableUnits, ours: VariableUnits) -> list[str]:
+    """A line for each variable of a run that has another unit in its base.
+
+    Variables are matched by their names, as in `match_channels`. Names of units that
+    are not known differ from none.
+
+    Args:
+        base: units of the base.
+        ours: units of the run.
+    """
+    theirs, problems = _by_name(base), []
+    for name, (unit, path) in _by_name(ours).items():
+        expected, where = theirs.get(name, (unit, path))
+        if differ(unit, expected):
+            problems.append(
+                f"{path}: variable {name.split('/')[-1]!r} has units {unit!r}, in the "
+                f"base {expected!r} ({where}); bring the file to that unit, or give "
+                "the variable another name"
+            )
+    return problems
+
+
+def _by_name(units: VariableUnits) -> dict[str, tuple[str, str]]:
+    """Units by "3d/T", or by the whole key where several variables are called so."""
+    names = [_short(key) for key in units]
+    return {
+        name if names.count(name) == 1 else key: unit
+        for name, (key, unit) in zip(names, units.items(), strict=True)
+    }
+
+
+def _short(key: str) -> str:
+    return key.split("/", 2)[2]
 
 
 def _begins(fill: Fill) -> str:

@@ -14,23 +14,29 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.objective import together
+from credit_jax.training.base_weights import open_base
 from credit_jax.training.step import make_eval_step
 from credit_jax.transforms import Rollout
 
 
 def rehearse(plan: RunPlan) -> list[str]:
-    """Returns the problems of the forecasts, losses and metrics of a run.
+    """Returns the problems of the base, forecasts, losses and metrics of a run.
 
-    They are evaluated abstractly for one sample on one device: shapes meet as in the
-    run, and nothing is computed or compiled.
+    The channels of the data and their units are those of its base. Forecasts, losses
+    and metrics are evaluated abstractly for one sample on one device: shapes meet as in
+    the run, and nothing is computed or compiled.
 
     Args:
         plan: plan without problems; one without data has none here.
     """
-    objective = plan.objective
-    # The members of this loss are the data-parallel ranks.
-    if objective is None or plan.config.loss.members_are_ranks:
+    objective, findings = plan.objective, Findings()
+    if objective is None:
         return []
+    with findings.collecting():
+        _check_base(plan)
+    # The members of this loss are the data-parallel ranks.
+    if plan.config.loss.members_are_ranks:
+        return findings.problems
     model = replace(plan.model, dims=ParallelDims()).build(jax.devices())
     noise = Noise(jax.random.key(0))
     state = jax.eval_shape(model.init, noise.key)
@@ -45,7 +51,6 @@ def rehearse(plan: RunPlan) -> list[str]:
     ]
     valid = plan.loaders.get("valid")
     runs.append((valid, objective.evaluate, objective.valid_rollout))
-    findings = Findings()
     for loader, measure, rollout in runs:
         if loader is None or loader.shapes is None or measure is None:
             continue
@@ -54,3 +59,15 @@ def rehearse(plan: RunPlan) -> list[str]:
         with findings.collecting():
             jax.eval_shape(evaluate, *inputs)
     return [*unique(findings.problems)]
+
+
+def _check_base(plan: RunPlan) -> None:
+    """Compares the channels of a run with those of its base, if it has one.
+
+    Raises:
+        ValueError: see `open_base` and `BaseWeights.match`.
+    """
+    finetune = plan.config.trainer.finetune
+    if finetune is not None:
+        base = open_base(finetune, plan.config.model["type"])
+        base.match(plan.schema, finetune.new_channels, plan.units)

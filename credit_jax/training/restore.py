@@ -68,6 +68,7 @@ class RunStore:
         coordinates: coordinates of the run's data, which checkpoints record; None
             records none.
         digests: `file_digests` of the run, which checkpoints record.
+        units: key -> unit of variables of the run's data, which checkpoints record.
         low_rank: adapters of the model. Weights and average in a checkpoint are those
             of the model without them, with the sums: whatever reads it needs to know
             nothing of adapters.
@@ -78,6 +79,7 @@ class RunStore:
     channels: Mapping[str, tuple[str, ...]] | None = None
     coordinates: Coordinates | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
     low_rank: LowRank | None = None
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
@@ -88,6 +90,7 @@ class RunStore:
             channels=self.channels,
             coordinates=None if where is None else where.to_json(),
             digests=self.digests,
+            units=self.units,
         )
         self.checkpoints.save(step, self.items_of(state), progress)
 

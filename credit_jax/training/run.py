@@ -340,7 +340,8 @@ def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
     where = setup.train_loader.coordinates()
     specs, names = setup.model_def.param_specs, setup.schema.names
     digests, low_rank = setup.plan.digests, setup.model_def.low_rank
-    return RunStore(store, specs, names, where, digests, low_rank)
+    units = {key: unit for key, (unit, _) in setup.plan.units.items()}
+    return RunStore(store, specs, names, where, digests, units, low_rank)
 
 
 def _loggers(

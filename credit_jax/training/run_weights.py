@@ -94,6 +94,13 @@ class RunWeights:
         """Of the data of the run; None if the checkpoint does not record them."""
         return coordinates_at(self.run, self.step)
 
+    @cached_property
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key -> unit of variables of the data of the run and where it is recorded."""
+        recorded = self.run.progress(self.step).units
+        where = f"checkpoint {self.path}"
+        return {key: (unit, where) for key, unit in recorded.items()}
+
     def changed_files(self, digests: Mapping[str, str]) -> list[str]:
         """See `restore.changed_files`."""
         return changed_files(self.run, self.step, digests)

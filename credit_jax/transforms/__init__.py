@@ -17,6 +17,7 @@ from credit_jax.transforms.data_checks import (
     check_units,
     notes_on_inverses,
     notes_on_schema,
+    units_after,
 )
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 from credit_jax.transforms.pre.normalize import Normalizer
@@ -64,5 +65,6 @@ __all__ = [
     "notes_on_inverses",
     "notes_on_schema",
     "transform_types",
+    "units_after",
     "without_input",
 ]

@@ -14,7 +14,7 @@ from credit_jax.transforms.base import (
     variable_of,
 )
 from credit_jax.transforms.named import OUTPUT
-from credit_jax.transforms.pipeline import Pipeline
+from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
@@ -58,12 +58,8 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
     """
     known = {key: (*unit, variable_of(key)) for key, unit in units.items()}
     for each in pipeline.transforms:
-        transform = each.transform
-        if isinstance(transform, Rename) and each.phase in PREBLOCKS:
-            known = {
-                transform.mapping.get(key, key): unit for key, unit in known.items()
-            }
-        for key, expected, whose in _units_of(transform, known):
+        known = _renamed(each, known)
+        for key, expected, whose in _units_of(each.transform, known):
             unit, path, name = known[key]
             if differ(unit, expected):
                 raise ValueError(
@@ -71,6 +67,29 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
                     f"but {each.path}{whose} {expected!r}; bring the file to that "
                     "unit"
                 )
+
+
+def units_after(
+    pipeline: Pipeline, units: Mapping[str, tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
+    """The units of variables, by their keys after the preblocks.
+
+    Args:
+        pipeline: the transforms.
+        units: key -> unit and file, for the variables whose files have a unit.
+    """
+    known = dict(units)
+    for each in pipeline.transforms:
+        known = _renamed(each, known)
+    return known
+
+
+def _renamed(each: Placed, known: dict[str, Any]) -> dict[str, Any]:
+    """What is known of variables, by their keys after a transform."""
+    if not isinstance(each.transform, Rename) or each.phase not in PREBLOCKS:
+        return known
+    mapping = each.transform.mapping
+    return {mapping.get(key, key): value for key, value in known.items()}
 
 
 def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.checkpoint import EMA, CheckpointStore
 from credit_jax.cli import package
+from credit_jax.cli.check import command as check
 from credit_jax.cli.commands import OK
 from credit_jax.cli.train import main
 from credit_jax.models.channel_change import CHANNELS_FIRST
@@ -131,6 +133,45 @@ def test_channels_in_another_order_are_refused(
     code, text = run(section, "--fresh", **order)
     assert code != OK
     assert "has other channels: input: variable 1 is T (2 levels), in the che" in text
+
+
+def test_a_variable_in_another_unit_is_refused(
+    run: Run, base: Path, world: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """By the checkpoint of a run and by the channels of its package."""
+    units = {}
+    for unit in ("K", "degC"):
+        folder = tmp_path / unit
+        folder.mkdir()
+        for path in world.glob("w_*.nc"):
+            with xr.open_dataset(path) as file:
+                file["T"].attrs["units"] = unit
+                file.to_netcdf(folder / path.name)
+        kinds = ("prognostic", "dynamic_forcing", "diagnostic")
+        keys = [f"data__source__ERA5__variables__{kind}__path" for kind in kinds]
+        units[unit] = dict.fromkeys(keys, f"{folder}/w_%Y.nc")
+    code, text = run({"from": str(base)}, **units["K"])
+    assert code == OK, text
+    trained, packed = tmp_path / "trained", tmp_path / "package"
+    shutil.move(tmp_path / "run", trained)
+    assert package.main(["--checkpoint", str(trained), "--out", str(packed)]) == OK
+    for place, where in (
+        (trained, f"checkpoint {trained}/checkpoints/2"),
+        (packed, f"{packed}/channels.json"),
+    ):
+        section = {"from": str(place)}
+        code, text = run(section, "--fresh", **units["degC"])
+        problem = (
+            f"{tmp_path}/degC/w_1999.nc: variable 'T' has units 'degC', in the base "
+            f"'K' ({where}); bring the file to that unit"
+        )
+        assert code != OK
+        assert problem in text
+        config = str(tmp_path / "config.yml")
+        assert check.main(["--config", config, "--devices", "1"]) != OK
+        assert problem in " ".join("".join(capsys.readouterr()).split())
+        code, text = run(section, "--fresh", **units["K"])
+        assert code == OK, text
 
 
 def test_adapters_are_trained_resumed_and_merged(

@@ -10,7 +10,11 @@ from credit_jax.config import ConfigError
 from credit_jax.config.base import parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
-from credit_jax.training.channel_match import ChannelMatch, match_channels
+from credit_jax.training.channel_match import (
+    ChannelMatch,
+    match_channels,
+    unit_problems,
+)
 
 LEVELS = (500.0, 850.0, 1000.0)
 
@@ -97,3 +101,25 @@ def test_levels_without_values_are_taken_in_order() -> None:
 def test_copies_that_are_refused(copy: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         match(BASE, NEW, {"copy": copy})
+
+
+def test_units_are_compared_by_the_names_of_variables() -> None:
+    base = {
+        "ERA5/prognostic/3d/T": ("K", "RUN"),
+        "ERA5/prognostic/2d/SP": ("Pa", "RUN"),
+        "ERA5/static/2d/Z": ("m2 s-2", "RUN"),
+        "ERA5/prognostic/3d/Z": ("m2 s-2", "RUN"),
+    }
+    ours = {
+        "CLIMATE/prognostic/3d/T": ("degC", "t.nc"),
+        "CLIMATE/diagnostic/2d/SP": ("pascal", "sp.nc"),
+        "CLIMATE/static/2d/Z": ("m", "z.nc"),
+        "CLIMATE/prognostic/2d/T": ("degC", "t2m.nc"),
+    }
+    assert unit_problems(base, ours) == [
+        "t.nc: variable 'T' has units 'degC', in the base 'K' (RUN); bring the file to "
+        "that unit, or give the variable another name",
+        "z.nc: variable 'Z' has units 'm', in the base 'm2 s-2' (RUN); bring the file "
+        "to that unit, or give the variable another name",
+    ]
+    assert unit_problems(ours, ours) == unit_problems({}, ours) == []
