@@ -48,7 +48,7 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
     """Returns seconds of a forward pass and a step, and bytes that the step needs."""
     result: dict[str, Any] = {"side": item}
     with side_of(item, setting) as side:
-        for name, call in (("forward", side.infer), ("step", side.train)):
+        for name, call in (("step", side.train), ("forward", side.infer)):
             result[name] = _timed(call, setting)
             save(result)
         # Of a step; None of torch on a CPU.

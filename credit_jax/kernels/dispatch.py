@@ -35,6 +35,7 @@ from credit_jax.kernels.cpu import conv_transpose as cpu_conv_transpose
 from credit_jax.kernels.cpu import dense as cpu_dense
 from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
+from credit_jax.kernels.gpu import conv as gpu_conv
 from credit_jax.kernels.gpu import dense as gpu_dense
 from credit_jax.kernels.gpu import many as gpu_many
 from credit_jax.kernels.gpu import norm as gpu_norm
@@ -214,6 +215,11 @@ def _gpu_dense(x: Array, kernel: Array, *, dtype: Any = None) -> Array:
     return function(x, kernel, dtype=dtype)
 
 
+def _gpu_conv2d(x: Array, kernel: Array, **options: Any) -> Array:
+    function = gpu_conv.conv2d if fuses(x) else ops.conv2d
+    return function(x, kernel, **options)
+
+
 def _is_worth_a_norm(x: Array) -> bool:
     """Whether a kernel is faster than XLA's; the interpreter takes fewer values."""
     rows = math.prod(x.shape[:-1])
@@ -235,7 +241,7 @@ def _interprets() -> bool:
     return _mesh_platform() != "gpu"
 
 
-conv2d = _either(ops.conv2d, cpu_conv.conv2d)
+conv2d = _either(ops.conv2d, cpu_conv.conv2d, _gpu_conv2d)
 conv3d = _either(ops.conv3d, cpu_conv3d.conv3d)
 conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv_transpose.conv_transpose2d)
 conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv_transpose.conv_transpose3d)

@@ -134,9 +134,11 @@ def sum_over_tensor(
         shape: as for `nn.matmul.matmul`.
     """
     assert context is not None, "a block passes its context to a row layer"
-    wide = context.precision.wide
+    tensor = context.axes.tensor
+    # Of one device the product itself is summed in float32 and rounded once.
+    wide = context.precision.wide if tensor else None
     partial = matmul(x, kernel, context, shape=shape, split="row", dtype=wide)
-    return psum(partial, context.axes.tensor).astype(x.dtype)
+    return psum(partial, tensor).astype(x.dtype)
 
 
 class Conv(nnx.Module):

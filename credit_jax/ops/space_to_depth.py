@@ -3,20 +3,22 @@
 Phase p of a dim with stride s consists of the points p, p + s, p + 2 s, ... A
 convolution of stride s equals a convolution of stride 1 whose input channels are all
 phases of the input; a transposed convolution of stride s equals one of stride 1 whose
-output channels are all phases of the output.
+output channels are all phases of the output. A convolution of any stride also equals
+one of n times the stride, whose output channels are n phases of the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from credit_jax.ops.conv import conv_out_size
 from credit_jax.ops.dense import Product, dense
-from credit_jax.ops.padding import pad, pad_spatial
+from credit_jax.ops.padding import Pair, pad, pad_spatial
 
 LAYOUTS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
@@ -72,6 +74,53 @@ def phases(
     points = [sizes[d] + spacing[d] * (taps[d] - 1) for d in dims]
     ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in dims]
     return space_to_depth(pad_spatial(x, ends), stride, groups), kernel, spacing
+
+
+def points_together(
+    x: Array,
+    kernel: Array,
+    stride: Sequence[int],
+    padding: Sequence[Pair],
+    counts: Sequence[int],
+    conv: Callable[..., Array],
+) -> Array:
+    """Convolution that computes several neighboring output points as one.
+
+    The output channels of the points follow one another; the kernel of each is shifted
+    and padded with zeros.
+
+    Args:
+        x: (batch, sizes..., channel_in).
+        kernel: (taps..., channel_in, channel_out).
+        stride: stride of every spatial dim.
+        padding: zeros (low, high) of every spatial dim.
+        counts: number of points of every spatial dim.
+        conv: function of input and kernel, and of stride and padding by name.
+    """
+    sizes, ends = [], []
+    for d, (step, count, (low, high)) in enumerate(
+        zip(stride, counts, padding, strict=True)
+    ):
+        size, taps = x.shape[1 + d], kernel.shape[d]
+        sizes.append(conv_out_size(size, taps, step, (low, high)))
+        last = step * (count - 1)
+        reach = (-(-sizes[d] // count) - 1) * step * count + taps + last
+        ends.append((low, max(high, reach - size - low)))
+        shifts = [(step * i, last - step * i) for i in range(count)]
+        none = [(0, 0)] * kernel.ndim
+        kernel = jnp.concatenate(
+            [pad(kernel, [*none[:d], shift, *none[d + 1 :]]) for shift in shifts], -1
+        )
+    steps = tuple(s * c for s, c in zip(stride, counts, strict=True))
+    y = conv(x, kernel, stride=steps, padding=tuple(ends))
+    # The channels have the points of the last dim first.
+    y = y.reshape(*y.shape[:-1], *counts[::-1], -1)
+    num = len(counts)
+    points = [1 + num + d for d in reversed(range(num))]
+    y = y.transpose(*range(1 + num), *points, 1 + 2 * num)
+    y = y.reshape(*y.shape[: 1 + num], -1)
+    y = depth_to_space(y, counts, 1)
+    return y[(slice(None), *(slice(size) for size in sizes))]
 
 
 def dense_taps(

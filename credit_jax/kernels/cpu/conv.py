@@ -40,8 +40,8 @@ from credit_jax.ops.conv import (
     explicit_padding,
 )
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import Pair, pad, pad_spatial
-from credit_jax.ops.space_to_depth import phases
+from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.space_to_depth import phases, points_together
 from credit_jax.ops.vma import match_vma
 
 Conv = Callable[[Array, Array], Array]
@@ -198,18 +198,13 @@ def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
 
 def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
     """Convolves with several neighboring output columns as channels of one point."""
-    (high, step), (_, taps_w, _, channel_out) = stride, kernel.shape
+    step, (_, taps_w, _, channel_out) = stride[1], kernel.shape
     width = conv_out_size(x.shape[2], taps_w, step)
     affordable = 1 + int(_MORE_TAPS * taps_w) // step
     count = min(max(1, _FEW_CHANNELS // channel_out), affordable, width)
     if count == 1:
         return _direct(x, kernel, stride)
-    x = pad_spatial(x, ((0, 0), (0, -width % count * step)))
-    last = step * (count - 1)
-    ends = [(step * i, last - step * i) for i in range(count)]
-    kernels = [pad(kernel, ((0, 0), end, (0, 0), (0, 0))) for end in ends]
-    y = _direct(x, jnp.concatenate(kernels, -1), (high, step * count))
-    return y.reshape(*y.shape[:2], -1, channel_out)[:, :, :width]
+    return points_together(x, kernel, stride, NO_PADDING, (1, count), _direct)
 
 
 def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:

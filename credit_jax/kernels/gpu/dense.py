@@ -46,6 +46,9 @@ def _backward(
 ) -> tuple[Array, Array]:
     del dtype
     x, kernel = saved
+    # A wide result is rounded behind its sum over devices, so that this is exact; a
+    # product with a wide factor would be several times as slow.
+    cotangent = cotangent.astype(x.dtype)
     by_x = jnp.matmul(cotangent, kernel.T, preferred_element_type=x.dtype)
     return by_x, kernel_gradient(x, cotangent).astype(kernel.dtype)
 

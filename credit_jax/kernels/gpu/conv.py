@@ -1,0 +1,92 @@
+"""Two-dimensional convolutions of 16-bit fields with few or odd numbers of channels.
+
+Libraries multiply tiles of `_TILE` output channels, whatever part of a tile is used,
+and copy fields whose channels are no multiple of `_ALIGNED`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from math import ceil, prod
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from credit_jax import ops
+from credit_jax.ops.conv import (
+    NO_PADDING,
+    AnyPadding,
+    check_kernel_fits,
+    explicit_padding,
+)
+from credit_jax.ops.padding import Pair, pad, pad_spatial
+from credit_jax.ops.space_to_depth import phases, points_together
+
+# Output channels of a tile of the libraries' products, and the multiple of channels
+# that tensor cores take.
+_TILE, _ALIGNED = 128, 8
+# Most output points of a dim that are computed together.
+_MOST = 8
+# Points are computed together if the work shrinks at least to this fraction.
+_WORTH = 0.8
+_AT_STRIDE_ONE = False
+
+
+def conv2d(
+    x: Float[Array, "batch height width channel_in"],
+    kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
+    *,
+    stride: Pair = (1, 1),
+    padding: AnyPadding = NO_PADDING,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Float[Array, "batch height_out width_out channel_out"]:
+    """`ops.conv2d`, with as many channels as tensor cores like.
+
+    With few output channels a tile holds those of several neighboring points, whose
+    kernels are shifted and padded with zeros.
+    """
+    conv = partial(ops.conv2d, dilation=dilation, groups=groups)
+    if groups != 1:
+        return conv(x, kernel, stride=stride, padding=padding)
+    pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
+    check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
+    out, missing = kernel.shape[3], -x.shape[3] % _ALIGNED
+    x = pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)))
+    kernel = pad(kernel, ((0, 0), (0, 0), (0, missing), (0, -out % _ALIGNED)))
+    counts = (1, 1) if dilation != (1, 1) else best_counts(kernel.shape, stride)
+    if counts == (1, 1):
+        y = conv(x, kernel, stride=stride, padding=(pads[0], pads[1]))
+    else:
+        step = _at_stride_one if _AT_STRIDE_ONE else conv
+        y = points_together(x, kernel, stride, pads, counts, step)
+    return y[..., :out]
+
+
+def _at_stride_one(x: Array, kernel: Array, *, stride: Pair, padding: Any) -> Array:
+    x, kernel, _ = phases(pad_spatial(x, padding), kernel, stride, (1, 1), 1)
+    return ops.conv2d(x, kernel)
+
+
+def best_counts(kernel: Sequence[int], stride: Pair) -> Pair:
+    """Returns the rows and columns of output points that are best computed together.
+
+    Args:
+        kernel: (kernel_h, kernel_w, channel_in, channel_out).
+        stride: stride of height and width.
+
+    >>> best_counts((32, 32, 80, 16), (2, 2))
+    (2, 4)
+    """
+    *taps, _, out = kernel
+
+    def work(counts: Pair) -> float:
+        grown = (n + s * (c - 1) for n, s, c in zip(taps, stride, counts, strict=True))
+        points = prod(counts)
+        return prod(grown) * ceil(out * points / _TILE) * _TILE / points
+
+    numbers = [2**i for i in range(_MOST.bit_length())]
+    best = min(itertools.product(numbers, numbers), key=work)
+    return best if work(best) <= _WORTH * work((1, 1)) else (1, 1)
