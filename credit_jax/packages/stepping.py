@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -271,7 +272,9 @@ class StateBatch:
             arrays = {k: np.asarray(state[k][place]) for k in forecaster.prognostic}
             at = [reader.data.time(label, step) for step in steps]
             samples.append(replace(reader.data, state=by_source(arrays), times=at))
-        fields = {name: getattr(reader, name) for name in vars(reader)}
+        # Those of the dataclass alone: a reader that was used has cached properties.
+        names = [field.name for field in dataclasses.fields(reader)]
+        fields = {name: getattr(reader, name) for name in names}
         fields |= {"data": samples[0], "schedule": schedule, "samples": samples}
         noise = member_noise(forecaster.config.seed, schedule, forecaster.step.model)
         return cls(labels, tasks, _BatchReader(**fields), noise)
