@@ -41,7 +41,7 @@ from credit_jax.config import Config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.digests import record_of
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
@@ -104,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: an option, the config or a file is invalid.
     """
+    for output in (Path(args.out), Path(args.out).with_suffix(".json")):
+        refuse_existing(output)
     if args.checkpoint and not args.full:
         raise ValueError(
             "--checkpoint has the weights of the whole model, and by default a "

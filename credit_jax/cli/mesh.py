@@ -19,7 +19,7 @@ from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import add_config_options, read_config
 from credit_jax.config.messages import divisors
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.plan.accelerators import ACCELERATORS
 from credit_jax.plan.mesh_search import BATCH, Cluster, MeshSearch, Ranked, batch_of
@@ -69,15 +69,17 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: an option, the config or a file is invalid.
     """
+    if args.out:
+        refuse_existing(Path(args.out))
+        if not Path(args.out).parent.is_dir():
+            raise ValueError(
+                f"--out: there is no folder {Path(args.out).parent}; make it first"
+            )
     config = read_config(args.config, args.set)
     cluster = _cluster(args)
     batch = batch_of(config, args.devices) if args.batch is None else args.batch
     if batch < 1:
         raise ValueError(f"--batch: got {args.batch}; expected at least 1 sample")
-    if args.out and not Path(args.out).parent.is_dir():
-        raise ValueError(
-            f"--out: there is no folder {Path(args.out).parent}; make it first"
-        )
     whole = config.trainer.fsdp.keep_whole
     model = plan_model(
         config.model, parse_parallelism("data=none"), num_devices=1, keep_whole=whole

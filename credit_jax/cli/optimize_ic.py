@@ -45,7 +45,7 @@ from credit_jax.data.sample_reader import SampleReader
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.placement import place_batch
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     """
     compile_sooner()
     out = Path(args.out)
-    if (out / ANALYSIS).exists():
-        raise ValueError(f"--out: {out} has {ANALYSIS} already; name another folder")
+    for name in (ANALYSIS, INCREMENT, LOG):
+        refuse_existing(out / name)
     config = config_of(args, None)
     section = config.optimize_ic or OptimizeConfig()
     num_steps = config.data.forecast_len

@@ -26,7 +26,7 @@ from credit_jax.cli.options import (
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast import Forecaster
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -71,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: an option, the input or the checkpoint is invalid.
     """
+    output = Path(args.output)
+    refuse_existing(output, "--output")
     section = read_model_section(args.config)
     parallelism = parse_parallelism(args.parallelism)
-    output = Path(args.output)
     if not output.parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
     use_cache(args.cache)

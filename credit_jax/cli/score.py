@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.opening import ScoreOptions, in_order, open_comparison
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.score_table import score_table
-from credit_jax.evaluation.scores import write_scores
+from credit_jax.evaluation.scores import other_scores, write_scores
 from credit_jax.forecast.archive import Record, record_beside
 from credit_jax.io.write_errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -111,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
     )
     for note in comparison.notes:
         print_line(f"note: {note}", "yellow")
+    attributes = attributes_of(files.where, comparison, record.provenance)
+    refuse_other_scores(args.out, "--out", attributes)
     with writable_folder(args.out, "--out") as out:
         grid = grid_of(*coordinates, regions)
         count = len(files.starts)
@@ -122,7 +125,6 @@ def run(args: argparse.Namespace) -> int:
             progress=lambda done: print_line(f"{done} of {count} start dates"),
         )
         dims = dims_of_scores(comparison, grid, files.leads, members)
-        attributes = attributes_of(files.where, comparison, record.provenance)
         report(dims.scores(sums, attributes), out)
     return OK
 
@@ -157,6 +159,21 @@ def score_options(
     dates = tuple((first, last) for first, last in training_dates)
     variables = in_order(args.variables)
     return ScoreOptions(truth, args.climatology, training, variables, dates)
+
+
+def refuse_other_scores(
+    folder: str, option: str, attributes: Mapping[str, Any]
+) -> None:
+    """Checks that scores would replace none but earlier ones of the same forecasts.
+
+    Raises:
+        FileExistsError: they would.
+    """
+    place = Path(os.path.expandvars(folder)).expanduser()
+    if others := other_scores(place, attributes):
+        raise FileExistsError(
+            f"{option}: {place} holds other scores ({others}); give another folder"
+        )
 
 
 def report(scores: Any, folder: str | Path) -> None:

@@ -36,7 +36,7 @@ from credit_jax.config.base import not_available
 from credit_jax.config.inference import OutputConfig
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.transforms.base import variable_of
@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     target = None if args.of is None else parse_target(args.of)
     out = Path(args.out)
     check_suffix(out, (".nc",))
+    refuse_existing(out)
     if args.map is not None:
         if target is None:
             raise ValueError("--map is of --of; singular vectors have no map")

@@ -63,6 +63,8 @@ DIMS = (SYSTEM, CHANNEL, REGION, LEAD)
 # Attribute that says how many dates are in the training period, and two of its values.
 TRAINING_DATES = "training_dates"
 NONE_TRAINED, UNKNOWN = "none", "unknown"
+# Attributes that say what scores are of.
+_IDENTITY = ("forecast", "truth")
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,33 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
         table = to_table(scores).map(_as_text)
         table.to_csv(partial, index=False, float_format="%.7g")
     return paths
+
+
+def other_scores(folder: Path, attributes: Mapping[str, Any]) -> str:
+    """Says which scores are in a folder, if those of other forecasts; "" if none.
+
+    Args:
+        folder: folder of scores; it need not exist.
+        attributes: those of the scores that are to be written to it.
+    """
+    path = folder / NETCDF_NAME
+    if not path.is_file():
+        csv = folder / CSV_NAME
+        return f"{csv}, without {NETCDF_NAME}" if csv.exists() else ""
+    with opened(path) as scores:
+        known = scores.attrs
+    differ = [
+        name
+        for name in _IDENTITY
+        if _place(known.get(name)) != _place(attributes.get(name))
+    ]
+    return ", ".join(f"{name}: {known.get(name)}" for name in differ)
+
+
+def _place(where: Any) -> Path:
+    """What an attribute names: a folder of forecasts, or a file."""
+    place = Path(str(where))
+    return (place.parent if place.name == "forecast.zarr" else place).resolve()
 
 
 def seen_in_training(scores: xr.Dataset) -> str:

@@ -58,8 +58,26 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def refuse_existing(path: Path, option: str = "--out") -> None:
+    """Checks that nothing is there that an output would replace.
+
+    Args:
+        path: path of the output; an empty folder is nothing.
+        option: option that names it, for the error.
+
+    Raises:
+        FileExistsError: there is something.
+    """
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(
+            f"{option} {path}: there is something already; give a new name"
+        )
+
+
 def move_aside(path: Path) -> Path:
-    """Renames a file to a new name that contains the UTC time, and returns its path.
+    """Renames a file or folder to a name with the UTC time, and returns its path.
 
     >>> move_aside(Path("scaler.json"))
     PosixPath('scaler_20260102_030405.json')

@@ -23,12 +23,13 @@ from credit_jax.data.named_data import NamedData
 from credit_jax.data.schedule import Task
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.forecast import Forecaster
-from credit_jax.forecast.archive import Archive, software
+from credit_jax.forecast.archive import Archive, read_record, software
 from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.score_campaign import score_campaign
 from credit_jax.forecast.stores import NoWriter, TaskWriter
 from credit_jax.forecast.zarr_store import ZarrStore
+from credit_jax.io.atomic import move_aside
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 from credit_jax.training.setup import Setup
@@ -38,6 +39,8 @@ from credit_jax.training.state import TrainState
 MAX_STARTS = 60
 # Length of the forecasts at the end of a demo run; other runs forecast one step.
 DEMO_LENGTH = "5d"
+# Of the provenance: the forecast is that of the end of a run, which the next replaces.
+REPORT = "report"
 
 
 def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
@@ -166,8 +169,8 @@ class HeldOut:
 
         Args:
             state: state with the weights.
-            folder: folder of that forecast, as `credit-jax forecast` writes it;
-                existing contents are removed.
+            folder: folder of that forecast, as `credit-jax forecast` writes it. That of
+                an earlier report is removed, all else in its place is moved aside.
 
         Raises:
             ValueError: the forecasts cannot be compared with the truth.
@@ -176,6 +179,8 @@ class HeldOut:
         first = jax.process_index() == 0
         sums = folder.with_name(f".{folder.name}_sums")
         if first:
+            if folder.exists() and not _is_report(folder):
+                move_aside(folder)
             for earlier in (folder, sums):
                 shutil.rmtree(earlier, ignore_errors=True)
         wait_for_all("earlier forecasts are removed")
@@ -224,4 +229,14 @@ class HeldOut:
         archived_plan = replace(self.plan, schedule=schedule)
         identity = identity_of(archived_plan, self.setup.valid_model, "zarr")
         config = dump_config(self.setup.config)
-        return Archive(folder, schedule, identity, {"config": config, **software()})
+        return Archive(
+            folder, schedule, identity, {"config": config, REPORT: True, **software()}
+        )
+
+
+def _is_report(folder: Path) -> bool:
+    """Whether a folder has the forecast of the end of a run, and not a user's files."""
+    try:
+        return REPORT in read_record(folder).provenance
+    except ValueError:
+        return False

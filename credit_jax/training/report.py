@@ -14,9 +14,14 @@ from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.score_table import score_table
-from credit_jax.evaluation.scores import LEAD, seen_in_training, write_scores
+from credit_jax.evaluation.scores import (
+    LEAD,
+    other_scores,
+    seen_in_training,
+    write_scores,
+)
 from credit_jax.io.activity import activity
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.training.display import Display
 from credit_jax.training.held_out import HeldOut, plan_held_out
 from credit_jax.training.loggers import LOG_NAME, read_log
@@ -60,6 +65,9 @@ def report_scores(
         return
     if jax.process_index() > 0:
         return
+    if other_scores(folder / SCORES_FOLDER, scores.attrs):
+        earlier = move_aside(folder / SCORES_FOLDER)
+        display.message(f"note: the scores of before are now in {earlier}")
     write_scores(scores, folder / SCORES_FOLDER)
     if seen := seen_in_training(scores):
         display.message(f"note: scores: {seen}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from credit_jax.checkpoint.choice import CHOICES
 from credit_jax.cli.commands import OK, print_line
 from credit_jax.cli.options import add_verify_option
+from credit_jax.io.atomic import refuse_existing
 from credit_jax.packages.package import is_package, open_package
 from credit_torch_bridge.cli.options import (
     add_config_option,
     add_drop_option,
     config_file,
-    refuse_existing,
 )
 
 HELP = "Convert a checkpoint from CREDIT to credit_jax, or back."
@@ -68,13 +68,13 @@ def run(args: argparse.Namespace) -> int:
     from credit_torch_bridge.checkpoint.run_config import read_run_config
 
     source, out = Path(args.checkpoint), Path(args.out).absolute()
+    refuse_existing(out)
     config = (
         open_package(source).resolved()
         if args.config is None and is_package(source)
         else config_file(args.config, source)
     )
     run_config = read_run_config(config, tuple(args.set))
-    refuse_existing(out)
     if args.drop and args.to == "jax":
         raise ValueError("--drop belongs to --to torch; use --set KEY=null")
     conversion = RunConversion(

@@ -47,17 +47,3 @@ def config_file(option: str | None, checkpoint: Path) -> Path:
             "--config"
         )
     return folder / CONFIG_NAME
-
-
-def refuse_existing(out: Path) -> None:
-    """Raises if the output exists and is not an empty folder.
-
-    Raises:
-        FileExistsError: `out` exists.
-    """
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if out.exists():
-        raise FileExistsError(
-            f"--out {out}: there is something already; give a new name"
-        )

@@ -95,6 +95,8 @@ def test_the_config_as_it_is_with_the_weights_of_a_run(run_folder, tmp_path):
         items = {"weights": {"params": params, **model_state}}
         store.save(3, items, Progress(epoch=0))
         store.close()
+        out.rename(tmp_path / "whole.html")
+        out.with_suffix(".json").unlink()
         assert main([*given, str(broken)]) == FAILED
     facts = json.loads(out.with_suffix(".json").read_text())
     assert facts["verdicts"][0]["place"] == "initial weights: " + sorted(params)[0]

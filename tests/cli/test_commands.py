@@ -1,5 +1,6 @@
 """Features of all commands: exit codes, errors, help."""
 
+import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -54,6 +55,53 @@ def run(args):
 
 def call(*argv):
     return run_module(__name__, argv, prog="python -m it")
+
+
+NEW_OUTPUTS = {
+    "init": ("init.command", ["--like", "demo", "--out"], "f.yaml"),
+    "mesh": ("mesh", ["--config", "c", "--devices", "2", "--out"], "f.yaml"),
+    "certify": ("certify", ["--config", "c", "--out"], "f.md"),
+    "certificate": ("certify", ["--config", "c", "--out", "f.md"], "f.json"),
+    "sensitivity": (
+        "sensitivity",
+        [
+            "--config",
+            "c",
+            "--init-time",
+            "2000-01-01",
+            "--of",
+            "mean T",
+            "--lead",
+            "6h",
+            "--out",
+        ],
+        "f.nc",
+    ),
+    "predict": (
+        "predict",
+        ["--config", "c", "--checkpoint", "d", "--input", "x.npy", "--output"],
+        "f.npy",
+    ),
+    "optimize-ic": (
+        "optimize_ic",
+        ["--config", "c", "--init-time", "2000-01-01", "--out", "."],
+        "analysis.nc",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEW_OUTPUTS)
+def test_what_is_there_is_not_replaced(case, tmp_path, monkeypatch, capsys):
+    """Commands say so before they read anything."""
+    name, options, file = NEW_OUTPUTS[case]
+    (tmp_path / file).write_text("of mine")
+    monkeypatch.chdir(tmp_path)
+    argv = [*options, file] if options[-1].startswith("--out") else options
+    module = importlib.import_module(f"credit_jax.cli.{name}")
+    assert module.main(argv) == USER_ERROR
+    error = capsys.readouterr().err
+    assert f"{file}: there is something already; give a new name" in error
+    assert (tmp_path / file).read_text() == "of mine"
 
 
 @pytest.mark.parametrize(

@@ -144,4 +144,4 @@ def test_misuse(config, tmp_path, capsys):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/analysis.nc").touch()
     assert call(config, tmp_path / "b") == USER_ERROR
-    assert "has analysis.nc already" in capsys.readouterr().err
+    assert "analysis.nc: there is something already" in capsys.readouterr().err

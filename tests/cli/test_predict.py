@@ -99,8 +99,9 @@ def test_another_checkpoint_and_the_average(run, x, tmp_path, capsys):
     assert "checkpoint 1 (last weights)" in capsys.readouterr().out
     older = np.load(tmp_path / "y.npy")
     folder = run[1] / "checkpoints"
-    assert predict(run, tmp_path, weights="average", checkpoint=folder) == 0
-    average = np.load(tmp_path / "y.npy")
+    options = {"checkpoint": folder, "output": tmp_path / "average.npy"}
+    assert predict(run, tmp_path, weights="average", **options) == 0
+    average = np.load(tmp_path / "average.npy")
     # Spectral norm divides by the scale; only biases differ.
     assert_close(older, expected(run, x, 0.5), 1e-6, "checkpoint 1")
     assert_close(average, expected(run, x, AVERAGED), 1e-6, "average")

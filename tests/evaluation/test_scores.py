@@ -10,6 +10,7 @@ from credit_jax.evaluation.scores import (
     DIMS,
     WAVENUMBER,
     _as_text,
+    other_scores,
     read_scores,
     to_table,
     write_scores,
@@ -78,3 +79,17 @@ def test_names_are_no_formulas():
         -1.5: -1.5,
     }
     assert {cell: _as_text(cell) for cell in cells} == cells
+
+
+def test_scores_of_other_forecasts_are_seen(tmp_path):
+    scores = some_scores()
+    about = {"forecast": str(tmp_path / "f"), "truth": "t.nc"}
+    assert other_scores(tmp_path, about) == "", "there are none"
+    write_scores(scores.assign_attrs(about), tmp_path)
+    assert other_scores(tmp_path, about) == ""
+    store = {**about, "forecast": str(tmp_path / "f/forecast.zarr")}
+    assert other_scores(tmp_path, store) == "", "of the same forecasts"
+    assert "truth: t.nc" in other_scores(tmp_path, {**about, "truth": "u.nc"})
+    assert "forecast: " in other_scores(tmp_path, {**about, "forecast": "g"})
+    (tmp_path / "scores.nc").unlink()
+    assert "scores.csv" in other_scores(tmp_path, about)

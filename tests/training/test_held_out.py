@@ -104,6 +104,19 @@ def test_five_days_of_the_demo_and_what_is_kept(world, tmp_path):
     assert np.isfinite(kept["T"]).all()
 
 
+def test_forecasts_of_others_are_not_removed(world, tmp_path):
+    """That of an earlier report is replaced."""
+    setup, folder = setup_of(world, tmp_path), tmp_path / "f"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("of mine")
+    scored(setup, folder)
+    (aside,) = tmp_path.glob("f_*")
+    assert (aside / "notes.txt").read_text() == "of mine"
+    assert not (folder / "notes.txt").exists()
+    scored(setup, folder)
+    assert [*tmp_path.glob("f_*")] == [aside]
+
+
 def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypatch):
     dataset = setup_of(world, tmp_path).valid_loader.dataset
     starts, steps = held_out_starts(dataset, 4)

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -37,7 +38,7 @@ from credit_jax.cli.forecast.options import (
 from credit_jax.cli.forecast.places import places_of, scores_of
 from credit_jax.cli.forecast.text import footer, header
 from credit_jax.cli.options import join_processes, stop_time
-from credit_jax.cli.score import report
+from credit_jax.cli.score import refuse_other_scores, report
 from credit_jax.config import Config
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.forecast import Forecaster
@@ -99,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     store, archive = places_of(args, plan, model, folder, outputs, checkpoint)
     tasks = [task for group in groups for task in group]
     archive.check(tasks, resume=args.resume)
+    if scores is not None:
+        refuse_other_scores(args.score, "--score", _attributes(scores, archive))
     wait_for_all("the folder of the forecasts")
     weights = Forecaster(model, *checkpoint.restore(model)).weights
     print_lines(header(args.package or args.config, plan, model, checkpoint))
@@ -154,11 +157,14 @@ def _completed(campaign: Campaign) -> Summary:
         raise CommandError(f"--out: {error}", FAILED) from error
 
 
+def _attributes(scores: OnlineScores, archive: Archive) -> dict[str, Any]:
+    provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
+    return attributes_of(str(archive.folder), scores.comparison, provenance)
+
+
 def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:
     """Writes the scores of the start dates that are done, and prints them."""
-    provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
-    attributes = attributes_of(str(archive.folder), scores.comparison, provenance)
-    result = scores.scores(attributes)
+    result = scores.scores(_attributes(scores, archive))
     if result is None:
         return
     done, total = result.attrs["num_start_dates"], len(archive.schedule.starts)

@@ -28,7 +28,7 @@ from credit_jax.config.dates import duration
 from credit_jax.config.load import build_config
 from credit_jax.config.messages import hint
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.io.atomic import new_file
+from credit_jax.io.atomic import new_file, refuse_existing
 
 HELP = "Write a config for your own files, after one of the examples."
 EXAMPLE = "--like wxformer_1deg --data 'era5_%Y.zarr' static.nc --out my.yaml"
@@ -75,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
             that no option says and nobody can be asked.
     """
     out = Path(args.out)
-    if out.exists():
-        raise ValueError(f"--out: {out} is there; give another name, or remove it")
+    refuse_existing(out)
     place = _example(args.like)
     text = place.read_text() if not args.data else _config(args, place, out)
     with new_file(out) as partial:
