@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="folder to write")
     add("--name", help="of the model in its card (default: that of the folder)")
     add("--license", default="unknown", help="for the card, such as CC-BY-4.0")
+    add(
+        "--adapters",
+        action="store_true",
+        help="of a run with LoRA: the adapters alone, for those who have the base",
+    )
     add("--scores", metavar="FILE", help="scores.csv of credit-jax score, for the card")
 
 
@@ -81,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
         name=args.name,
         license=args.license,
         scores=args.scores,
+        adapters=args.adapters,
     )
-    open_package(args.out)
+    finetune = config.trainer.finetune
+    open_package(args.out, finetune.base if args.adapters and finetune else None)
     size = sum(record.size for record in manifest.files.values())
     print_line(
         f"{args.out}: {manifest.model_type}, checkpoint {manifest.step} "

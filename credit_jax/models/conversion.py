@@ -11,6 +11,7 @@ from credit_jax.config.base import nearest_key
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import MODELS, torch_model
+from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import SAME, Arrangement
 from credit_jax.state_dict.batch_stats import with_statistics
 from credit_jax.state_dict.key_map import (
@@ -156,14 +157,20 @@ def to_state_dict(
     return key_map_for(model_def).write(params, model_state)
 
 
-def native_key_map(model_def: ModelDef) -> KeyMap:
-    """Returns the key map of a model that CREDIT lacks: keys are paths, arrays stay.
+def native_key_map(
+    model_def: ModelDef, specs: Mapping[str, ParamSpec] | None = None
+) -> KeyMap:
+    """Returns the key map of what CREDIT lacks: keys are paths, arrays stay.
 
     Arrays of the model state are named "path.leaf", as in "head/norm.mean".
+
+    Args:
+        model_def: the model.
+        specs: specs of its parameters that are included; None includes all.
     """
     entries = [
         KeyEntry(path, path, _unmoved(spec.shape), spec.shape)
-        for path, spec in model_def.param_specs.items()
+        for path, spec in (model_def.param_specs if specs is None else specs).items()
     ]
     entries += [
         KeyEntry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,13 @@ import pandas as pd
 
 from credit_jax.config.messages import counted, printable
 from credit_jax.io.open_files import opened
+from credit_jax.packages.manifest import (
+    ADAPTERS,
+    WEIGHTS,
+    WITH_ADAPTERS,
+    AdapterRecord,
+)
+from credit_jax.packages.weights import NATIVE
 from credit_jax.visualization.labels import field_text
 
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
@@ -46,6 +53,8 @@ class CardFacts:
         data: YAML lines of the data section for a user to fill in.
         version: version of credit_jax.
         schema: version of the layout.
+        file: name of the file of the weights.
+        options: further options of the command that forecasts.
     """
 
     name: str
@@ -65,6 +74,21 @@ class CardFacts:
     data: str
     version: str
     schema: int
+    file: str = WEIGHTS
+    options: str = ""
+
+    def of_adapters(self, record: AdapterRecord) -> CardFacts:
+        """The facts of a package that has the adapters alone."""
+        base = f"{record.base}, whose weights have the digest {record.base_digest}"
+        return replace(
+            self,
+            weights=f"adapters of rank {record.rank}, {self.weights}",
+            names=NATIVE,
+            training=f"{self.training}, adapters on {base}",
+            schema=WITH_ADAPTERS,
+            file=ADAPTERS,
+            options=" --base BASE",
+        )
 
 
 def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None:

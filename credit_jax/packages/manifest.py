@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,21 +15,45 @@ from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
 from credit_jax.io.digests import FileRecord, record_of
 from credit_jax.packages.kinds import check_kind
 
-SCHEMA_VERSION = 1
+# Version 2 has packages of adapters; of whole weights, 1 is written on.
+SCHEMA_VERSION, WITH_ADAPTERS = 1, 2
 MANIFEST, CARD, CONFIG = PACKAGE_NAME, "README.md", CONFIG_NAME
 WEIGHTS, CHANNELS, GRID = "weights.safetensors", "channels.json", "grid.nc"
+ADAPTERS = "adapters.safetensors"
 SCORES = "scores.csv"
 # Key of the provenance: coordinates of the data of the run.
 COORDINATES = "coordinates"
 STATIC, FILES = "static", "files"
-REQUIRED = (CARD, CONFIG, WEIGHTS, CHANNELS, GRID)
+REQUIRED = (CARD, CONFIG, CHANNELS, GRID)
 # Allowed names of files; those of Zarr stores include folders.
 _NAMES = re.compile(
-    rf"(?:{'|'.join(map(re.escape, (*REQUIRED, SCORES)))}"
+    rf"(?:{'|'.join(map(re.escape, (*REQUIRED, WEIGHTS, ADAPTERS, SCORES)))}"
     rf"|{STATIC}/[\w.+-]+\.nc|{FILES}/[\w.+-]+\.(?:nc|json|yaml)"
     rf"|{FILES}/[\w.+-]+\.zarr(?:/[\w.+-]+)+)"
 )
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class AdapterRecord:
+    """What a package of adapters says of them, and of the weights that it lacks.
+
+    Attributes:
+        rank, scale: see `LowRank`.
+        targets: paths of the matrices with adapters.
+        trained: paths of parameters that were trained besides, which are included.
+        base: name of the file or folder that the training began with.
+        base_weights: `trainer.finetune.weights`.
+        base_digest: `digest_of_base` of the weights that it lacks.
+    """
+
+    rank: int
+    scale: float
+    targets: Sequence[str]
+    trained: Sequence[str]
+    base: str
+    base_weights: str | None
+    base_digest: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +71,8 @@ class Manifest:
         provenance: versions of packages, and facts of the training that are not in
             model.yml.
         schema_version: schema version of this file and the layout of the folder.
+        adapters: the adapters of a package that has nothing else, and their base; None
+            for one with all weights.
     """
 
     model_type: str
@@ -57,10 +83,19 @@ class Manifest:
     files: Mapping[str, FileRecord]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    adapters: AdapterRecord | None = None
+
+    @property
+    def weights_file(self) -> str:
+        """Name of the file of the weights."""
+        return WEIGHTS if self.adapters is None else ADAPTERS
 
     def write(self, folder: Path) -> None:
         """Writes `package.json`."""
-        text = json.dumps(dataclasses.asdict(self), indent=1)
+        content = dataclasses.asdict(self)
+        if self.adapters is None:
+            del content["adapters"]
+        text = json.dumps(content, indent=1)
         (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -87,16 +122,18 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}; this "
             "is not the file of a model package"
         )
-    if version > SCHEMA_VERSION:
+    if version > WITH_ADAPTERS:
         raise ValueError(
             f"{path}: schema_version is {version}, this credit_jax reads versions up "
-            f"to {SCHEMA_VERSION}; update credit_jax"
+            f"to {WITH_ADAPTERS}; update credit_jax"
         )
     try:
         files = {
             name: FileRecord(**record) for name, record in content.pop("files").items()
         }
-        manifest = Manifest(files=files, **content)
+        adapters = content.pop("adapters", None)
+        record = None if adapters is None else AdapterRecord(**adapters)
+        manifest = Manifest(files=files, adapters=record, **content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: not the content of schema version {version} ({error}); the "
@@ -128,11 +165,12 @@ def _check_records(path: Path, manifest: Manifest) -> None:
                 f"{path}: {name} has no SHA-256 and size, got {record}; the package is "
                 "damaged, get it again"
             )
-    missing = [name for name in REQUIRED if name not in manifest.files]
+    required = (*REQUIRED, manifest.weights_file)
+    missing = [name for name in required if name not in manifest.files]
     if missing:
         raise ValueError(
             f"{path}: {', '.join(missing)} is not listed; a package needs "
-            f"{', '.join(REQUIRED)}. It is incomplete, get it again"
+            f"{', '.join(required)}. It is incomplete, get it again"
         )
 
 

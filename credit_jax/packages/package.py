@@ -28,6 +28,7 @@ from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import ModelState
 from credit_jax.packages import manifest as file_names
+from credit_jax.packages.adapters import with_base
 from credit_jax.packages.channel_table import order_of, read_channels
 from credit_jax.packages.grids import check_same_grid
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
@@ -39,6 +40,7 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.weights import read_weights
+from credit_jax.plan.finetune import Base, find_base
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
 
@@ -55,12 +57,14 @@ class Package:
         manifest: manifest of the folder.
         written: contents of `model.yml`.
         channels: channels of "input", "output", and each further input, in order.
+        base: weights that a package of adapters lacks; None for one with all weights.
     """
 
     path: Path
     manifest: Manifest
     written: Mapping[str, Any]
     channels: Mapping[str, Sequence[Mapping[str, Any]]]
+    base: Base | None = None
 
     @property
     def step(self) -> int:
@@ -74,8 +78,8 @@ class Package:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the weights."""
-        return self.manifest.files[file_names.WEIGHTS].sha256
+        """SHA-256 of the weights, of adapters alone in a package of them."""
+        return self.manifest.files[self.manifest.weights_file].sha256
 
     @cached_property
     def coordinates(self) -> Coordinates | None:
@@ -160,10 +164,15 @@ class Package:
         """Parameters by path and model state, on the host.
 
         Raises:
-            ValueError: they are not those of the model in `model.yml`.
+            ValueError: they are not those of the model in `model.yml`, or the base is
+                not that of the adapters.
         """
         model_def = build(self.resolved()["model"])
-        return read_weights(self.path / file_names.WEIGHTS, model_def)
+        path, record = self.path / self.manifest.weights_file, self.manifest.adapters
+        if record is None:
+            return read_weights(path, model_def)
+        assert self.base is not None, "`open_package` asks for it"
+        return with_base(path, record, model_def, self.base)
 
     def check_data(
         self,
@@ -197,14 +206,20 @@ def is_package(folder: str | Path) -> bool:
     return (Path(folder) / file_names.MANIFEST).is_file()
 
 
-def open_package(folder: str | Path) -> Package:
+def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
     """Opens a package and checks all its files; weights are read on access.
 
+    Args:
+        folder: its folder.
+        base: what adapters were trained on, a run, a package or a checkpoint of CREDIT;
+            None for a package with all weights.
+
     Raises:
-        FileNotFoundError: the folder is not a package.
+        FileNotFoundError: the folder is not a package, or there is no base.
         ValueError: a file is missing, unknown, changed, of another kind, a link, or
-            outside of the folder; the schema is newer; channels are duplicated; or an
-            object that it refers to is not installed.
+            outside of the folder; the schema is newer; channels are duplicated; an
+            object that it refers to is not installed; or the package has adapters alone
+            and no base is given, or all weights and one is.
     """
     path = Path(folder).absolute()
     manifest = read_manifest(path)
@@ -213,7 +228,19 @@ def open_package(folder: str | Path) -> Package:
     register_objects(written, source=str(path / file_names.CONFIG), package=path)
     _check_config(path, manifest, written)
     channels = read_channels(path / file_names.CHANNELS)
-    return Package(path, manifest, written, channels)
+    return Package(path, manifest, written, channels, _base(path, manifest, base))
+
+
+def _base(path: Path, manifest: Manifest, base: str | Path | None) -> Base | None:
+    record = manifest.adapters
+    if record is None and base is not None:
+        raise ValueError(f"--base: {path} has all its weights; leave --base out")
+    if record is None or base is not None:
+        return None if base is None else find_base(base, "--base")
+    raise ValueError(
+        f"{path} has adapters alone; --base must name the run, package or checkpoint "
+        f"that they were trained on ({record.base}, digest {record.base_digest})"
+    )
 
 
 def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> None:

@@ -36,7 +36,15 @@ def write_weights(
     Raises:
         ValueError: a value is not finite, or the arrays are not those of the model.
     """
-    state = _key_map(model_def).write(params, model_state)
+    _write(path, _key_map(model_def).write(params, model_state))
+
+
+def _write(path: Path, state: Arrays) -> None:
+    """Writes arrays by key.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
     _check_finite(state, path)
     # safetensors makes files that only their owner can read.
     path.touch()
@@ -53,8 +61,41 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
             those of the model, or a value is not finite; the error lists all of one
             kind.
     """
+    return _read(path, _key_map(model_def), model_def)
+
+
+def write_adapters(
+    path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
+) -> None:
+    """Writes what is trained of a model, and its state, with our paths, bit-exact.
+
+    Args:
+        path: path of the file.
+        model_def: the model, with its frozen parameters and its adapters.
+        params: parameters by path; frozen ones are not written.
+        model_state: collections of `nn.model_state`.
+
+    Raises:
+        ValueError: see `write_weights`.
+    """
+    trained = {name: params[name] for name in model_def.trainable}
+    key_map = native_key_map(model_def, model_def.trainable)
+    _write(path, key_map.write(trained, model_state))
+
+
+def read_adapters(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
+    """Reads what is trained of a model, and its state: inverts `write_adapters`.
+
+    Raises:
+        ValueError: see `read_weights`.
+    """
+    return _read(path, native_key_map(model_def, model_def.trainable), model_def)
+
+
+def _read(
+    path: Path, key_map: KeyMap, model_def: ModelDef
+) -> tuple[Arrays, HostModelState]:
     _check_header(path)
-    key_map = _key_map(model_def)
     try:
         with safe_open(os.fspath(path), framework="np") as file:
             keys = list(file.keys())

@@ -35,6 +35,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
+from credit_jax.packages.adapters import adapter_record, model_with_adapters
 from credit_jax.packages.card import CardFacts, data_lines, write_card
 from credit_jax.packages.channel_table import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
@@ -48,7 +49,12 @@ from credit_jax.packages.references import (
     place_references,
     static_references,
 )
-from credit_jax.packages.weights import names_of, write_weights
+from credit_jax.packages.weights import (
+    NATIVE,
+    names_of,
+    write_adapters,
+    write_weights,
+)
 from credit_jax.plan.forecast import (
     forecast_digests,
     forecast_pipeline,
@@ -132,6 +138,7 @@ def write_package(
     name: str | None = None,
     license: str = "unknown",
     scores: str | Path | None = None,
+    adapters: bool = False,
 ) -> Manifest:
     """Writes a package; the folder appears when it is complete.
 
@@ -142,6 +149,8 @@ def write_package(
         name: name of the model in its card; None takes the name of the folder.
         license: identifier of the license, for the card.
         scores: scores.csv of `credit-jax score`.
+        adapters: whether to write the adapters of LoRA, and what else is trained,
+            without the weights of the base.
 
     Raises:
         OSError, ValueError: the folder is not empty, a file that blocks read is missing
@@ -151,7 +160,14 @@ def write_package(
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--out: {target} exists; give another folder")
-    arrays = weights.on_host(contents.model_def)
+    record = None
+    if adapters:
+        model_def = model_with_adapters(contents.config)
+        arrays = weights.parts_on_host(model_def)
+        record = adapter_record(contents.config, model_def, arrays[0])
+    else:
+        model_def = contents.model_def
+        arrays = weights.on_host(model_def)
     config = normalized(dump_config(contents.config))
     with new_folder(target) as folder:
         _copy_files(config, folder)
@@ -160,7 +176,10 @@ def write_package(
         for reference in place_references(config):
             reference.set(None)
         _write_config(config, folder / file_names.CONFIG)
-        write_weights(folder / file_names.WEIGHTS, contents.model_def, *arrays)
+        if record is None:
+            write_weights(folder / file_names.WEIGHTS, model_def, *arrays)
+        else:
+            write_adapters(folder / file_names.ADAPTERS, model_def, *arrays)
         write_grid(folder / file_names.GRID, contents.latitude, contents.longitude)
         groups = channel_groups(contents.schema, contents.data.further)
         levels, described = _levels(groups, config), _described(contents, groups)
@@ -168,6 +187,7 @@ def write_package(
         if scores is not None:
             shutil.copyfile(scores, folder / file_names.SCORES)
         facts = _facts(contents, weights, name or target.name, license, places)
+        facts = facts if record is None else facts.of_adapters(record)
         table = None if scores is None else Path(scores)
         write_card(folder / file_names.CARD, facts, table)
         manifest = Manifest(
@@ -175,9 +195,11 @@ def write_package(
             weights.step,
             weights.average,
             weights.digest,
-            names_of(contents.model_def),
+            names_of(contents.model_def) if record is None else NATIVE,
             record_files(folder),
             _provenance(contents),
+            file_names.SCHEMA_VERSION if record is None else file_names.WITH_ADAPTERS,
+            record,
         )
         manifest.write(folder)
     return manifest

@@ -50,11 +50,13 @@ class Base:
         path: its path.
         kind: "run", "package", or "torch" for a checkpoint of CREDIT.
         written: content of its model.yml.
+        key: key or option that names it, for errors.
     """
 
     path: Path
     kind: BaseKind
     written: Mapping[str, Any]
+    key: str = _FROM
 
     @property
     def section(self) -> Mapping[str, Any]:
@@ -62,36 +64,40 @@ class Base:
         return self.written["model"]
 
 
-def find_base(finetune: FinetuneConfig) -> Base:
-    """Returns the base of a run; only its model.yml is read.
+def find_base(named: str | Path, key: str = _FROM) -> Base:
+    """Returns a base; only its model.yml is read.
+
+    Args:
+        named: its path.
+        key: key or option that names it, for errors.
 
     Raises:
         FileNotFoundError: there is no such path, or no model.yml.
         ValueError: model.yml has no `model` section.
     """
-    path = Path(finetune.base)
+    path = Path(named)
     if not path.exists():
         raise FileNotFoundError(
-            f"{_FROM}: {path}: no such file or folder; give the folder of a run, a "
+            f"{key}: {path}: no such file or folder; give the folder of a run, a "
             "model package, or a checkpoint of CREDIT"
         )
     folder = path if path.is_dir() else path.parent
     config = folder / CONFIG_NAME
     if not config.is_file():
         raise FileNotFoundError(
-            f"{_FROM}: {folder} has no {CONFIG_NAME}, which says what model its "
+            f"{key}: {folder} has no {CONFIG_NAME}, which says what model its "
             "weights belong to; copy the config of that run there"
         )
     written = read_yaml(config)
     section = written.get("model")
     if not isinstance(section, Mapping) or not isinstance(section.get("type"), str):
-        raise ValueError(f"{_FROM}: {config}: has no model section with a type")
+        raise ValueError(f"{key}: {config}: has no model section with a type")
     kind: BaseKind = "torch"
     if path.is_dir() and (path / PACKAGE_NAME).is_file():
         kind = "package"
     elif path.is_dir() and (path / _CHECKPOINTS).is_dir():
         kind = "run"
-    return Base(path, kind, written)
+    return Base(path, kind, written, key)
 
 
 def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> None:
@@ -137,7 +143,7 @@ def check_type(base: Base, model_type: str) -> None:
     if len(types) < 2 or types[0] is not types[1]:
         raise ConfigError(
             [
-                f"{_FROM}: {base.path} has a model of type {theirs}, the config has "
+                f"{base.key}: {base.path} has a model of type {theirs}, the config has "
                 f"{model_type}; give a base of the same type"
             ]
         )

@@ -179,7 +179,7 @@ def plan_run(
         findings.notes += float8_notes(model.model_def, precision_of(trainer))
     if model.model_def is not None and trainer.finetune is not None and begins:
         with findings.collecting():
-            base = find_base(trainer.finetune)
+            base = find_base(trainer.finetune.base)
             check_base(base, model.model_def, trainer.finetune)
             findings.notes += notes_on_base(base, model.model_def)
     if model.dims is not None:

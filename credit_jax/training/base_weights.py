@@ -16,6 +16,7 @@ import jax
 
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
+from credit_jax.config import Config
 from credit_jax.config.base import ConfigError
 from credit_jax.config.finetune import FinetuneConfig, NewChannels
 from credit_jax.config.load import config_of
@@ -139,20 +140,33 @@ class BaseWeights:
 OpenBase = Callable[[Base, str | None], BaseWeights]
 
 
-def open_base(finetune: FinetuneConfig, model_type: str) -> BaseWeights:
-    """Opens the base of a run, and compares its files with their digests.
+def open_base(base: Base, weights: str | None, model_type: str) -> BaseWeights:
+    """Opens a base, and compares its files with their digests.
 
     Args:
-        finetune: section that names the base, and which of its weights are meant.
-        model_type: `model.type` of the run.
+        base: the base, as returned by `find_base`.
+        weights: "average", "last", or None for the average if there is one.
+        model_type: `model.type` that it must have.
 
     Raises:
-        FileNotFoundError, ValueError: there is no such base, it is damaged or of
-            another type, or PyTorch is not installed, which its files need.
+        FileNotFoundError, ValueError: it is damaged or of another type, or PyTorch is
+            not installed, which its files need.
     """
-    base = find_base(finetune)
     check_type(base, model_type)
-    return _opener(base)(base, finetune.weights)
+    return _opener(base)(base, weights)
+
+
+def base_of_run(config: Config) -> BaseWeights | None:
+    """Opens the base that `trainer.finetune` names; None without that section.
+
+    Raises:
+        FileNotFoundError, ValueError: see `find_base` and `open_base`.
+    """
+    finetune = config.trainer.finetune
+    if finetune is None:
+        return None
+    base = find_base(finetune.base)
+    return open_base(base, finetune.weights, config.model["type"])
 
 
 def _opener(base: Base) -> OpenBase:
@@ -164,7 +178,7 @@ def _opener(base: Base) -> OpenBase:
         return import_module("credit_torch_bridge.checkpoint.base").open_torch_base
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"trainer.finetune.from: {base.path} is a checkpoint of CREDIT, which "
+            f"{base.key}: {base.path} is a checkpoint of CREDIT, which "
             f"needs {error.name}: install credit_jax[bridge], or convert it where that "
             "is installed (credit-jax convert --to jax) and give the run"
         ) from None

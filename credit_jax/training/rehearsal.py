@@ -14,7 +14,7 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.objective import together
-from credit_jax.training.base_weights import open_base
+from credit_jax.training.base_weights import base_of_run
 from credit_jax.training.step import make_eval_step
 from credit_jax.transforms import Rollout
 
@@ -65,9 +65,8 @@ def _check_base(plan: RunPlan) -> None:
     """Compares the channels of a run with those of its base, if it has one.
 
     Raises:
-        ValueError: see `open_base` and `BaseWeights.match`.
+        ValueError: see `base_of_run` and `BaseWeights.match`.
     """
     finetune = plan.config.trainer.finetune
-    if finetune is not None:
-        base = open_base(finetune, plan.config.model["type"])
+    if finetune and (base := base_of_run(plan.config)):
         base.match(plan.schema, finetune.new_channels, plan.units)

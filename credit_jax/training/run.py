@@ -26,7 +26,7 @@ from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
-from credit_jax.training.base_weights import BaseWeights, open_base
+from credit_jax.training.base_weights import BaseWeights, base_of_run
 from credit_jax.training.curriculum import Stage, summary_of
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
@@ -149,8 +149,7 @@ def _train_in(
         like = coordinates_at(store, step)
         notes = [no_coordinates(store.path(step))] if like is None else []
         weights = store, step
-    elif (finetune := config.trainer.finetune) is not None:
-        base = open_base(finetune, config.model["type"])
+    elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
         like = base.like(finetune)
         notes = [] if base.coordinates else [no_coordinates(base.where)]
     if config.demo is not None and jax.process_index() == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.checkpoint import EMA, EMA_STATS, WEIGHTS, CheckpointStore
+from credit_jax.checkpoint import ADAPTERS, EMA, EMA_STATS, WEIGHTS, CheckpointStore
 from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.yaml_file import read_yaml
@@ -88,6 +88,33 @@ class RunWeights:
         state = {name: items[WEIGHTS][name] for name in COLLECTIONS}
         state = with_averaged_statistics(state, items.get(EMA_STATS))
         return jax.tree.map(np.asarray, (weights, state))
+
+    def parts_on_host(self, model_def: ModelDef) -> tuple[dict[str, np.ndarray], Any]:
+        """`on_host` with adapters, and with their matrices as they are in the base.
+
+        Args:
+            model_def: the model of the run, with its adapters.
+
+        Raises:
+            ValueError: see `restore`; or the run has no adapters.
+        """
+        low_rank = model_def.low_rank
+        if low_rank is None or ADAPTERS not in self.run.item_names(self.step):
+            raise ValueError(
+                f"{self.path} has no adapters (trainer.finetune.lora); expected a "
+                "checkpoint of a run that trains some"
+            )
+        sums, state = self.on_host(replace(model_def, low_rank=None))
+        specs = model_def.param_specs
+        like = {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
+        adapters = {name: like[name] for name in low_rank.param_specs(specs)}
+        targets = {"base": {name: like[name] for name in low_rank.targets}}
+        targets["weights"] = adapters
+        if EMA in self.run.item_names(self.step):
+            targets[EMA] = adapters
+        stored = self.run.restore(self.step, {ADAPTERS: targets})[ADAPTERS]
+        chosen = stored[EMA if self.average else "weights"]
+        return {**sums, **jax.tree.map(np.asarray, stored["base"] | chosen)}, state
 
     @cached_property
     def coordinates(self) -> Coordinates | None:

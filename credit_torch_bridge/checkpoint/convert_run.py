@@ -61,6 +61,7 @@ class RunConversion:
             config does not imply it.
         verify: compare files with their digests and checksums before they are read.
         drop: dotted keys of the config to leave out with `to_torch`.
+        base: what the adapters of a package belong to; None for all other sources.
     """
 
     run_config: RunConfig
@@ -72,6 +73,7 @@ class RunConversion:
     batches_per_epoch: int | None = None
     verify: bool = True
     drop: tuple[str, ...] = ()
+    base: str | None = None
 
     def to_jax(self) -> Iterator[str]:
         """Converts CREDIT's checkpoints to a run of credit_jax.
@@ -94,14 +96,18 @@ class RunConversion:
             write_records(folder / DIGESTS, record_files(folder))
 
     def _to_jax(self, folder: Path, allocate: Allocate) -> Iterator[str]:
-        checkpoint = open_checkpoint(self.source, verify=self.verify)
-        newest = self._read_torch(checkpoint, allocate)
-        yield f"{checkpoint.path}: {checkpoint.format}, epoch {checkpoint.epoch}"
-        yield self._weights_line(newest)
         earlier: list[JaxCheckpoint] = []
-        if self.source.is_dir() and newest.moments is not None:
-            earlier = self._earlier(checkpoint, newest, allocate)
-            newest = _with_best_step(newest, [*earlier, newest])
+        if self.base is not None:
+            newest = self._read_ours(None, allocate)
+            yield self._weights_line(newest)
+        else:
+            checkpoint = open_checkpoint(self.source, verify=self.verify)
+            newest = self._read_torch(checkpoint, allocate)
+            yield f"{checkpoint.path}: {checkpoint.format}, epoch {checkpoint.epoch}"
+            yield self._weights_line(newest)
+            if self.source.is_dir() and newest.moments is not None:
+                earlier = self._earlier(checkpoint, newest, allocate)
+                newest = _with_best_step(newest, [*earlier, newest])
         settings = {**newest.settings, "save_loc": str(self.out)}
         if newest.moments is None and self.run_config.raw.get("trainer"):
             settings["trainer.load_weights"] = True
@@ -138,7 +144,7 @@ class RunConversion:
         """Says which weights are converted."""
         average = self.weights == AVERAGE
         if is_package(self.source):
-            average = open_package(self.source).average
+            average = open_package(self.source, self.base).average
         beside = checkpoint.ema is not None
         more = " and their moving average" if beside else ""
         return f"weights: {label_of(average=average)}{more}"
@@ -226,7 +232,7 @@ class RunConversion:
 
     def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
         if is_package(self.source):
-            package = open_package(self.source)
+            package = open_package(self.source, self.base)
             held = AVERAGE if package.average else LAST
             if self.weights not in (None, held):
                 raise ValueError(

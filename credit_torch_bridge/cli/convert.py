@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", choices=("jax", "torch"), required=True, help="format to write")
     add_config_option(parser)
     add("--checkpoint", required=True, help="file or folder to convert")
+    add("--base", metavar="PATH", help="what adapters of a package belong to")
     add("--out", required=True, help="folder to write; must not exist")
     add(
         "--weights-only",
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     source, out = Path(args.checkpoint), Path(args.out).absolute()
     refuse_existing(out)
     config = (
-        open_package(source).resolved()
+        open_package(source, args.base).resolved()
         if args.config is None and is_package(source)
         else config_file(args.config, source)
     )
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         batches_per_epoch=args.batches_per_epoch,
         verify=args.verify,
         drop=tuple(args.drop),
+        base=args.base,
     )
     lines = conversion.to_jax() if args.to == "jax" else conversion.to_torch()
     for line in lines:

@@ -75,7 +75,7 @@ def test_units_of_the_package_describe_what_data_files_do_not(
         {**own, **known.get(own["variable"], {})} for own in opened.channels["output"]
     ]
     opened = replace(opened, channels={**opened.channels, "output": output})
-    monkeypatch.setattr(model, "open_package", lambda folder: opened)
+    monkeypatch.setattr(model, "open_package", lambda *_: opened)
     given = ("--package", str(made), "--data", str(data), *START)
     assert run_forecast(tmp_path, *given) == OK
     with xr.open_dataset(tmp_path / "forecast.zarr") as store:

@@ -132,8 +132,8 @@ def test_a_reference_to_an_installed_module(
 
 
 def test_a_newer_schema(copy):
-    change(copy, schema_version=2)
-    refused(copy, "schema_version is 2", "up to 1", "update credit_jax")
+    change(copy, schema_version=3)
+    refused(copy, "schema_version is 3", "up to 2", "update credit_jax")
 
 
 @pytest.mark.parametrize("version", [None, "1", 0, True, 1.5])

@@ -118,11 +118,11 @@ def test_kinds_of_bases(tmp_path: Path) -> None:
     write_yaml(tmp_path / "model.yml", {"model": WXFORMER})
     (tmp_path / "checkpoint.pt").touch()
     for path, kind in ((tmp_path, "torch"), (tmp_path / "checkpoint.pt", "torch")):
-        assert find_base(finetune(**{"from": str(path)})).kind == kind
+        assert find_base(path).kind == kind
     (tmp_path / "checkpoints").mkdir()
-    assert find_base(finetune(**{"from": str(tmp_path)})).kind == "run"
+    assert find_base(tmp_path).kind == "run"
     (tmp_path / "package.json").touch()
-    assert find_base(finetune(**{"from": str(tmp_path)})).kind == "package"
+    assert find_base(tmp_path).kind == "package"
 
 
 def test_another_grid_carries_all_and_names_what_positions_change(
@@ -132,8 +132,8 @@ def test_another_grid_carries_all_and_names_what_positions_change(
     write_yaml(tmp_path / "model.yml", {"model": WXFORMER})
     section = finetune(**{"from": str(tmp_path)}, new_grid=True)
     model_def = build(WXFORMER | changes)
-    check_base(find_base(section), model_def, section)
-    notes = notes_on_base(find_base(section), model_def)
+    check_base(find_base(section.base), model_def, section)
+    notes = notes_on_base(find_base(section.base), model_def)
     assert len(notes) == 2
     assert notes[0].endswith("model.image_width is 128, that of the base 64")
     assert "local_window_size is (2, 1, 1, 1), that of the base (1," in notes[1]
@@ -142,12 +142,12 @@ def test_another_grid_carries_all_and_names_what_positions_change(
 
 def test_bases_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"finetune\.from: .*no such file"):
-        find_base(finetune(**{"from": str(tmp_path / "nothing")}))
+        find_base(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match=r"has no model\.yml"):
-        find_base(finetune(**{"from": str(tmp_path)}))
+        find_base(tmp_path)
     write_yaml(tmp_path / "model.yml", {"data": {}})
     with pytest.raises(ValueError, match="has no model section with a type"):
-        find_base(finetune(**{"from": str(tmp_path)}))
+        find_base(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_bases_of_other_models(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     write_yaml(tmp_path / "model.yml", {"model": WXFORMER | changes})
-    base = find_base(finetune(**{"from": str(tmp_path)}))
+    base = find_base(tmp_path)
     with pytest.raises(ConfigError, match=message):
         check_base(base, build(WXFORMER), finetune())
     same = replace(base, written={"model": WXFORMER})

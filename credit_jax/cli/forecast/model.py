@@ -38,12 +38,14 @@ def package_of(args: argparse.Namespace) -> Package | None:
             raise ValueError("--config FILE or --package DIR is needed")
         if args.data is not None:
             raise ValueError("--data belongs to --package; a config has its data")
+        if args.base is not None:
+            raise ValueError("--base belongs to --package; a run has all its weights")
         return None
     if conflicting:
         raise ValueError(
             f"--package has its config and weights; leave out {', '.join(conflicting)}"
         )
-    return open_package(args.package)
+    return open_package(args.package, args.base)
 
 
 def config_of(args: argparse.Namespace, package: Package | None) -> Config:

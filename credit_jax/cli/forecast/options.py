@@ -85,6 +85,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser, required=False)
     add = parser.add_argument
     add("--package", metavar="DIR", help="a model package, instead of --config")
+    add("--base", metavar="PATH", help="with --package: what its adapters belong to")
     add("--data", metavar="FILE", help="with --package: YAML of its data section")
     add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
     add("--step", type=int, help="which checkpoint (default: the newest)")

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.config.base import parse
-from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.models.conversion import key_map_for
+from credit_jax.plan.finetune import find_base
 from credit_jax.training.base_weights import open_base
 from credit_torch_bridge import Moments, from_torch, to_torch
 from tests.bridge.cli.conftest import checkpoint, credit_run_folder
@@ -27,9 +26,7 @@ __all__ = ["checkpoint", "credit_run_folder"]
 def test_a_file_and_a_folder(
     credit_run_folder: Path, checkpoint: Any, name: str, weights: str | None
 ) -> None:
-    section = {"from": str(credit_run_folder / name), "weights": weights}
-    finetune = parse(FinetuneConfig, section, "trainer.finetune")
-    base = open_base(finetune, "wxformer")
+    base = open_base(find_base(credit_run_folder / name), weights, "wxformer")
     params, model_state = base.read(MODEL_DEF)
     expected = checkpoint.params if weights == "last" else checkpoint.ema
     assert params.keys() == expected.keys()

@@ -1,0 +1,159 @@
+"""Packages of adapters alone: what LoRA trained, and which weights it needs besides."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from credit_jax.config import Config
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import build
+from credit_jax.nn.low_rank import LowRank, is_matrix, merged
+from credit_jax.packages.manifest import AdapterRecord
+from credit_jax.packages.weights import read_adapters
+from credit_jax.plan.finetune import Base, find_base, frozen_parameters, low_rank_of
+from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_jax.state_dict.problems import compare_shapes
+from credit_jax.training.base_weights import open_base
+
+
+def model_with_adapters(config: Config) -> ModelDef:
+    """Returns the model of a run with LoRA, with its frozen parameters and adapters.
+
+    Raises:
+        ValueError: it has no adapters, or its base had other channels.
+    """
+    finetune, where = config.trainer.finetune, "--adapters: trainer.finetune"
+    if finetune is None or finetune.lora is None:
+        raise ValueError(f"{where}.lora: missing; the run has no adapters")
+    if finetune.new_channels is not None:
+        raise ValueError(
+            f"{where}.new_channels: the base has other channels, so the frozen weights "
+            "are not all its own; make a package of all weights, without --adapters"
+        )
+    model_def = build(config.model)
+    model_def = replace(model_def, frozen=frozen_parameters(model_def, finetune))
+    return replace(model_def, low_rank=low_rank_of(model_def, finetune))
+
+
+def adapter_record(
+    config: Config, model_def: ModelDef, params: Arrays
+) -> AdapterRecord:
+    """Returns what a package says of adapters, whose base is read and compared.
+
+    Args:
+        config: config of the run.
+        model_def: its model, as returned by `model_with_adapters`.
+        params: parameters by path, those of the base as they were.
+
+    Raises:
+        FileNotFoundError, ValueError: see `find_base` and `read_base`.
+    """
+    finetune, low_rank = config.trainer.finetune, model_def.low_rank
+    assert finetune is not None, "a run with adapters"
+    assert low_rank is not None, "and so is its model"
+    adapters = low_rank.param_specs(model_def.param_specs)
+    trained = model_def.trainable.keys() - adapters.keys()
+    lacking = params.keys() - model_def.trainable.keys()
+    record = AdapterRecord(
+        low_rank.rank,
+        low_rank.scale,
+        sorted(low_rank.targets),
+        sorted(trained),
+        Path(finetune.base).name,
+        finetune.weights,
+        digest_of_base({path: params[path] for path in lacking}),
+    )
+    read_base(record, model_def, find_base(finetune.base))
+    return record
+
+
+def digest_of_base(params: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the paths, dtypes, shapes and bytes of arrays.
+
+    So a base is known in whatever file it is: a run, a package, or one of PyTorch.
+    """
+    total = hashlib.sha256()
+    for path in sorted(params):
+        array = np.ascontiguousarray(params[path])
+        total.update(f"{path} {array.dtype.name} {array.shape}\n".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def with_base(
+    path: Path, record: AdapterRecord, model_def: ModelDef, base: Base
+) -> tuple[Arrays, HostModelState]:
+    """Reads adapters and adds them to the weights of their base.
+
+    Args:
+        path: file of the adapters.
+        record: what the package says of them.
+        model_def: the model, without adapters.
+        base: the base.
+
+    Returns:
+        All parameters by path, and the model state.
+
+    Raises:
+        FileNotFoundError, ValueError: see `read_adapters` and `read_base`.
+    """
+    with_adapters = _model_def(path, record, model_def)
+    low_rank = with_adapters.low_rank
+    assert low_rank is not None, "of the record"
+    trained, model_state = read_adapters(path, with_adapters)
+    weights = {**read_base(record, with_adapters, base), **trained}
+    return jax.device_get(merged(weights, low_rank, model_def.param_specs)), model_state
+
+
+def read_base(record: AdapterRecord, model_def: ModelDef, base: Base) -> Arrays:
+    """Reads the weights that a package of adapters lacks, by path.
+
+    Args:
+        record: what the package says of them.
+        model_def: the model, with its adapters.
+        base: the base.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_base`; or the base has other weights
+            than those that the adapters were trained on.
+    """
+    opened = open_base(base, record.base_weights, model_def.config.type)
+    weights, _ = opened.read(build(base.section))
+    specs = model_def.param_specs
+    lacking = {name: specs[name].shape for name in specs.keys() - model_def.trainable}
+    known = {name: x for name, x in weights.items() if name in lacking}
+    problems = compare_shapes({name: x.shape for name, x in known.items()}, lacking)
+    digest = "" if problems else digest_of_base(known)
+    if digest != record.base_digest:
+        what = problems[0] if problems else f"their digest is {digest}"
+        raise ValueError(
+            f"{base.key}: the weights of {opened.where} are not those that the "
+            f"adapters were trained on: {what}, expected {record.base_digest}; give "
+            f"{record.base}, as it was then"
+        )
+    return known
+
+
+def _model_def(path: Path, record: AdapterRecord, model_def: ModelDef) -> ModelDef:
+    """The model with the adapters of a record.
+
+    Raises:
+        ValueError: it names what the model has not.
+    """
+    specs = model_def.param_specs
+    matrices = {name for name, spec in specs.items() if is_matrix(spec)}
+    unknown = sorted(({*record.targets} - matrices) | ({*record.trained} - {*specs}))
+    if unknown or record.rank < 1:
+        raise ValueError(
+            f"{path.parent}: adapters of {unknown or f'rank {record.rank}'} do not fit "
+            "model.yml beside it; get the package again"
+        )
+    low_rank = LowRank(record.rank, record.scale, frozenset(record.targets))
+    frozen = frozenset(specs.keys() - {*record.trained})
+    return replace(model_def, frozen=frozen, low_rank=low_rank)

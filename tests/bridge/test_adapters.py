@@ -1,0 +1,63 @@
+"""CREDIT forecasts with the sums of matrices and adapters as credit_jax does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from credit_jax.cli import package
+from credit_jax.cli.commands import OK
+from credit_jax.cli.train import main as train
+from tests.bridge.test_back import forecasts_agree, small_run
+
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
+
+# Largest relative error of a field of a forecast, two steps of the model of the demo.
+FIELD = 1e-6
+LORA = {"rank": 4, "alpha": 8, "targets": ["*attention/to_*", "*feed_forward*"]}
+
+
+def test_a_run_with_adapters(
+    credit: Any, bridge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small_run("demo", tmp_path)
+    config["trainer"] |= {"skip_validation": True, "grad_accum_every": 1}
+    finetune = {"from": str(tmp_path / "base"), "lora": LORA}
+    for name, section in (("base", None), ("run", finetune)):
+        config["save_loc"] = str(tmp_path / name)
+        config["trainer"]["finetune"] = section
+        path = tmp_path / f"{name}.yml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        assert train(["--config", str(path), "--cache", "none"]) == OK
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == OK, text
+    forecasts_agree(tmp_path, FIELD)
+
+    packed = tmp_path / "package"
+    options = ["--checkpoint", str(tmp_path / "run"), "--weights", "last"]
+    assert package.main([*options, "--adapters", "--out", str(packed)]) == OK
+    size = sum(path.stat().st_size for path in packed.rglob("*") if path.is_file())
+    whole = (tmp_path / "torch" / "checkpoint.pt").stat().st_size
+    assert size < 0.1 * whole
+    given = "--checkpoint", packed, "--base", tmp_path / "base"
+    code, text = bridge("convert", "--to", "torch", *given, "--out", tmp_path / "sums")
+    assert code == OK, text
+    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "jax")
+    assert code == OK, text
+    given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == OK, text
+    expected, *others = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
+        for name in ("torch", "sums", "back")
+    )
+    for other in others:
+        assert expected["model_state_dict"].keys() == other["model_state_dict"].keys()
+        for key, tensor in expected["model_state_dict"].items():
+            assert torch.equal(tensor, other["model_state_dict"][key]), key
