@@ -19,12 +19,16 @@ from typing import Any
 MAX_EXPANDED_BYTES = 2**32
 # Of deflate: a block of 258 equal bytes takes two bits.
 MAX_DEFLATE_RATIO = 1032
-# Codecs whose content may expand to any size; that of blosc and lz4 states a size below
-# 2 GiB.
-UNBOUNDED = ("bz2", "gzip", "lzma", "zlib", "zstd")
+# Codecs whose content may expand to any size, and those whose content states a size
+# below 4 GiB, which libraries allocate.
+UNBOUNDED, STATED = ("bz2", "gzip", "lzma", "zlib", "zstd"), ("blosc", "lz4")
+MEASURED = (*UNBOUNDED, *STATED)
+# Bytes of checksums that a chunk may have before it is compressed.
+SPARE = 64
 # What comes last in a list of codecs.
-LAST = (*UNBOUNDED, "blosc", "lz4", "pcodec", "sharding_indexed", "zfpy")
+LAST = (*MEASURED, "pcodec", "sharding_indexed", "zfpy")
 CHECKSUMS = ("crc32c", "fletcher32")  # behind the content
+_ABSENT = 2**64 - 1, 2**64 - 1  # place of a chunk that has the fill value
 _BLOCK = 2**24  # bytes that are expanded at once
 _ZLIB_OR_GZIP = 47  # `wbits` of zlib
 _LZMA_MEMORY = 2**30
@@ -139,6 +143,12 @@ def _zstd_blocks(content: bytes, place: int) -> tuple[int, int]:
     return count, place
 
 
+def stated_bytes(codec: str, header: bytes) -> int:
+    """The size that the first 8 bytes of blosc or lz4 state; 0 if they are cut."""
+    part = header[4:8] if codec == "blosc" else header[:4]
+    return int.from_bytes(part, "little") if len(part) == 4 else 0
+
+
 _MEASURES: dict[str, Callable[[bytes, int], bool]] = {
     "zlib": _inflated,
     "gzip": _inflated,
@@ -147,22 +157,31 @@ _MEASURES: dict[str, Callable[[bytes, int], bool]] = {
         content, most, lambda: lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
     ),
     "zstd": _zstd,
+    "blosc": lambda content, most: stated_bytes("blosc", content) > most,
+    "lz4": lambda content, most: stated_bytes("lz4", content) > most,
 }
 
 
-def inner_chunks(
-    content: bytes, count: int, *, at_end: bool, checksum: bool
-) -> Iterator[bytes]:
-    """Yields the chunks of a shard by its index.
+def inner_places(
+    index: bytes, count: int, *, at_end: bool, checksum: bool
+) -> Iterator[tuple[int, int]]:
+    """Yields offset and length of the chunks of a shard that are there.
 
     Args:
-        content: bytes of the shard.
+        index: the bytes of the shard, or those of its index.
         count: number of chunks.
-        at_end: whether the index is behind the chunks.
+        at_end: whether the index is at the end of these bytes, otherwise at their
+            begin.
         checksum: whether the index ends with a checksum.
     """
-    size = 16 * count + 4 * checksum
-    index = content[-size:] if at_end else content[:size]
-    for n in range(0, 16 * count, 16):
-        offset, length = struct.unpack_from("<QQ", index.ljust(size), n)
-        yield content[offset : offset + length]
+    size = index_bytes(count, checksum=checksum)
+    index = (index[-size:] if at_end else index[:size]).ljust(size, b"\xff")
+    for place in range(0, 16 * count, 16):
+        offset, length = struct.unpack_from("<QQ", index, place)
+        if (offset, length) != _ABSENT:
+            yield offset, length
+
+
+def index_bytes(count: int, *, checksum: bool) -> int:
+    """Bytes of the index of a shard of some chunks."""
+    return 16 * count + 4 * checksum

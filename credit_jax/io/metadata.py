@@ -162,6 +162,7 @@ def _check_array(where: str, node: Any) -> None:
                     f"of code; there are: {', '.join(_CODECS)}"
                 )
         check_pipeline(where, [name.removeprefix("numcodecs.") for name in pipeline])
+    _check_index(where, node)
     chunks = _chunks(where, node, shape)
     size = math.prod(chunks) * _item_bytes(where, node)
     if size > MAX_CHUNK_BYTES:
@@ -169,6 +170,42 @@ def _check_array(where: str, node: Any) -> None:
             f"{where} has chunks of {'x'.join(map(str, chunks))} values, {size} bytes, "
             f"expected at most {MAX_CHUNK_BYTES}; write it with smaller chunks"
         )
+
+
+def _check_index(where: str, node: Mapping[str, Any]) -> None:
+    """Checks that the index of shards is as `expansion.inner_places` reads it."""
+    for codec in node.get("codecs") or ():
+        settings = codec.get("configuration") if isinstance(codec, dict) else None
+        index = settings.get("index_codecs") if isinstance(settings, dict) else None
+        for inner in index or ():
+            name = inner.get("name") if isinstance(inner, dict) else inner
+            how = inner.get("configuration") if isinstance(inner, dict) else None
+            endian = how.get("endian", "little") if isinstance(how, dict) else "little"
+            if name not in ("bytes", "crc32c") or endian != "little":
+                raise ValueError(
+                    f"{where} has an index of shards in {str(inner)[:80]}, expected "
+                    "little-endian bytes and crc32c; write it again"
+                )
+
+
+def bytes_of_chunk(where: str, node: Mapping[str, Any]) -> int | None:
+    """Most bytes of a chunk of an array before it is compressed.
+
+    Args:
+        where: the array, for errors.
+        node: its metadata, which were checked.
+
+    Returns:
+        The bytes of values of 8 bytes, which filters may make of smaller ones, or of
+        larger values; None if the sizes of values differ.
+    """
+    names = [name for codecs in codecs_of(where, node) for name in codecs]
+    kind = node.get("dtype", node.get("data_type"))
+    is_text = kind in _NO_NUMBERS or kind == "|O" or isinstance(kind, dict)
+    if is_text or any(name.startswith(("vlen", "json")) for name in names):
+        return None
+    values = math.prod(_chunks(where, node, node["shape"]))
+    return values * max(8, _item_bytes(where, node))
 
 
 def _chunks(where: str, node: Mapping[str, Any], shape: Sequence[int]) -> list[int]:

@@ -18,8 +18,19 @@ from typing import Any
 
 from zarr.storage import WrapperStore
 
-from credit_jax.io.expansion import UNBOUNDED, check_expansion, inner_chunks
-from credit_jax.io.metadata import METADATA_FILES, check_zarr_bytes, codecs_of
+from credit_jax.io.expansion import (
+    MEASURED,
+    SPARE,
+    STATED,
+    check_expansion,
+    inner_places,
+)
+from credit_jax.io.metadata import (
+    METADATA_FILES,
+    bytes_of_chunk,
+    check_zarr_bytes,
+    codecs_of,
+)
 
 # Key of a chunk in its array, as "1.0.0" or "1/0/0", both within one folder or below.
 _CHUNK = re.compile(r"(?P<array>.*?)/?(?P<chunk>\d+(?:[./]\d+)*)")
@@ -97,30 +108,36 @@ class Content:
         shard: configuration of the codec of shards, whose chunks have the compressor;
             None without shards.
         chunks_per_shard: number of chunks.
+        most: bytes that a chunk of blosc or lz4 may state; None if it is unknown.
     """
 
     codec: str
     shard: Mapping[str, Any] | None = None
     chunks_per_shard: int = 1
+    most: int | None = None
 
     @classmethod
     def of(cls, name: str, node: Mapping[str, Any]) -> Content | None:
         """The content of an array by its checked metadata; None if it is bounded."""
         lists = codecs_of(name, node)
         names = [name.removeprefix("numcodecs.") for codecs in lists for name in codecs]
-        unbounded = [name for name in names if name in UNBOUNDED]
-        if not unbounded:
+        compressors = [name for name in names if name in MEASURED]
+        if not compressors:
             return None
+        codec, most = compressors[0], None
+        if codec in STATED and (size := bytes_of_chunk(name, node)) is not None:
+            most = size + SPARE
         shards = [
             codec["configuration"]
             for codec in node.get("codecs") or ()
             if isinstance(codec, dict) and codec.get("name") == "sharding_indexed"
         ]
         if not shards:
-            return cls(unbounded[0])
+            return cls(codec, most=most)
         whole = node["chunk_grid"]["configuration"]["chunk_shape"]
         inner = shards[0]["chunk_shape"]
-        return cls(unbounded[0], shards[0], math.prod(whole) // math.prod(inner))
+        count = math.prod(whole) // math.prod(inner)
+        return cls(codec, shards[0], count, most)
 
     def check(self, key: str, content: bytes, *, is_part: bool) -> None:
         """Checks the bytes of a chunk; see `expansion.check_expansion`.
@@ -132,15 +149,25 @@ class Content:
         """
         chunks = [content]
         if self.shard is not None and not is_part:
-            names = [codec.get("name") for codec in self.shard.get("index_codecs", ())]
-            chunks = inner_chunks(
-                content,
-                self.chunks_per_shard,
-                at_end=self.shard.get("index_location", "end") == "end",
-                checksum="crc32c" in names,
-            )
+            index = index_of(self.shard)
+            places = inner_places(content, self.chunks_per_shard, **index)
+            chunks = (content[start : start + size] for start, size in places)
         for chunk in chunks:
-            check_expansion(f"the chunk {key}", self.codec, chunk)
+            check_expansion(f"the chunk {key}", self.codec, chunk, self.most)
+
+
+def index_of(shard: Mapping[str, Any]) -> dict[str, bool]:
+    """Where shards have their index, and whether it has a checksum.
+
+    Args:
+        shard: configuration of the codec.
+    """
+    names = [
+        codec.get("name") if isinstance(codec, dict) else codec
+        for codec in shard.get("index_codecs") or ()
+    ]
+    at_end = shard.get("index_location", "end") == "end"
+    return {"at_end": at_end, "checksum": "crc32c" in names}
 
 
 def has_no_fill_value(metadata: bytes | str) -> bool:

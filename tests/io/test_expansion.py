@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import json
 import lzma
 import resource
 import struct
@@ -15,7 +16,7 @@ import zarr
 
 from credit_jax.data.sources.hdf5_array import open_hdf5_array
 from credit_jax.io import expansion
-from credit_jax.io.expansion import check_expansion, check_pipeline, inner_chunks
+from credit_jax.io.expansion import check_expansion, check_pipeline, inner_places
 from credit_jax.io.open_files import OpenFiles
 
 HUGE, MOST = 2**30, 2**27  # bytes that a bomb expands to, and that a chunk may
@@ -123,6 +124,48 @@ def test_bombs_of_zarr_v3(codec, shards, tmp_path):
             dataset["T"][rows].load()
 
 
+@pytest.mark.parametrize(
+    ("codec", "shards"), [("blosc", None), ("blosc", (8, 1000)), ("lz4", None)]
+)
+def test_sizes_that_a_chunk_states(codec, shards, tmp_path):
+    """Of blosc and lz4, where xarray reads them: libraries allocate that size."""
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=3 if shards else 2)
+    packer = {"blosc": numcodecs.Blosc(), "lz4": numcodecs.LZ4()}[codec]
+    packer = zarr.codecs.BloscCodec() if shards else packer
+    names = {"dimension_names": ["y", "x"]} if shards else {}
+    options = {"chunks": SHAPE, "shards": shards, "compressors": packer, **names}
+    array = group.create_array("T", shape=(8, 1000), dtype="f4", **options)
+    if not shards:
+        array.attrs["_ARRAY_DIMENSIONS"] = ["y", "x"]
+    array[:] = 1
+    dataset = OpenFiles().dataset(tmp_path)
+    np.testing.assert_array_equal(dataset["T"], np.ones((8, 1000)))
+    file = tmp_path / ("T/c/0/0" if shards else "T/0.0")
+    content, stated = file.read_bytes(), (2**27).to_bytes(4, "little")
+    place = 4 if codec == "blosc" else 0
+    file.write_bytes(content[:place] + stated + content[place + 4 :])
+    with pytest.raises(ValueError, match=f"bytes of {codec} expand to more than"):
+        dataset["T"].load()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}],
+        [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
+    ],
+)
+def test_an_index_of_shards_that_is_read_otherwise(index, tmp_path):
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=3)
+    group.create_array("T", shape=(8, 8), chunks=(4, 4), shards=(8, 8), dtype="f4")
+    path = tmp_path / "T/zarr.json"
+    content = json.loads(path.read_text())
+    content["codecs"][0]["configuration"]["index_codecs"] = index
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="T has an index of shards in"):
+        OpenFiles().dataset(tmp_path)
+
+
 def hdf5(path, **options):
     with h5py.File(path, "w") as file:
         data = file.create_dataset("T", SHAPE, "f4", chunks=SHAPE, **options)
@@ -209,5 +252,5 @@ def test_chunks_of_a_shard(at_end):
     place, none = 0 if at_end else 36, 2**64 - 1
     index = struct.pack("<QQQQ", place, 2, none, none) + b"sum!"
     content = b"ab" + index if at_end else index + b"ab"
-    found = inner_chunks(content, 2, at_end=at_end, checksum=True)
-    assert [*found] == [b"ab", b""]
+    found = inner_places(content, 2, at_end=at_end, checksum=True)
+    assert [*found] == [(place, 2)], "the other one has the fill value"

@@ -29,6 +29,9 @@ from credit_jax.io.atomic import new_file
 HELP = "Submit training or forecasts to PBS or SLURM, as a chain of jobs if asked."
 EXAMPLE = "--config configs/demo.yaml --cluster slurm --chain 5 --dry-run"
 
+# What the directives of both schedulers take as it is: they quote nothing, SLURM puts
+# in values for %, and PBS takes what is before a colon for a host.
+_PLAIN = r"[\w/.+=@,~-]"
 # Options that replace keys of the section.
 _KEYS = {
     "nodes": int,
@@ -109,10 +112,10 @@ def _job(args: argparse.Namespace) -> Job:
         warnings.simplefilter("ignore", UserWarning)  # the run prints them
         config = load_config(args.config, args.set)
     run_folder = Path(os.path.expandvars(config.save_loc)).resolve()
-    if re.search(r"\s", str(run_folder)):
+    if strange := re.sub(_PLAIN, "", str(run_folder)):
         raise ValueError(
-            f"save_loc: {run_folder} holds a space, which the directives of a job "
-            "script cannot quote; name a folder without spaces"
+            f"save_loc: {run_folder} holds {strange[0]!r}, which the directives of a "
+            "job script cannot quote; name a folder of letters, digits and /._+=@,~-"
         )
     folder = run_folder / "jobs"
     name = f"{args.mode}_{time.strftime('%Y%m%d_%H%M%S')}"

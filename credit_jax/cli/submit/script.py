@@ -175,7 +175,7 @@ def _launched(job: Job) -> str:
     for word in job.command[1:]:
         # A value follows its option on the same line.
         if word.startswith("--"):
-            lines.append(word)
+            lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
     return " \\\n    ".join(lines)

@@ -8,9 +8,8 @@ import itertools
 import json
 import math
 import os
-import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorstore
@@ -19,10 +18,8 @@ from jaxtyping import Shaped
 
 from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
-from credit_jax.io.missing_chunks import has_no_fill_value
-
-# Bytes of checksums that a chunk may have before it is compressed.
-_SPARE = 64
+from credit_jax.io.expansion import SPARE, index_bytes, inner_places, stated_bytes
+from credit_jax.io.missing_chunks import has_no_fill_value, index_of
 
 
 class ZarrArray:
@@ -74,30 +71,48 @@ class _BloscChunks:
         array: the array.
         prefix: beginning of the names of chunks.
         separator: text between the numbers in the names of chunks.
+        shard: configuration of shards; None without them.
     """
 
     def __init__(
-        self, path: str, array: tensorstore.TensorStore, prefix: str, separator: str
+        self,
+        path: str,
+        array: tensorstore.TensorStore,
+        prefix: str,
+        separator: str,
+        shard: Mapping[str, Any] | None = None,
     ) -> None:
         self._path, self._prefix, self._separator = path, prefix, separator
-        self._shape = array.shape
-        self._chunk = [size or 1 for size in array.chunk_layout.read_chunk.shape or ()]
-        self._num_bytes = math.prod(self._chunk) * array.dtype.numpy_dtype.itemsize
+        self._shape, self._shard = array.shape, shard
+        layout = array.chunk_layout
+        # Those of files; in shards the chunks that are compressed are smaller.
+        self._chunk = [size or 1 for size in layout.write_chunk.shape or ()]
+        inner = math.prod(size or 1 for size in layout.read_chunk.shape or ())
+        self._num_inner = math.prod(self._chunk) // inner
+        self._num_bytes = inner * array.dtype.numpy_dtype.itemsize
         self._checked: set[str] = set()
 
     @classmethod
     def of(
         cls, path: str, metadata: Mapping[str, Any], array: tensorstore.TensorStore
     ) -> "_BloscChunks | None":
-        """Those of an array by its metadata; None without blosc, and for shards."""
+        """Those of an array by its metadata; None without blosc."""
         codecs = metadata.get("codecs") or [metadata.get("compressor") or {}]
+        shards = [
+            codec["configuration"]
+            for codec in codecs
+            if codec.get("name") == "sharding_indexed"
+        ]
+        shard = shards[0] if shards else None
+        codecs = codecs if shard is None else shard["codecs"]
         if not any("blosc" in (c.get("id"), c.get("name")) for c in codecs):
             return None
         encoding = metadata.get("chunk_key_encoding", {"name": "v2"})
         is_v2 = encoding["name"] == "v2"
         separator = metadata.get("dimension_separator", "." if is_v2 else "/")
         separator = encoding.get("configuration", {}).get("separator", separator)
-        return cls(path, array, "" if is_v2 else f"c{separator}", separator)
+        prefix = "" if is_v2 else f"c{separator}"
+        return cls(path, array, prefix, separator, shard)
 
     def check(self, index: Sequence[Any]) -> None:
         """Checks the chunks of a selection.
@@ -117,15 +132,25 @@ class _BloscChunks:
         if not os.path.isfile(path):
             return  # its fill value, or an error of TensorStore
         with open(path, "rb") as file:
-            header = file.read(8)
-        if len(header) < 8:
-            return  # damaged, which blosc says
-        (stated,) = struct.unpack("<I", header[4:])
-        if stated > self._num_bytes + _SPARE:
-            raise ValueError(
-                f"{path}: its content states {stated} bytes, where a chunk has "
-                f"{self._num_bytes}; it is damaged, do not use it"
-            )
+            for place in self._places(file):
+                file.seek(place)
+                stated = stated_bytes("blosc", file.read(8))
+                if stated > self._num_bytes + SPARE:
+                    raise ValueError(
+                        f"{path}: its content states {stated} bytes, where a chunk has "
+                        f"{self._num_bytes}; it is damaged, do not use it"
+                    )
+
+    def _places(self, file: BinaryIO) -> list[int]:
+        """Places of the compressed chunks of a file."""
+        if self._shard is None:
+            return [0]
+        index = index_of(self._shard)
+        size = index_bytes(self._num_inner, checksum=index["checksum"])
+        if index["at_end"]:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        places = inner_places(file.read(size), self._num_inner, **index)
+        return [start for start, _ in places if start < 2**63]
 
 
 def _chunk_numbers(index: Any, length: int, chunk: int) -> range:

@@ -14,7 +14,7 @@ import yaml
 
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.submit.command import main
-from credit_jax.cli.submit.script import stop_after
+from credit_jax.cli.submit.script import Job, script_text, stop_after
 from credit_jax.cli.submit.section import JobSection, job_section
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.data.world import write_world
@@ -135,6 +135,24 @@ def test_one_node_needs_no_launcher(submit: Any) -> None:
     assert "    --resume \\" in text
 
 
+def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
+    """Whatever a shell would make of them."""
+    strange = 'it\'s $HOME; $(touch touched) `touch touched` "a" *'
+    (folder := tmp_path / strange).mkdir()
+    python = folder / "python"
+    python.write_text('#!/bin/bash\nprintf "%s\\n" "$PWD" "$@"\n')
+    python.chmod(0o700)
+    words = ["train", "--set", strange, f"--set=--{strange}", "--cache", strange]
+    section = JobSection(ngpus=0)
+    job = Job("pbs", section, words, folder, "train", folder, str(python), 1)
+    script = tmp_path / "job.sh"
+    script.write_text(script_text(job))
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(folder), "-m", "credit_jax", *words]
+    assert job.ended.read_text() == "0\n"
+    assert not [*tmp_path.rglob("touched")]
+
+
 @pytest.mark.parametrize(
     ("section", "options", "message"),
     [
@@ -153,7 +171,10 @@ def test_one_node_needs_no_launcher(submit: Any) -> None:
         ({"pbs": {"nodes": 0}}, (), "pbs.nodes"),
         ({"pbs": {"qos": "a\n#SBATCH -A b"}}, (), "pbs.qos: must be one word"),
         ({"pbs": {"constraint": "a b"}}, (), "must be without spaces, got 'a b'"),
-        ({"pbs": {}}, ("--set", "save_loc=/tmp/a b"), "save_loc: /tmp/a b holds a"),
+        ({"pbs": {}}, ("--set", "save_loc=/tmp/a b"), "save_loc: /tmp/a b holds ' '"),
+        ({"pbs": {}}, ("--set", "save_loc=/tmp/a%j"), "save_loc: /tmp/a%j holds '%'"),
+        ({"pbs": {}}, ("--set", "save_loc=/tmp/a:b"), "save_loc: /tmp/a:b holds ':'"),
+        ({"pbs": {}}, ("--set", "save_loc=/a'b"), "save_loc: /a'b holds"),
         ({"pbs": {"project": "a; rm -rf b"}}, (), "must be one word"),
         ({"pbs": [1]}, (), "pbs: must be a mapping"),
         ({"pbs": {}}, ("--chain", "0"), "--chain must be at least 1"),

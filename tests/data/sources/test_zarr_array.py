@@ -1,9 +1,11 @@
 """Arrays read by TensorStore equal those read by xarray."""
 
 import os
+import struct
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.data.sources.zarr_array import open_zarr_array
 from credit_jax.io.open_files import OpenFiles
@@ -90,6 +92,43 @@ def test_a_chunk_that_is_left_out_has_the_fill_value(tmp_path, zarr_format, fill
     found = dataset["T"][:1].values
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(array[:1, :, :, :], expected)
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_a_chunk_in_a_shard_that_states_more_bytes_than_it_has(tmp_path, at):
+    numcodecs, zarr = (pytest.importorskip(name) for name in ("numcodecs", "zarr"))
+    rng, shape = np.random.default_rng(0), (4, 6, 10)
+    values = rng.normal(size=shape).astype(np.float32)
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=3)
+    array = group.create_array(
+        "T",
+        shape=shape,
+        chunks=(1, 3, 10),
+        shards={"shape": (2, 6, 10), "index_location": at},
+        dtype="f4",
+        compressors=zarr.codecs.BloscCodec(),
+        dimension_names=["time", "y", "x"],
+        fill_value=0.0,
+    )
+    array[:] = values
+    array[2, :3] = 0.0  # a chunk of the second shard is left out
+    values[2, :3] = 0.0
+    every = (slice(None),) * 3
+    with xr.open_zarr(tmp_path, consolidated=False) as dataset:
+        variable = dataset["T"].variable
+    opened = open_zarr_array(str(tmp_path), "T", variable)
+    np.testing.assert_array_equal(opened[every], values)
+    file = tmp_path / "T/c/0/0/0"
+    content, bomb = file.read_bytes(), numcodecs.Blosc("zstd").encode(bytes(2**20))
+    index = content[: 4 * 16 + 4] if at == "start" else content[-4 * 16 - 4 :]
+    place = struct.unpack_from("<Q", index, 2 * 16)[0]
+    file.write_bytes(content[:place] + bomb[:16] + content[place + 16 :])
+    opened = open_zarr_array(str(tmp_path), "T", variable)
+    for rows in (every, (slice(1, 2), slice(0, 1), slice(None))):
+        with pytest.raises(ValueError, match=r"states 1048576 bytes.* a chunk has 120"):
+            opened[rows]
+    rest = slice(2, 4), slice(None), slice(None)
+    np.testing.assert_array_equal(opened[rest], values[2:])
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
