@@ -10,6 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.vma import match_vma
+
 Product = Callable[[Array, Array], Array]
 
 
@@ -25,10 +28,45 @@ def dense(
         x: (batch..., channel).
         kernel: (channel, out...).
         dtype: dtype of the sums and of the result (`preferred_element_type`); None
-            leaves it to `jnp.matmul`.
+            leaves it to `jnp.matmul`. A result that is wider than x is taken to be
+            rounded to the dtype of x later: its cotangent is rounded before products.
     """
-    product = partial(jnp.matmul, preferred_element_type=dtype)
-    return of_matrices(product, x, kernel)
+    if dtype is None or dtype == x.dtype:
+        return of_matrices(jnp.matmul, x, kernel)
+    return of_matrices(lambda a, b: wide_product(*match_vma(a, b), dtype), x, kernel)
+
+
+@partial(custom_vjp, nondiff_argnums=(2,))
+def wide_product(x: Array, kernel: Array, dtype: Any) -> Array:
+    """Returns `x @ kernel` in a dtype, with gradients that are products of narrow ones.
+
+    The cotangent of what is rounded later has no more digits than a narrow array.
+    Products with it as a wide factor would take several times as long.
+    """
+    return jnp.matmul(x, kernel, preferred_element_type=dtype)
+
+
+def _backward(
+    dtype: Any, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    del dtype
+    x, kernel = saved
+    narrow = cotangent.astype(x.dtype)
+    return narrow @ kernel.T, x.T @ narrow
+
+
+def wide_tangent(
+    dtype: Any, saved: tuple[Array, Array], by_x: Array, by_kernel: Array
+) -> Array:
+    """The tangent of `wide_product`, rounded once."""
+    x, kernel = saved
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    product = partial(jnp.matmul, preferred_element_type=wide)
+    total = product(by_x, kernel) + product(x, by_kernel)
+    return total.astype(dtype or x.dtype)
+
+
+wide_product.defvjp(None, _backward, wide_tangent)
 
 
 def of_matrices(product: Product, x: Array, kernel: Array) -> Array:

@@ -98,6 +98,9 @@ def points_together(
         conv: function of input and kernel, and of stride and padding by name.
     """
     sizes, ends = [], []
+    # The gradient of a narrow kernel is rounded once more, not in each sum.
+    dtype = kernel.dtype
+    kernel = kernel.astype(jnp.promote_types(dtype, jnp.float32))
     for d, (step, count, (low, high)) in enumerate(
         zip(stride, counts, padding, strict=True)
     ):
@@ -112,7 +115,7 @@ def points_together(
             [pad(kernel, [*none[:d], shift, *none[d + 1 :]]) for shift in shifts], -1
         )
     steps = tuple(s * c for s, c in zip(stride, counts, strict=True))
-    y = conv(x, kernel, stride=steps, padding=tuple(ends))
+    y = conv(x, kernel.astype(dtype), stride=steps, padding=tuple(ends))
     # The channels have the points of the last dim first.
     y = y.reshape(*y.shape[:-1], *counts[::-1], -1)
     num = len(counts)

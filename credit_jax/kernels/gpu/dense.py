@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from credit_jax.kernels.gpu.groups import num_groups
 from credit_jax.ops import dense as ops
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.dense import of_matrices
+from credit_jax.ops.dense import of_matrices, wide_tangent
 from credit_jax.ops.vma import match_vma
 
 # With fewer rows the sum is not split.
@@ -46,14 +46,12 @@ def _backward(
 ) -> tuple[Array, Array]:
     del dtype
     x, kernel = saved
-    # A wide result is rounded behind its sum over devices, so that this is exact; a
-    # product with a wide factor would be several times as slow.
-    cotangent = cotangent.astype(x.dtype)
+    cotangent = cotangent.astype(x.dtype)  # as of `ops.dense.wide_product`
     by_x = jnp.matmul(cotangent, kernel.T, preferred_element_type=x.dtype)
     return by_x, kernel_gradient(x, cotangent).astype(kernel.dtype)
 
 
-_product.defvjp(None, _backward)
+_product.defvjp(None, _backward, wide_tangent)
 
 
 def kernel_gradient(

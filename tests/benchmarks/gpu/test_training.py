@@ -21,6 +21,13 @@ def test_the_committed_losses_are_of_training_that_learns() -> None:
             assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
+def test_the_committed_losses_are_those_of_the_demo_as_it_is() -> None:
+    kept = json.loads(training.LOSSES.read_text())["losses"][training.DEMO]
+    first = training.losses(training.DEMO, training.PLAIN, 2)
+    np.testing.assert_allclose(first, kept[training.PLAIN][:2], rtol=training.FIRST)
+
+
 KEPT = {KERNELS: [1.0, 0.5, 0.25], PLAIN: [1.0, 0.5 + 1e-5, 0.25]}
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.compiled_step import equations
 from credit_jax.kernels.gpu import dense
 from credit_jax.ops.dense import dense as plain
 from tests.support.gradients import assert_same, draw, jax_values
@@ -39,3 +40,20 @@ def test_groups_divide_the_rows(rows: int) -> None:
     x, cotangent = (jax.ShapeDtypeStruct((rows, n), jnp.bfloat16) for n in (128, 384))
     gradient = jax.eval_shape(dense.kernel_gradient, x, cotangent)
     assert (gradient.shape, gradient.dtype) == ((128, 384), jnp.float32)
+
+
+@pytest.mark.parametrize("rows", [64, dense.MANY_ROWS])
+def test_a_wide_result_has_products_of_narrow_factors(rows: int) -> None:
+    """Of a sum over devices: it is rounded, so its cotangent has few digits."""
+
+    def loss(x: Any, kernel: Any) -> Any:
+        return dense.dense(x, kernel, dtype=jnp.float32).astype(x.dtype).sum()
+
+    arrays = [jnp.ones(shape, jnp.bfloat16) for shape in ((rows, 32), (32, 16))]
+    program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(*arrays)
+    products = [
+        e for e in equations(program.jaxpr) if e.primitive.name == "dot_general"
+    ]
+    assert len(products) == 3
+    dtypes = {var.aval.dtype for e in products for var in e.invars}
+    assert dtypes == {jnp.dtype(jnp.bfloat16)}
