@@ -13,9 +13,10 @@ from collections.abc import Iterable
 
 # Side of a tile of a product.
 TILE = 128
-# Of an H100: tiles computed at once, bytes and bfloat16 operations a second, and
-# seconds that another kernel takes at least.
-_TILES = 132
+# Tiles that an H100 computes at once.
+TILES = 132
+# Its bytes and bfloat16 operations a second, and seconds that another kernel takes at
+# least.
 _BANDWIDTH, _PEAK, _LAUNCH = 3.35e12, 989e12, 2e-6
 # Bytes of an element of a group's sum, which is float32.
 _WIDE = 4
@@ -42,14 +43,14 @@ def num_groups(
     """
     tiles = math.ceil(channels / TILE) * math.ceil(out / TILE)
     if candidates is None:
-        candidates = range(1, 2 * math.ceil(_TILES / tiles) + 1)
+        candidates = range(1, 2 * math.ceil(TILES / tiles) + 1)
 
     def seconds(groups: int) -> float:
         moved = rows * (channels + out) * itemsize / _BANDWIDTH
         product = max(moved, 2 * rows * channels * out / _PEAK)
         # The last wave of tiles takes as long as the others.
-        waves = math.ceil(tiles * groups / _TILES)
-        product *= waves * _TILES / (tiles * groups)
+        waves = math.ceil(tiles * groups / TILES)
+        product *= waves * TILES / (tiles * groups)
         if groups == 1:
             return product
         written = groups * channels * out * _WIDE

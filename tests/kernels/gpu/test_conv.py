@@ -18,10 +18,17 @@ from tests.support.gradients import assert_same, draw, jax_values
 # Size of the field, kernel, stride and padding.
 CASES = {
     "large kernel, rows and columns left over": ((33, 41, 10), (16, 16, 4), 2, 7),
-    "points that no kernel reaches": ((41, 30, 8), (4, 4, 8), 3, 0),
+    "points that no kernel reaches": ((41, 30, 8), (9, 9, 8), 3, 0),
     "stride 1, odd channels": ((20, 31, 7), (3, 3, 5), 1, 1),
     "enough channels": ((12, 16, 9), (2, 2, 64), 2, 0),
 }
+
+
+@pytest.fixture(autouse=True)
+def fields_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of one tile of one point."""
+    monkeypatch.setattr(conv, "TILES", 1)
+    monkeypatch.setattr(conv, "TILE", 16)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -29,6 +36,8 @@ def test_values_and_gradients_are_those_of_the_definition(name: str) -> None:
     size, (*taps, out), stride, padding = CASES[name]
     x, kernel = draw((2, *size)), draw((*taps, size[-1], out), 1)
     options: Any = {"stride": (stride,) * 2, "padding": ((padding, padding + 1),) * 2}
+    counts = conv.best_counts(kernel.shape, options["stride"], 2 * 400)
+    assert (counts == (1, 1)) == (name == "enough channels")
     ours, theirs = (
         jax_values(partial(f, **options), x, kernel) for f in (conv.conv2d, ops.conv2d)
     )
