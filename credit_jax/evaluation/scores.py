@@ -64,7 +64,7 @@ DIMS = (SYSTEM, CHANNEL, REGION, LEAD)
 TRAINING_DATES = "training_dates"
 NONE_TRAINED, UNKNOWN = "none", "unknown"
 # Attributes that say what scores are of.
-_IDENTITY = ("forecast", "truth")
+_IDENTITY = ("forecast", "truth", "climatology")
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Chart:
         x_label: label below it.
         lines: lines in the order in which they are drawn.
         x_is_log, y_is_log: whether an axis is logarithmic; values must be above 0.
+        x_is_whole: whether x are whole numbers, and so are its ticks.
         y_from: lowest value of the y axis; None is that of the lines.
         level: y of a thin horizontal line; None for none.
         has_legend: whether the lines are named inside of a figure.
@@ -62,6 +63,7 @@ class Chart:
     lines: Sequence[Line]
     x_is_log: bool = False
     y_is_log: bool = False
+    x_is_whole: bool = False
     y_from: float | None = None
     level: float | None = None
     has_legend: bool = False
@@ -75,7 +77,12 @@ class Chart:
         for line in self.lines:
             marker = {"marker": "o", "markersize": 3.0} if line.has_markers else {}
             axis.plot(line.x, line.y, label=line.name, **{**marker, **line.look})
-        from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+        from matplotlib.ticker import (
+            FuncFormatter,
+            MaxNLocator,
+            NullFormatter,
+            NullLocator,
+        )
 
         if self.y_is_log:
             axis.set_yscale("log")
@@ -88,6 +95,8 @@ class Chart:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         else:
             axis.set_xlim(left=0)
+        if self.x_is_whole:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if self.y_from is not None:
             axis.set_ylim(bottom=self.y_from)
         if self.level is not None:
@@ -123,6 +132,7 @@ class _Axis:
         is_log: whether it is logarithmic.
         low, high: lowest and highest value.
         start, end: their positions.
+        is_whole: whether ticks are whole numbers.
     """
 
     is_log: bool
@@ -130,6 +140,7 @@ class _Axis:
     high: float
     start: float
     end: float
+    is_whole: bool = False
 
     def places(self, values: np.ndarray) -> Float[np.ndarray, " value"]:
         """Positions of values; NaN where a logarithm does not exist."""
@@ -145,7 +156,7 @@ class _Axis:
             ticks = _log_ticks(self.low, self.high)
             names = [_power(value) for value in ticks]
         else:
-            ticks = _ticks(self.low, self.high)
+            ticks = _ticks(self.low, self.high, 1.0 if self.is_whole else 0.0)
             names = _tick_names(ticks)
         return [*zip(self.places(ticks).tolist(), names, strict=True)]
 
@@ -182,7 +193,7 @@ class _Frame:
         x_range = _log_range(x, pad=0.0) if chart.x_is_log else _from_zero(x)
         y_range = _log_range(y, pad=0.04) if chart.y_is_log else _range(y, chart.y_from)
         return cls(
-            _Axis(chart.x_is_log, *x_range, _LEFT, _WIDTH - _RIGHT),
+            _Axis(chart.x_is_log, *x_range, _LEFT, _WIDTH - _RIGHT, chart.x_is_whole),
             _Axis(chart.y_is_log, *y_range, _HEIGHT - _BOTTOM, _TOP),
         )
 
@@ -256,9 +267,13 @@ def _log_range(values: np.ndarray, pad: float) -> tuple[float, float]:
     return low / wide, high * wide
 
 
-def _ticks(low: float, high: float) -> np.ndarray:
-    """About `_NUM_TICKS` multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / _NUM_TICKS
+def _ticks(low: float, high: float, least: float = 0.0) -> np.ndarray:
+    """About `_NUM_TICKS` multiples of 1, 2 or 5 times a power of ten.
+
+    >>> _ticks(0, 1, least=1).tolist()
+    [0.0, 1.0]
+    """
+    rough = max((high - low) / _NUM_TICKS, least)
     power = 10.0 ** np.floor(np.log10(rough))
     step = power * next(n for n in (1, 2, 5, 10) if n * power >= rough * (1 - 1e-9))
     first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
@@ -266,14 +281,19 @@ def _ticks(low: float, high: float) -> np.ndarray:
 
 
 def _log_ticks(low: float, high: float) -> np.ndarray:
-    """Powers of ten, at most six; 1, 2 and 5 times these where there are few."""
+    """Powers of ten, at most six; of few 1, 2 and 5 times these, or others.
+
+    >>> _log_ticks(0.7, 0.97).round(3).tolist()
+    [0.7, 0.8, 0.9]
+    """
     low, high = low * (1 - 1e-9), high * (1 + 1e-9)
     first, last = np.ceil(np.log10(low)), np.floor(np.log10(high))
     exponents = np.arange(first, last + 1)
     if len(exponents) > 2:
         return 10.0 ** exponents[:: int(np.ceil(len(exponents) / 6))]
     several = np.outer(10.0 ** np.arange(first - 1, last + 1), [1, 2, 5]).ravel()
-    return several[(several >= low) & (several <= high)]
+    several = several[(several >= low) & (several <= high)]
+    return several if len(several) > 1 else _ticks(low, high)
 
 
 def _tick_names(ticks: np.ndarray) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import seen_in_training
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
@@ -107,7 +108,7 @@ def _of_what(scores: xr.Dataset) -> str:
     last = lead_text(scores["prediction_timedelta"].values[-1])
     parts = [f"{scores.sizes['channel']} channels to {last}"]
     if "num_start_dates" in attributes:
-        parts.insert(0, f"{attributes['num_start_dates']} start dates")
+        parts.insert(0, counted(int(attributes["num_start_dates"]), "start date"))
     if int(attributes.get("num_members", 1)) > 1:
         parts.append(f"{attributes['num_members']} members")
     if "truth" in attributes:

@@ -212,7 +212,8 @@ def _shades(count: int) -> list[str]:
     import matplotlib
     from matplotlib.colors import to_hex
 
-    places = np.linspace(0.3, 0.88, max(count, 1))[:count]
+    # Others are hardly seen on the black or the white paper of a page.
+    places = np.linspace(0.42, 0.8, max(count, 1))[:count]
     return [to_hex(color) for color in matplotlib.colormaps["plasma"](places)]
 
 
