@@ -70,6 +70,8 @@ class FinetuneConfig(StrictModel):
             the base, and what the weights of new outputs begin with: "zero", the "mean"
             of those of all outputs, or `copy: {NEW: OLD}`. The weights of new inputs
             are 0 at first. With null the channels must be those of the base.
+        moments: whether to begin with the moments of the base's optimizer, too, a run
+            of credit_jax; those of new parameters and channels are 0.
         new_grid: whether the grid, padding and windows may be others than those of the
             base.
     """
@@ -80,6 +82,7 @@ class FinetuneConfig(StrictModel):
     train: tuple[str, ...] = ()
     lora: LoraConfig | None = None
     new_channels: NewChannels | None = None
+    moments: bool = False
     new_grid: bool = False
 
     @field_validator("freeze", "train", mode="before")

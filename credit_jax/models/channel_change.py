@@ -143,6 +143,23 @@ def change_channels(
     return moved, {**state, SPECTRAL_NORM: vectors}
 
 
+def change_moments(
+    moments: Arrays, model_def: ModelDef, change: ChannelChange
+) -> Arrays:
+    """Returns moments of an optimizer for a model with other channels, 0 for new ones.
+
+    Args:
+        moments: arrays like parameters of the base, by path.
+        model_def: the model.
+        change: its channels, by those of the base.
+    """
+    moved, zeros = dict(moments), replace(change, fill="zero", copied={})
+    for path, dims in _channel_dims(model_def).items():
+        for dim in dims if path in moved else ():
+            moved[path] = _moved(moved[path], dim, zeros, None)
+    return moved
+
+
 def _without_channels(model_def: ModelDef) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters, with 0 for dims of channels."""
     shapes = {path: list(s.shape) for path, s in model_def.param_specs.items()}

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 import jax
+import optax
 
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
@@ -23,7 +25,7 @@ from credit_jax.config.load import config_of
 from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import SCHEMA_FILE, ChannelGroup
 from credit_jax.io.activity import activity
-from credit_jax.models.channel_change import change_channels
+from credit_jax.models.channel_change import change_channels, change_moments
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
@@ -40,6 +42,7 @@ from credit_jax.training.channel_match import (
 from credit_jax.training.run_weights import open_weights
 
 Read = Callable[[ModelDef], tuple[Arrays, HostModelState]]
+ReadMoments = Callable[[ModelDef], optax.ScaleByAdamState]
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class BaseWeights:
             known; None if unknown.
         coordinates: coordinates of its data; None if unknown.
         units: units of the variables of its data, those that are known.
+        moments: reads Adam's moments of the model of the base, by path; None if it has
+            none.
         changed: notes on files whose contents, by digests, are not those of the base.
     """
 
@@ -63,6 +68,7 @@ class BaseWeights:
     channels: ChannelSchema | None = None
     coordinates: Coordinates | None = None
     units: VariableUnits = field(default_factory=dict)
+    moments: ReadMoments | None = None
     changed: Callable[[Mapping[str, str]], list[str]] = lambda digests: []
 
     def like(self, finetune: FinetuneConfig) -> Coordinates | None:
@@ -135,6 +141,34 @@ class BaseWeights:
             params, state = change_channels(weights, base_def, plain, match.change)
         return {**params, **first_adapters(model_def)}, state
 
+    def moments_on_host(
+        self, model_def: ModelDef, match: ChannelMatch | None
+    ) -> optax.ScaleByAdamState:
+        """Adam's moments of what the base and the model of a run both have, by path.
+
+        Args:
+            model_def, match: as for `on_host`.
+
+        Raises:
+            ValueError: the base has none.
+        """
+        if self.moments is None:
+            raise ValueError(
+                f"trainer.finetune.moments: the optimizer of {self.where} cannot be "
+                "read; take false, or a run of credit_jax (credit-jax "
+                "convert --to jax makes one of CREDIT's)"
+            )
+        adam = self.moments(build(self.base.section))
+        parts: list[Any] = [adam.mu, adam.nu]
+        if match is not None:
+            plain = replace(model_def, low_rank=None)
+            parts = [change_moments(part, plain, match.change) for part in parts]
+        mu, nu = (
+            {path: x for path, x in part.items() if path in model_def.trainable}
+            for part in parts
+        )
+        return optax.ScaleByAdamState(adam.count, mu, nu)
+
 
 # (base, "average", "last" or None) -> its weights, not read yet.
 OpenBase = Callable[[Base, str | None], BaseWeights]
@@ -193,6 +227,7 @@ def _open_run(base: Base, weights: str | None) -> BaseWeights:
         base_channels(base, opened.coordinates),
         opened.coordinates,
         opened.units,
+        opened.moments_on_host,
         opened.changed_files,
     )
 

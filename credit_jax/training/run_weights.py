@@ -10,8 +10,16 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from credit_jax.checkpoint import ADAPTERS, EMA, EMA_STATS, WEIGHTS, CheckpointStore
+from credit_jax.checkpoint import (
+    ADAPTERS,
+    EMA,
+    EMA_STATS,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointStore,
+)
 from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.yaml_file import read_yaml
@@ -21,6 +29,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
+from credit_jax.training.optimizer import ADAM, adamw
 from credit_jax.training.restore import (
     RunStore,
     average_is_taken,
@@ -115,6 +124,30 @@ class RunWeights:
         stored = self.run.restore(self.step, {ADAPTERS: targets})[ADAPTERS]
         chosen = stored[EMA if self.average else "weights"]
         return {**sums, **jax.tree.map(np.asarray, stored["base"] | chosen)}, state
+
+    def moments_on_host(self, model_def: ModelDef) -> optax.ScaleByAdamState:
+        """Adam's moments of whole parameters by path, and the number of its updates.
+
+        Args:
+            model_def: the model of the run.
+
+        Raises:
+            ValueError: the checkpoint has no optimizer, or another one.
+        """
+        if OPTIMIZER not in self.run.item_names(self.step):
+            raise ValueError(
+                f"trainer.finetune.moments: {self.path} has no optimizer; take false"
+            )
+        specs = model_def.trainable.items()
+        like = {name: jax.ShapeDtypeStruct(d.shape, d.dtype) for name, d in specs}
+        state = jax.eval_shape(adamw().init, like)
+        counts = dict.fromkeys(("micro_step", "update_step"), np.zeros((), np.int32))
+        targets = {
+            "opt_state": jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+        }
+        targets |= {**counts, "key": jax.random.key(0)}
+        stored = self.run.restore(self.step, {OPTIMIZER: targets})[OPTIMIZER]
+        return jax.tree.map(np.asarray, stored["opt_state"][ADAM])
 
     @cached_property
     def coordinates(self) -> Coordinates | None:

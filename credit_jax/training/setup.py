@@ -40,7 +40,7 @@ from credit_jax.training.schedules import (
     sets_first_rate,
     with_first_rate_at,
 )
-from credit_jax.training.state import TrainState, init_state
+from credit_jax.training.state import TrainState, init_state, with_moments
 from credit_jax.training.step import (
     make_eval_step,
     make_train_step,
@@ -211,10 +211,10 @@ class Setup:
             ValueError: see `BaseWeights.match` and `BaseWeights.on_host`.
         """
         key, weights = jax.random.key(self.config.seed), None
+        match = None if base is None else self.match_channels(base)
         if base is not None:
-            read = base.on_host(self.model_def, self.match_channels(base))
-            weights = place_weights(self.model, *read)
-        return init_state(
+            weights = place_weights(self.model, *base.on_host(self.model_def, match))
+        state = init_state(
             self.model,
             self.optimizer,
             key,
@@ -222,6 +222,10 @@ class Setup:
             ema=self.config.trainer.use_ema,
             loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
         )
+        finetune = self.config.trainer.finetune
+        if base is None or finetune is None or not finetune.moments:
+            return state
+        return with_moments(state, base.moments_on_host(self.model_def, match))
 
 
 def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -22,10 +22,12 @@ from credit_jax.parallel.params.packing import Packing
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState
+from credit_jax.training.optimizer import ADAM
 from credit_jax.training.optimizer_state import (
     UniformTransformation,
     optimizer_state_specs,
 )
+from credit_jax.training.unpacking import pack_tree, unpack_on_host
 
 
 @jax.tree_util.register_dataclass
@@ -290,3 +292,21 @@ def state_of(
 def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
     """Splits a state of whole host arrays over `mesh`."""
     return jax.tree.map(jax.device_put, state, shardings(specs, mesh))
+
+
+def with_moments(state: TrainState, moments: optax.ScaleByAdamState) -> TrainState:
+    """A state of `adamw` with moments that were those of another one.
+
+    Args:
+        state: the state, on its mesh.
+        moments: whole arrays of some parameters by path; all others stay.
+    """
+    like, packing = state.stored_opt_state, state.packing
+    opt_state = unpack_on_host(like, packing)
+    adam = opt_state[ADAM]
+    parts: Any = zip(adam[1:], moments[1:], strict=True)  # mu and nu
+    mu, nu = ({**whole, **changed} for whole, changed in parts)
+    opt_state[ADAM] = adam._replace(count=moments.count, mu=mu, nu=nu)
+    packed = pack_tree(opt_state, like, packing)
+    placed = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)
+    return replace(state, stored_opt_state=placed)

@@ -13,6 +13,7 @@ import pytest
 from credit_jax.models.channel_change import (
     ChannelChange,
     change_channels,
+    change_moments,
     check_changeable,
 )
 from credit_jax.models.model_def import ModelDef
@@ -163,6 +164,25 @@ def test_removed_channels_leave_sigma_that_of_what_is_left(kind: str) -> None:
         assert_close(sigma, largest, 1e-4, path)
     assert seen > 0
     assert model_def.output_channels == 5
+
+
+def test_moments_of_new_entries_are_0() -> None:
+    """Whatever the weights begin with; those of entries of the base move with them."""
+    model_def, (params, _) = base("wxformer")
+    ours = definition("wxformer", CHANNELS | {"input_only_channels": 3})
+    change = ChannelChange(
+        (1, 0, *range(2, 7), None), (1, 0, *range(2, 6)), 7, 6, "mean"
+    )
+    moments = {path: x for path, x in params.items() if not path.endswith("bias")}
+    moved = change_moments(moments, ours, change)
+    assert moved.keys() == moments.keys()
+    shapes = {path: spec.shape for path, spec in ours.param_specs.items()}
+    assert {path: x.shape for path, x in moved.items()} == {p: shapes[p] for p in moved}
+    (path,) = [p for p in moved if moved[p].shape != model_def.param_specs[p].shape][:1]
+    dim = ours.param_specs[path].dims.index("conv_in")
+    before, after = (np.moveaxis(x[path], dim, 0) for x in (moments, moved))
+    np.testing.assert_array_equal(after[:7], before[[1, 0, *range(2, 7)]])
+    assert not after[7].any()
 
 
 def test_the_gradient_reaches_all_that_is_new() -> None:

@@ -50,7 +50,9 @@ def make_base(world: Path, folder: Path, **changes: Any) -> Path:
 def run(world: Path, tmp_path: Path, capsys: Any) -> Run:
     """`run(finetune section, *flags, **changes)` -> exit code and output."""
 
-    def run_it(section: dict[str, Any], *flags: str, **changes: Any) -> tuple[int, str]:
+    def run_it(
+        section: dict[str, Any] | None, *flags: str, **changes: Any
+    ) -> tuple[int, str]:
         settings = SETTINGS | {"trainer__finetune": section} | changes
         mapping = tiny_config(world, tmp_path / "run", **settings)
         path = write_yaml(tmp_path / "config.yml", mapping)
@@ -172,6 +174,31 @@ def test_a_variable_in_another_unit_is_refused(
         assert problem in " ".join("".join(capsys.readouterr()).split())
         code, text = run(section, "--fresh", **units["K"])
         assert code == OK, text
+
+
+def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None:
+    """As with CREDIT's keys, which take weights and optimizer from `save_loc`."""
+    folder, alone = tmp_path / "run", {"trainer__use_ema": False}
+    code, text = run({"from": str(base)}, **alone)
+    assert code == OK, text
+    shutil.copytree(folder, tmp_path / "trained")
+    loads = {"trainer__load_weights": True, "trainer__load_optimizer": True}
+    assert run(None, **alone, **loads)[0] == OK
+    expected = weights_of(folder)[0]
+    section = {"from": str(tmp_path / "trained")}
+    for moments in (True, False):
+        code, text = run({**section, "moments": moments}, "--fresh", **alone)
+        assert code == OK, text
+        params = weights_of(folder)[0]
+        same = [np.array_equal(params[path], x) for path, x in expected.items()]
+        assert all(same) == moments
+    frozen = {**section, "moments": True, "freeze": ["*/up"]}
+    code, text = run(frozen, "--fresh", **alone)
+    assert code == OK, text
+    code, text = run({"from": str(base), "moments": True}, "--fresh", **alone)
+    assert code != OK
+    assert "moments: " in text
+    assert "has no optimizer; take false" in text
 
 
 def test_adapters_are_trained_resumed_and_merged(

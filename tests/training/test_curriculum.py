@@ -15,11 +15,13 @@ import pytest
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import build_config
 from credit_jax.plan import plan_run
+from credit_jax.training.base_weights import base_of_run
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import Outcome
 from credit_jax.training.records import read_records
 from credit_jax.training.setup import Setup, prepare
 from tests.support import assert_close
+from tests.training.test_base_weights import make_base
 from tests.training.test_loop import MESHES, Watched, go, terminate_before
 from tests.training.tiny import tiny_config
 
@@ -189,6 +191,29 @@ def test_resume(
     rows = [read_log(tmp_path / n / "training_log.csv") for n in ("run", "straight")]
     for row, other in zip(*rows, strict=True):
         assert_close(row["valid_loss"], other["valid_loss"], 1e-6, "valid_loss")
+
+
+def test_stages_of_a_base_with_adapters(
+    make: Make, world: Path, tmp_path: Path
+) -> None:
+    """It goes on within a stage, bit by bit, and the frozen weights are the base's."""
+    lora = {"rank": 1, "alpha": 2, "targets": ["dense/up", "dense/down"]}
+    section = {"from": str(make_base(world, tmp_path / "base")), "lora": lora}
+    run = {**RUN, "trainer__finetune": section | {"train": ["dense/bias"]}}
+    setup = make(**run)
+    base = base_of_run(setup.config)
+    assert base is not None
+    before, _ = base.on_host(setup.model_def, None)
+    straight, _ = go(setup, tmp_path / "straight", base=base)
+    stopped, text = go(make("one", (1, 0), **run), tmp_path / "run", base=base)
+    assert stopped.reason == "SIGTERM", text
+    assert len(values(tmp_path / "run")) == 4
+    outcome, text = go(make(**run), tmp_path / "run", resume=True)
+    assert "stage 2/3, from update 5 to 5 updates" in text
+    assert values(tmp_path / "run") == values(tmp_path / "straight")
+    assert_same_states(outcome, straight)
+    for path, value in outcome.state.params.items():
+        assert np.array_equal(value, before[path]) == (path in lora["targets"]), path
 
 
 def test_schedules(make: Make, tmp_path: Path) -> None:

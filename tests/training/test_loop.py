@@ -93,10 +93,10 @@ def make(world, tmp_path):
     return make_it
 
 
-def go(setup, tmp_path, *, resume=False):
+def go(setup, tmp_path, *, resume=False, base=None):
     stream = io.StringIO()
     display = Display(Console(file=stream, width=200))
-    outcome = run_training(setup, tmp_path, display, resume=resume)
+    outcome = run_training(setup, tmp_path, display, resume=resume, base=base)
     return outcome, stream.getvalue()
 
 
