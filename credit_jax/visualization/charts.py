@@ -277,7 +277,7 @@ def _ticks(low: float, high: float, least: float = 0.0) -> np.ndarray:
     power = 10.0 ** np.floor(np.log10(rough))
     step = power * next(n for n in (1, 2, 5, 10) if n * power >= rough * (1 - 1e-9))
     first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
-    return step * np.arange(first, last + 1)
+    return step * np.arange(first, last + 1) + 0.0  # no -0
 
 
 def _log_ticks(low: float, high: float) -> np.ndarray:
