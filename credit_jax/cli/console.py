@@ -50,6 +50,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "optimize-ic": Entry(
             "credit_jax.cli.optimize_ic", "fit an initial state to later ones"
         ),
+        "assimilate": Entry(
+            "credit_jax.cli.assimilate", "analyses from forecasts and observations"
+        ),
         "score": Entry("credit_jax.cli.score", "scores of forecasts, to files"),
         "certify": Entry(
             "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"

@@ -2,7 +2,7 @@
 
 Fits the scalers of each `bridgescaler_transform`, as CREDIT's `credit preprocess` does,
 and the means and deviations of each `era5_normalizer`, to the training data. CREDIT can
-read the files.
+read the files. The covariance of `assimilation.background` is fitted to forecasts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from credit_jax.cli.commands import OK, run_module
+from credit_jax.assimilation.background_fit import fit_background_file
+from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import add_config_options, read_config
+from credit_jax.plan.scaler_fits import NothingToFitError
 from credit_jax.training.scaler_fitting import fit_scalers
 
 # Defaults of the training sections, which CREDIT's configs for scalers leave out.
@@ -50,7 +52,14 @@ def run(args: argparse.Namespace) -> int:
         ValueError, OSError: there is nothing to fit, or the data are damaged.
     """
     config = read_config(args.config, args.set, absent=_ABSENT)
-    fit_scalers(config, num_threads=args.threads, overwrite=args.overwrite)
+    lines = fit_background_file(config, overwrite=args.overwrite)
+    try:
+        fit_scalers(config, num_threads=args.threads, overwrite=args.overwrite)
+    except NothingToFitError:
+        if not lines:
+            raise
+    for line in lines:
+        print_line(line)
     return OK
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.curriculum import CurriculumStage
@@ -42,6 +43,8 @@ class Config(StrictModel):
             such section and ignores it.
         optimize_ic: how `credit-jax optimize-ic` fits an initial state
             (`OptimizeConfig`); training ignores it.
+        assimilation: what `credit-jax assimilate` does (`AssimilationConfig`); training
+            ignores it.
         custom_objects: losses, metrics, blocks, sources and models of the user's own,
             see `credit_jax.config.custom_objects`.
         inference_section: the `inference` section before validation, for forecasts;
@@ -66,6 +69,7 @@ class Config(StrictModel):
     trainer: TrainerConfig
     demo: DemoConfig | None = None
     optimize_ic: OptimizeConfig | None = None
+    assimilation: AssimilationConfig | None = None
     custom_objects: dict[str, CustomObject] = Field(default_factory=dict)
     inference_section: dict[str, Any] | None = Field(None, alias="inference")
 

@@ -1,9 +1,9 @@
 """Registers the objects that the `custom_objects` section of a config names.
 
 An object is an entry of one of the registries (a loss, a metric, a block, a source of
-data, a model) in a Python file or an installed module. Installed packages offer theirs
-by entry points, too. The registries are in layers above this one and announce
-themselves here by `open_registry`.
+data, a model, an observation operator) in a Python file or an installed module.
+Installed packages offer theirs by entry points, too. The registries are in layers above
+this one and announce themselves here by `open_registry`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import Any, Literal, NamedTuple, get_args
 from credit_jax.config.base import ConfigError, StrictModel, parse
 
 SECTION = "custom_objects"
-ObjectType = Literal["dataset", "preblock", "postblock", "model", "loss", "metric"]
+ObjectType = Literal[
+    "dataset", "preblock", "postblock", "model", "loss", "metric", "operator"
+]
 
 # An entry point of the group "credit_jax.loss" is a loss, and so on.
 GROUP = "credit_jax."
@@ -66,6 +68,9 @@ _PROTOCOLS: Mapping[str, _Protocol] = {
     ),
     "loss": _Protocol("LossEntry", "credit_jax.losses", _LOSS),
     "metric": _Protocol("MetricEntry", "credit_jax.metrics", _LOSS),
+    "operator": _Protocol(
+        "OperatorEntry", "credit_jax.assimilation", "docs/assimilation.md"
+    ),
 }
 
 
@@ -77,6 +82,7 @@ _USED_IN: Mapping[str, tuple[str, ...]] = {
     "model": ("model",),
     "loss": ("loss",),
     "metric": ("metrics",),
+    "operator": ("assimilation",),
 }
 
 

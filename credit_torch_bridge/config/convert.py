@@ -134,6 +134,7 @@ def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None
     if to == JAX:
         gen2_to_jax(editor)
         return
+    editor.drop("assimilation", "CREDIT does not assimilate observations")
     gen2_to_credit(editor)
     inside = editor.keys(OURS)
     if to == GEN2 and inside:

@@ -28,7 +28,7 @@ from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
 _UNSET = re.compile(r"^save_loc: .* environment variable")
 # Sections whose unknown keys CREDIT also refuses, or passes to a constructor.
-_STRICT = ("preblocks", "postblocks", "metrics", "demo", "optimize_ic")
+_STRICT = ("preblocks", "postblocks", "metrics", "demo", "optimize_ic", "assimilation")
 _STRICT_TRAINER = ("parallelism", "scheduler", "fsdp", "fsdp2_mp_policy")
 
 

@@ -40,6 +40,7 @@ REFUSED = (
 _APART = (
     "demo",
     "optimize_ic",
+    "assimilation",
     "inference_section",
     "validation_overrides",
     "trainer",

@@ -1,0 +1,347 @@
+"""Windows one after another: the forecast of an analysis is the next background.
+
+A folder has the stores `analyses` (the state at the start of each window) and
+`forecasts` (of all steps of the window from it), and `innovations`, a NetCDF file for
+each window, with `statistics.csv` of them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from credit_jax.adjoint.forecast_map import ForecastMap, map_of_reader
+from credit_jax.assimilation.background import StateCovariance
+from credit_jax.assimilation.observations import TrajectoryGrid
+from credit_jax.assimilation.operators import Observer
+from credit_jax.assimilation.variational import Analysis, Iteration, Window, analyze
+from credit_jax.config.assimilation import AssimilationConfig
+from credit_jax.config.inference import OutputConfig
+from credit_jax.config.messages import counted
+from credit_jax.data.schedule import Schedule, Task
+from credit_jax.forecast.archive import Archive
+from credit_jax.forecast.forecaster import to_host
+from credit_jax.forecast.member_noise import member_noise
+from credit_jax.forecast.netcdf import NetcdfStore
+from credit_jax.forecast.outputs import Outputs
+from credit_jax.io.activity import activity
+from credit_jax.io.atomic import new_file
+from credit_jax.io.netcdf import write_netcdf
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.processes.coordinator import wait_for_all
+from credit_jax.plan.forecast import ForecastPlan
+from credit_jax.transforms.rollout import PROGNOSTIC, field_type_of
+
+ANALYSES, FORECASTS, INNOVATIONS = "analyses", "forecasts", "innovations"
+STATISTICS = "statistics.csv"
+# Random control variables that the variance of the background at the observations is
+# estimated from.
+_NUM_DRAWS = 4
+_COLUMNS = ("time", "latitude", "longitude", "level", "value", "error")
+
+
+def trajectory_grid(
+    outputs: Outputs, schedule: Schedule, first: int, last: int
+) -> TrajectoryGrid:
+    """The points of forecasts, at all steps from one start to the end of a window.
+
+    Args:
+        outputs: all variables of the forecasts, with all levels.
+        schedule: starts of the windows, and their steps.
+        first, last: numbers of two windows.
+    """
+    times = [schedule.valid_time(first, 0)]
+    for number in range(first, last + 1):
+        steps = range(1, schedule.num_steps + 1)
+        times += [schedule.valid_time(number, step) for step in steps]
+    units = {
+        v.name: str(outputs.attributes_of(v).get("units", ""))
+        for v in outputs.variables
+    }
+    return TrajectoryGrid(
+        {variable.name: variable for variable in outputs.variables},
+        outputs.latitude,
+        outputs.longitude,
+        np.array(times),
+        units,
+        frozenset(
+            v.name for v in outputs.variables if field_type_of(v.key) != PROGNOSTIC
+        ),
+    )
+
+
+@dataclass(eq=False)
+class Cycling:
+    """The windows of an `assimilation` section.
+
+    Attributes:
+        config: the section.
+        plan: plan of the forecasts from the start of each window.
+        model: model on its mesh.
+        weights: weights of `Forecaster.weights`.
+        outputs: all variables of the forecasts, with all levels.
+        covariance: covariance of background errors.
+        observer: observation operators.
+        observations: the usable ones, of all windows.
+        folder: folder of the output.
+        archive: records which windows are done.
+        show: receives lines for the log.
+    """
+
+    config: AssimilationConfig
+    plan: ForecastPlan
+    model: ParallelModel
+    weights: Any
+    outputs: Outputs
+    covariance: StateCovariance
+    observer: Observer
+    observations: pd.DataFrame
+    folder: Path
+    archive: Archive
+    show: Callable[[str], None] = lambda line: None
+    _map: ForecastMap | None = field(default=None, init=False)
+
+    def run(self) -> None:
+        """Makes the analyses of all windows that are not done.
+
+        Raises:
+            FloatingPointError: a forecast is not finite.
+        """
+        writes = jax.process_index() == 0
+        background: Mapping[str, np.ndarray] | None = None
+        for number, start in enumerate(self.plan.schedule.starts):
+            if self.archive.done(Task(number, 0)):
+                background = None
+                self.show(f"{_label(start)}: done before")
+                continue
+            with activity(f"assimilating the window of {_label(start)}"):
+                forecast = self._forecast(number)
+                if background is None:
+                    background = self._background(number, forecast)
+                background = self._window(number, forecast, background, writes)
+            wait_for_all(f"window {number}")
+
+    def _window(
+        self,
+        number: int,
+        forecast: ForecastMap,
+        background: Mapping[str, np.ndarray],
+        writes: bool,
+    ) -> dict[str, np.ndarray]:
+        """Makes and writes an analysis; returns the background of the next window."""
+        schedule, start = self.plan.schedule, self.plan.schedule.starts[number]
+        grid = trajectory_grid(self.outputs, schedule, number, number)
+        times = self.observations["time"].to_numpy()
+        inside = (times >= grid.times[0]) & (times < grid.times[-1])
+        observed = self.observer.observed(self.observations.loc[inside], grid)
+        window = Window(forecast, background, self.covariance, self.observer, observed)
+
+        def progress(iteration: Iteration) -> None:
+            self.show(
+                f"{_label(start)}: outer {iteration.outer}, inner {iteration.inner}: "
+                f"cost {iteration.cost:.6g}, gradient {iteration.gradient_norm:.3g}"
+            )
+
+        analysis = analyze(window, self.config, progress)
+        variance = background_variance(analysis, number)
+        innovations = innovations_of(analysis, variance, start)
+        state = analysis.state
+        steps = {key: to_host(x)[:, 0] for key, x in analysis.last.fields.items()}
+        if writes:
+            self._write(number, state, steps, innovations)
+        if analysis.note:
+            self.show(f"{_label(start)}: note: {analysis.note}")
+        for line in _summary(innovations):
+            self.show(f"{_label(start)}: {line}")
+        return {key: steps[key][-1] for key in state}
+
+    def _write(
+        self,
+        number: int,
+        state: Mapping[str, np.ndarray],
+        steps: Mapping[str, np.ndarray],
+        innovations: xr.Dataset,
+    ) -> None:
+        task, schedule = Task(number, 0), self.plan.schedule
+        start = schedule.starts[number]
+        self._analyses.write(task, [start], [dict(state)])
+        for step in range(1, schedule.num_steps + 1):
+            fields = {key: x[step - 1] for key, x in steps.items()}
+            time = schedule.valid_time(number, step)
+            self._forecasts.write(task, [time], [fields])
+        name = pd.Timestamp(start).strftime("%Y%m%d_%H%MZ.nc")
+        with new_file(self.folder / INNOVATIONS / name) as partial:
+            write_netcdf(innovations, partial)
+        files = sorted((self.folder / INNOVATIONS).glob("*.nc"))
+        rows = [row for file in files for row in statistics(xr.load_dataset(file))]
+        with new_file(self.folder / STATISTICS) as partial:
+            pd.DataFrame(rows).to_csv(partial, index=False)
+        self.archive.mark(task, {})
+
+    def _forecast(self, number: int) -> ForecastMap:
+        """The forecast from the start of a window."""
+        copies, schedule = self.model.axes.num_data, self.plan.schedule
+        tasks = [Task(number, 0)] * copies
+        noise = member_noise(self.plan.config.seed, schedule, self.model)
+        forecast = map_of_reader(
+            self.model,
+            self.weights,
+            self.plan.reader,
+            [schedule.starts[number]] * copies,
+            tasks,
+            None if noise is None else noise.of(tasks),
+            range(1, schedule.num_steps + 1),
+        )
+        if self._map is None:
+            self._map = forecast
+        return forecast.compiled_as(self._map)
+
+    def _background(self, number: int, forecast: ForecastMap) -> dict[str, np.ndarray]:
+        """The state of the data, or the end of the forecast before, from its file."""
+        if number == 0:
+            return {key: x[0, :, -1] for key, x in forecast.state.items()}
+        schedule = self.plan.schedule
+        end = schedule.valid_time(number - 1, schedule.num_steps)
+        fields = xr.load_dataset(self._forecasts.path(Task(number - 1, 0), end))
+        state = {}
+        for variable in self._analyses.outputs.variables:
+            array = fields[variable.name].isel(time=0)
+            if variable.levels is None:
+                state[variable.key] = array.values[None]
+            else:
+                at = {variable.level_dim: variable.levels}
+                state[variable.key] = array.sel(at).values
+        return state
+
+    @cached_property
+    def _analyses(self) -> NetcdfStore:
+        prognostic = tuple(
+            v for v in self.outputs.variables if v.key in self.covariance.levels
+        )
+        outputs = replace(self.outputs, variables=prognostic)
+        return self._store(ANALYSES, outputs)
+
+    @cached_property
+    def _forecasts(self) -> NetcdfStore:
+        return self._store(FORECASTS, self.outputs)
+
+    def _store(self, name: str, outputs: Outputs) -> NetcdfStore:
+        folder, schedule = self.folder / name, self.plan.schedule
+        return NetcdfStore(folder, outputs, schedule, OutputConfig())
+
+
+def background_variance(analysis: Analysis, seed: int) -> np.ndarray:
+    """(obs,) estimates of the variance of the background where it is observed.
+
+    The diagonal of G G', from random control variables; means over observations are
+    more exact than each.
+
+    Args:
+        analysis: the analysis, whose background counts.
+        seed: seed of the random numbers.
+    """
+    rng, first = np.random.default_rng(seed), analysis.first
+    drawn = [
+        first.product(rng.standard_normal(len(first.control)))
+        for _ in range(_NUM_DRAWS if len(first.values) else 0)
+    ]
+    return np.mean(np.square(drawn), 0) if drawn else np.zeros(0)
+
+
+def innovations_of(
+    analysis: Analysis, variance: np.ndarray, start: np.datetime64
+) -> xr.Dataset:
+    """The observations of a window beside background and analysis, and the iterations.
+
+    Args:
+        analysis: the analysis.
+        variance: see `background_variance`.
+        start: start of the window.
+    """
+    table = analysis.first.window.observed.table
+    columns = {name: table[name].to_numpy() for name in _COLUMNS}
+    columns["variable"] = table["variable"].to_numpy(object)
+    columns["background"] = analysis.first.values
+    columns["analysis"] = analysis.last.values
+    columns["background_variance"] = variance
+    variables = {name: ("observation", values) for name, values in columns.items()}
+    for name in ("outer", "inner", "cost", "gradient_norm"):
+        values = [getattr(iteration, name) for iteration in analysis.iterations]
+        variables[name] = ("iteration", np.array(values, float))
+    attributes = {
+        "window": _label(start),
+        "background_cost": analysis.first.cost,
+        "analysis_cost": analysis.last.cost,
+        "chi_squared": analysis.chi_squared,
+        "note": analysis.note,
+    }
+    return xr.Dataset(variables, attrs=attributes)
+
+
+def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
+    """A row for each observed variable of a window.
+
+    `reduction` is the part by which the root mean square of the departures falls from
+    background to analysis; `spread` is that of the background, divided by what errors
+    of observations and background make of it: 1 if both are as large as assumed.
+
+    Args:
+        innovations: what `innovations_of` returns.
+    """
+    rows = []
+    names = innovations["variable"].values.astype(str)
+    for name in np.unique(names):
+        part = innovations.isel(observation=names == name)
+        before, after = (
+            (part["value"] - part[guess]).values for guess in ("background", "analysis")
+        )
+        rms = [float(np.sqrt(np.mean(np.square(x)))) for x in (before, after)]
+        expected = np.square(part["error"]) + part["background_variance"]
+        rows.append(
+            {
+                "window": innovations.attrs["window"],
+                "variable": name,
+                "count": len(before),
+                "background_mean": float(before.mean()),
+                "background_rms": rms[0],
+                "analysis_mean": float(after.mean()),
+                "analysis_rms": rms[1],
+                "reduction": 1 - rms[1] / rms[0],
+                "spread": rms[0] / float(np.sqrt(expected.mean())),
+                "chi_squared": innovations.attrs["chi_squared"],
+            }
+        )
+    return rows
+
+
+def _summary(innovations: xr.Dataset) -> list[str]:
+    """Lines of the log on a window."""
+    rows = statistics(innovations)
+    if not rows:
+        return ["no observations: the analysis is the background"]
+    attributes = innovations.attrs
+    costs = [f"{attributes[f'{x}_cost']:.6g}" for x in ("background", "analysis")]
+    first = (
+        f"cost {costs[0]} -> {costs[1]}, chi squared {attributes['chi_squared']:.3g}"
+    )
+    return [
+        first,
+        *(
+            f"{row['variable']}: {counted(row['count'], 'observation')}, departures "
+            f"{row['background_rms']:.4g} -> {row['analysis_rms']:.4g}, spread "
+            f"{row['spread']:.3g}"
+            for row in rows
+        ),
+    ]
+
+
+def _label(time: np.datetime64) -> str:
+    return str(time)[:16]

@@ -1,0 +1,257 @@
+"""Observations from files, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from credit_jax.config.assimilation import Reason
+from credit_jax.config.messages import got
+from credit_jax.data.calendars import to_labels
+from credit_jax.forecast.outputs import OutputVariable
+from credit_jax.transforms.unit_names import differ
+
+_NUMBERS = ("latitude", "longitude", "level", "value", "error")
+_NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")
+# Where an observation is from, for errors.
+_FILE, _ROW = "file", "row"
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryGrid:
+    """The points of the fields of a forecast.
+
+    Attributes:
+        variables: name -> variable, with all of its levels.
+        latitude, longitude: (lat,) and (lon,) degrees; longitudes go around the globe.
+        times: (time,) labels: the start, and every step.
+        units: name of a variable -> its units, if they are known.
+        predicted: names of variables that a forecast has, but not its start.
+    """
+
+    variables: Mapping[str, OutputVariable]
+    latitude: np.ndarray
+    longitude: np.ndarray
+    times: np.ndarray
+    units: Mapping[str, str] = field(default_factory=dict)
+    predicted: frozenset[str] = frozenset()
+
+
+def read_observations(paths: Iterable[str]) -> pd.DataFrame:
+    """Reads observations, a row each, in the order of the files.
+
+    Args:
+        paths: CSV files with a line of names, or NetCDF files whose variables have one
+            dim: time, latitude, longitude, level (of variables that have levels),
+            variable, value, error, and units, if they are to be compared; more is
+            handed to operators.
+
+    Returns:
+        These columns, with times as datetime64[ns] labels (NaT where there is none),
+        and numbers as float64 (NaN where there is none).
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing, or lacks a column.
+    """
+    tables = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise FileNotFoundError(f"assimilation.observations: {path} does not exist")
+        table = _csv(path) if path.suffix == ".csv" else _netcdf(path)
+        missing = [name for name in _NEEDED if name not in table]
+        if missing:
+            raise ValueError(
+                f"assimilation.observations: {path} lacks {', '.join(missing)}; it has "
+                f"{', '.join(map(str, table))}"
+            )
+        if "level" not in table:
+            table["level"] = np.nan
+        for name in _NUMBERS:
+            numbers: Any = pd.to_numeric(table[name], errors="coerce")
+            table[name] = numbers.astype(float)
+        table["variable"] = table["variable"].astype(str)
+        table[_FILE], table[_ROW] = str(path), np.arange(1, len(table) + 1)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _csv(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path, skipinitialspace=True)
+    if "time" in table:
+        times: Any = pd.to_datetime(
+            table["time"], format="ISO8601", errors="coerce", utc=True
+        )
+        table["time"] = times.dt.tz_localize(None).astype("datetime64[ns]")
+    return table
+
+
+def _netcdf(path: Path) -> pd.DataFrame:
+    with xr.open_dataset(path) as file:
+        if len(file.dims) != 1:
+            raise ValueError(
+                f"assimilation.observations: {path}: its variables must have one dim, "
+                f"of observations, got {', '.join(map(str, file.dims)) or 'none'}"
+            )
+        columns = {
+            str(name): np.asarray(x.values) for name, x in file.variables.items()
+        }
+    if "time" in columns:
+        columns["time"] = to_labels(columns["time"], str(path))
+    for name, values in columns.items():
+        if values.dtype.kind == "S":
+            columns[name] = np.char.decode(values)
+    return pd.DataFrame(columns)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What is wrong with observations.
+
+    Attributes:
+        reasons: (observation,) a `Reason`, or "".
+        texts: (observation,) what is wrong, and what is expected.
+    """
+
+    reasons: np.ndarray
+    texts: np.ndarray
+
+    def lines(self, table: pd.DataFrame, of: Sequence[str]) -> list[str]:
+        """A line for each reason of some: how many, and the first."""
+        lines = []
+        for reason in of:
+            (rows,) = np.nonzero(self.reasons == reason)
+            if len(rows):
+                first = table.iloc[rows[0]]
+                lines.append(
+                    f"{reason}: {len(rows)} of {len(table)}, the first is row "
+                    f"{first[_ROW]} of {first[_FILE]}: {self.texts[rows[0]]}"
+                )
+        return lines
+
+
+def find_faults(
+    table: pd.DataFrame, grid: TrajectoryGrid, num_steps: int, operators: Iterable[str]
+) -> Faults:
+    """Compares observations with what forecasts have.
+
+    Args:
+        table: observations of `read_observations`.
+        grid: the fields, with the times of all windows.
+        num_steps: steps of a window.
+        operators: names of variables that have operators of their own, which are not
+            on the grid.
+    """
+    reasons, texts = np.full((2, len(table)), "", object)
+
+    def mark(reason: Reason, wrong: Any, text: Any) -> None:
+        places = np.nonzero(np.asarray(wrong) & (reasons == ""))[0]
+        reasons[places] = reason
+        for place in places:
+            texts[place] = text(table.iloc[place])
+
+    names, times = table["variable"].to_numpy(), table["time"].to_numpy()
+    with_operator = np.isin(names.astype(str), [*operators])
+    known = np.array([name in grid.variables for name in names], bool)
+    first, last = grid.times[0], grid.times[-1]
+    mark(
+        "time",
+        ~((times >= first) & (times < last)),
+        lambda row: f"{row['time']} is not from {first} to before {last}",
+    )
+    mark(
+        "variable",
+        ~known & ~with_operator,
+        lambda row: f"no {row['variable']}; there are {', '.join(grid.variables)}",
+    )
+    # The start of a window has no diagnostic variables to interpolate from.
+    first_step = (np.searchsorted(grid.times, times, "right") - 1) % num_steps == 0
+    mark(
+        "time",
+        first_step & np.isin(names.astype(str), [*grid.predicted]) & ~with_operator,
+        lambda row: (
+            f"{row['variable']} at {row['time']}; forecasts have it from the end of "
+            "the first step of a window on"
+        ),
+    )
+    latitude = table["latitude"].to_numpy()
+    south, north = grid.latitude.min(), grid.latitude.max()
+    inside = (latitude >= south - 1e-6) & (latitude <= north + 1e-6)
+    inside &= np.abs(table["longitude"].to_numpy()) <= 360
+    mark(
+        "place",
+        ~inside,
+        lambda row: (
+            f"latitude {row['latitude']:g}, longitude {row['longitude']:g}; the rows "
+            f"are from {south:g} to {north:g}"
+        ),
+    )
+    if "units" in table:
+        mark(
+            "units",
+            [
+                isinstance(unit, str) and differ(unit, grid.units.get(name, ""))
+                for name, unit in zip(names, table["units"], strict=True)
+            ],
+            lambda row: (
+                f"{row['variable']} in {row['units']}, and the model's is in "
+                f"{grid.units[row['variable']]}"
+            ),
+        )
+    levels = table["level"].to_numpy()
+    for name, variable in grid.variables.items():
+        if variable.levels is not None:
+            low, high = variable.levels.min(), variable.levels.max()
+            mark(
+                "level",
+                (names == name)
+                & ~with_operator
+                & ~((levels >= low) & (levels <= high)),
+                lambda row, low=low, high=high: (
+                    f"{row['variable']} at level {row['level']:g}; its levels are from "
+                    f"{low:g} to {high:g}"
+                ),
+            )
+    mark("value", ~np.isfinite(table["value"]), lambda row: f"got {row['value']}")
+    mark(
+        "error",
+        ~(np.isfinite(table["error"]) & (table["error"] > 0)),
+        lambda row: f"got {row['error']:g}, expected a positive number",
+    )
+    return Faults(reasons, texts)
+
+
+def usable(
+    table: pd.DataFrame, faults: Faults, leave_out: Sequence[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The observations without those that are left out, and lines that name these.
+
+    Args:
+        table: all observations.
+        faults: what is wrong with them.
+        leave_out: reasons to leave one out.
+
+    Raises:
+        ValueError: observations are wrong for other reasons; or none is left.
+    """
+    refused = faults.lines(table, [r for r in get_args(Reason) if r not in leave_out])
+    if refused:
+        raise ValueError(
+            "assimilation.observations: observations that cannot be used:\n"
+            + "\n".join(f"  {line}" for line in refused)
+            + "\n  correct them, or leave them out by assimilation.leave_out: "
+            f"[{', '.join(line.partition(':')[0] for line in refused)}]"
+        )
+    left = table.loc[faults.reasons == ""].reset_index(drop=True)
+    lines = faults.lines(table, leave_out)
+    if left.empty:
+        raise ValueError(
+            f"assimilation.observations: none of {len(table)} can be used: "
+            f"{got('; '.join(lines))}"
+        )
+    return left, lines

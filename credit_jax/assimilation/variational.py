@@ -1,0 +1,276 @@
+"""Incremental 4D-Var of one window, with the model as a strong constraint.
+
+With the state x = xb + R v, where B = R R', and G the linearized map from v to what is
+observed, the cost is J(v) = |v|^2 / 2 + |y - H(M(x))|^2 / 2, in units of the errors of
+the observations (Courtier et al. 1994, doi:10.1002/qj.49712051912).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator, cg
+
+from credit_jax.adjoint.forecast_map import ForecastMap
+from credit_jax.adjoint.linear import Linearized, linearized
+from credit_jax.assimilation.background import StateCovariance
+from credit_jax.assimilation.operators import Observed, Observer
+from credit_jax.config.assimilation import AssimilationConfig
+from credit_jax.forecast.forecaster import to_host
+
+# Part of the cost by which steps at its minimum raise it, as forecasts are float32.
+_CONVERGED = 1e-4
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration of conjugate gradients.
+
+    Attributes:
+        outer: number of the linearization, from 1.
+        inner: number of the iteration, from 1.
+        cost: quadratic cost after it.
+        gradient_norm: norm of the gradient of this cost.
+    """
+
+    outer: int
+    inner: int
+    cost: float
+    gradient_norm: float
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The problem of a window.
+
+    Attributes:
+        forecast: forecast of the window with all of its steps, in physical units; its
+            first sample counts.
+        background: key -> (level, lat, lon) of the state at the start.
+        covariance: covariance of its errors.
+        observer: observation operators.
+        observed: the observations.
+    """
+
+    forecast: ForecastMap
+    background: Mapping[str, np.ndarray]
+    covariance: StateCovariance
+    observer: Observer
+    observed: Observed
+
+    def at(self, control: np.ndarray) -> Guess:
+        """The forecast of a control variable, at which the problem is linearized.
+
+        Raises:
+            FloatingPointError: it is not finite at an observation.
+        """
+        increment = self.covariance.fields(control)
+        state = {
+            key: self._samples(key, x + increment[key])
+            for key, x in self.background.items()
+        }
+        linear = linearized(self.forecast, state)
+        fields = self.forecast.run("function", dict(linear.state))
+        values = self.observer.values(self.observed, linear.state, fields)
+        guess = Guess(self, control, linear, fields, values)
+        if not math.isfinite(guess.cost):
+            raise FloatingPointError(
+                "the forecast is not finite where it is observed; begin with another "
+                "state, or with smaller assimilation.background.scale"
+            )
+        return guess
+
+    def perturbation(self, control: np.ndarray) -> dict[str, np.ndarray]:
+        """The change of the state by a control variable, for each sample."""
+        fields = self.covariance.fields(control)
+        return {key: self._samples(key, x) for key, x in fields.items()}
+
+    def _samples(self, key: str, field: np.ndarray) -> np.ndarray:
+        whole = field.astype(np.float32)[None, :, None]
+        return np.broadcast_to(whole, self.forecast.state[key].shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """A control variable, and the linearized problem there.
+
+    Attributes:
+        window: the problem.
+        control: (control,) v.
+        linear: the forecast, linearized at the state.
+        fields: its fields.
+        values: (obs,) H of them.
+    """
+
+    window: Window
+    control: np.ndarray
+    linear: Linearized
+    fields: Any
+    values: np.ndarray
+
+    @property
+    def departures(self) -> np.ndarray:
+        """(obs,) y - H(M(x))."""
+        return self.window.observed.values - self.values
+
+    @cached_property
+    def cost(self) -> float:
+        """J."""
+        scaled = self.departures / self.window.observed.errors
+        return float(self.control @ self.control + scaled @ scaled) / 2
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """(control,) gradient of J."""
+        scaled = self.departures / np.square(self.window.observed.errors)
+        return self.control - self.transposed(scaled)
+
+    def product(self, change: np.ndarray) -> np.ndarray:
+        """(obs,) G times a change of the control variable."""
+        window = self.window
+        perturbation = window.perturbation(change)
+        tangents = self.linear.tangent_linear(perturbation)
+        return window.observer.tangents(
+            window.observed, self._at, (perturbation, tangents)
+        )
+
+    def transposed(self, weights: np.ndarray) -> np.ndarray:
+        """(control,) G' times weights of observations."""
+        window = self.window
+        of_start, of_fields = window.observer.gradient(
+            window.observed, self._at, weights
+        )
+        through = self.linear.adjoint(of_fields)
+        # The copies of the first sample have no weights.
+        total = {
+            key: np.float64(to_host(through[key])[0, :, -1])
+            + to_host(of_start[key])[0, :, -1]
+            for key in through
+        }
+        return window.covariance.transposed(total)
+
+    @property
+    def _at(self) -> tuple[Any, Any]:
+        return dict(self.linear.state), self.fields
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """The analysis of a window.
+
+    Attributes:
+        first: the background.
+        last: the analysis.
+        iterations: all iterations.
+        note: why the outer loop ended early; "" if it did not.
+    """
+
+    first: Guess
+    last: Guess
+    iterations: tuple[Iteration, ...]
+    note: str = ""
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """Key -> (level, lat, lon) of the analysis at the start of the window."""
+        return {k: to_host(x)[0, :, -1] for k, x in self.last.linear.state.items()}
+
+    @property
+    def chi_squared(self) -> float:
+        """2 J / number of observations: 1 if the errors are as large as assumed."""
+        return 2 * self.last.cost / max(len(self.last.values), 1)
+
+
+def analyze(
+    window: Window,
+    config: AssimilationConfig,
+    progress: Callable[[Iteration], None] = lambda iteration: None,
+) -> Analysis:
+    """Minimizes the cost by Gauss-Newton steps, each by conjugate gradients.
+
+    A step that raises the cost is not taken, and ends the loop, with a note.
+
+    Args:
+        window: the problem.
+        config: numbers of iterations, and the tolerance.
+        progress: called after each iteration.
+
+    Raises:
+        FloatingPointError: a forecast is not finite.
+    """
+    first = last = window.at(np.zeros(window.covariance.size))
+    iterations: list[Iteration] = []
+
+    def report(iteration: Iteration) -> None:
+        iterations.append(iteration)
+        progress(iteration)
+
+    for outer in range(1, config.outer_iterations + 1):
+        change = gauss_newton_step(last, config, outer, report)
+        if not change.any():
+            break
+        guess = window.at(last.control + change)
+        if guess.cost >= last.cost:
+            note = (
+                f"outer iteration {outer} would raise the cost from {last.cost:.6g} to "
+                f"{guess.cost:.6g}, as the forecast is not linear, and was not taken"
+            )
+            converged = guess.cost - last.cost < _CONVERGED * last.cost
+            return Analysis(first, last, tuple(iterations), "" if converged else note)
+        last = guess
+    return Analysis(first, last, tuple(iterations))
+
+
+def gauss_newton_step(
+    guess: Guess,
+    config: AssimilationConfig,
+    outer: int,
+    progress: Callable[[Iteration], None],
+) -> np.ndarray:
+    """Solves (1 + G' R^-1 G) dv = - gradient of J.
+
+    Args:
+        guess: state at which the problem is linearized.
+        config: number of iterations, and tolerance.
+        outer: number of the linearization.
+        progress: called after each iteration.
+    """
+    right = -guess.gradient
+    weights = 1 / np.square(guess.window.observed.errors)
+    # The last direction p and A p, from which cost and gradient follow without another
+    # product.
+    products: list[tuple[np.ndarray, np.ndarray]] = []
+    before, applied, count = np.zeros_like(right), np.zeros_like(right), 0
+
+    def product(direction: np.ndarray) -> np.ndarray:
+        direction = direction.ravel()
+        result = direction + guess.transposed(weights * guess.product(direction))
+        products[:] = [(direction.copy(), result)]
+        return result
+
+    def callback(solution: np.ndarray) -> None:
+        nonlocal before, applied, count
+        ((direction, result),) = products
+        moved = solution - before
+        applied = applied + (moved @ direction) / (direction @ direction) * result
+        before, count = solution.copy(), count + 1
+        residual = right - applied
+        cost = guess.cost - solution @ (right + residual) / 2
+        norm = float(np.linalg.norm(residual))
+        progress(Iteration(outer, count, float(cost), norm))
+
+    size = right.size
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
+    solution, _ = cg(
+        operator,
+        right,
+        rtol=config.tolerance,
+        maxiter=config.inner_iterations,
+        callback=callback,
+    )
+    return solution

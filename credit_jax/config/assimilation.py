@@ -1,0 +1,88 @@
+"""The `assimilation:` section: analyses from forecasts and observations."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, field_validator
+
+from credit_jax.config.base import StrictModel
+from credit_jax.config.dates import date_label, duration
+
+# What can be wrong with an observation.
+Reason = Literal["time", "place", "level", "variable", "units", "value", "error"]
+
+
+class BackgroundConfig(StrictModel):
+    """The covariance of the errors of the background, the forecast that is corrected.
+
+    `credit-jax preprocess` fits it to the differences of two forecasts of the same
+    time (the NMC method), and writes the file.
+
+    Attributes:
+        file: the fitted covariance, NetCDF.
+        forecasts: folder of `credit-jax forecast` with the forecasts that it is fitted
+            to.
+        leads: the two lead times of a difference.
+        truncation: largest degree of the spherical harmonics; null is the largest one
+            that products of two fields of the grid resolve, at most 127.
+        scale: factor of the fitted standard deviations, without a new fit.
+    """
+
+    file: str
+    forecasts: str | None = None
+    leads: tuple[str, str] = ("24h", "48h")
+    truncation: int | None = Field(default=None, ge=1)
+    scale: PositiveFloat = 1.0
+
+    @field_validator("leads")
+    @classmethod
+    def _are_two(cls, value: tuple[str, str]) -> tuple[str, str]:
+        if not duration("0h") < duration(value[0]) < duration(value[1]):
+            raise ValueError(
+                f"needs two lead times, the shorter one first, got {value}"
+            )
+        return value
+
+
+class AssimilationConfig(StrictModel):
+    """What `credit-jax assimilate` does: 4D-Var with the model as strong constraint.
+
+    Attributes:
+        observations: files, CSV or NetCDF, with time, latitude, longitude, level,
+            variable, value and error of each observation.
+        background: see `BackgroundConfig`.
+        start: begin of the first window; the data have the state from which it starts.
+        window: length of a window, a multiple of the time step.
+        cycles: number of windows, one after another.
+        outer_iterations: linearizations of the forecast in a window.
+        inner_iterations: conjugate-gradient iterations after each, at most.
+        tolerance: an inner loop ends when the norm of the gradient has fallen by this
+            factor.
+        operators: name of an observed variable -> name of its observation operator, an
+            `operator` of custom_objects. Other variables are interpolated.
+        leave_out: what is wrong with observations that are left out; any other fault
+            of an observation is an error.
+    """
+
+    observations: tuple[str, ...] = Field(min_length=1)
+    background: BackgroundConfig
+    start: str
+    window: str = "24h"
+    cycles: int = Field(default=1, ge=1)
+    outer_iterations: int = Field(default=2, ge=1)
+    inner_iterations: int = Field(default=30, ge=1)
+    tolerance: float = Field(default=0.01, gt=0, lt=1)
+    operators: dict[str, str] = Field(default_factory=dict)
+    leave_out: tuple[Reason, ...] = ()
+
+    @field_validator("start")
+    @classmethod
+    def _is_date(cls, value: str) -> str:
+        date_label(value)
+        return value
+
+    @field_validator("window")
+    @classmethod
+    def _is_positive(cls, value: str) -> str:
+        if duration(value) <= duration("0h"):
+            raise ValueError(f"must be a positive duration, got {value}")
+        return value

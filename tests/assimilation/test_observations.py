@@ -1,0 +1,123 @@
+"""Observations from files, and faulty ones."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from credit_jax.assimilation.observations import find_faults, read_observations, usable
+from credit_jax.forecast.outputs import OutputVariable
+from tests.assimilation.windows import GRID_OF_RUN
+
+TEXT = """time, latitude, longitude, level, variable, value, error, station
+2000-01-01T03:00, 10.5, -20, 2.5, T, 281.5, 1.0, a
+2000-01-01T05:00+02:00, -30, 350, , SP, 100100, 90, b
+"""
+FAULTS = {
+    "time": {"time": pd.Timestamp("2000-01-01T18:00")},
+    "place": {"latitude": 80.0},
+    "level": {"level": 0.5},
+    "variable": {"variable": "Z"},
+    "units": {"units": "degC"},
+    "value": {"value": np.nan},
+    "error": {"error": 0.0},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "obs.csv"
+    path.write_text(TEXT)
+    return path
+
+
+def table_of(path, **changes):
+    """Two usable observations, and one like the first with changes."""
+    table = read_observations([str(path)])
+    further = table.iloc[:1].assign(row=3, **changes)
+    return pd.concat([table, further], ignore_index=True)
+
+
+def test_files(path, tmp_path):
+    table = read_observations([str(path)])
+    assert table["time"].tolist() == [
+        pd.Timestamp("2000-01-01T03:00"),
+        pd.Timestamp("2000-01-01T03:00"),
+    ]
+    assert table["level"].isna().tolist() == [False, True]
+    assert table["station"].tolist() == ["a", "b"]
+    columns = {
+        name: ("obs", table[name].to_numpy(object if name == "variable" else None))
+        for name in ("time", "latitude", "longitude", "variable", "value", "error")
+    }
+    xr.Dataset(columns).to_netcdf(tmp_path / "obs.nc")
+    both = read_observations([str(path), str(tmp_path / "obs.nc")])
+    assert len(both) == 4
+    for name in columns:
+        assert both[name].tolist()[2:] == table[name].tolist(), name
+    assert both["row"].tolist() == [1, 2, 1, 2]
+    assert both["level"].isna().tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_faults_are_named_and_counted(path, reason):
+    table = table_of(path, **FAULTS[reason])
+    faults = find_faults(table, GRID_OF_RUN, 3, ())
+    assert faults.reasons.tolist() == ["", "", reason]
+    with pytest.raises(ValueError, match="observations that cannot be used") as error:
+        usable(table, faults, [])
+    assert f"{reason}: 1 of 3, the first is row 3 of {path}: " in str(error.value)
+    assert f"assimilation.leave_out: [{reason}]" in str(error.value)
+    left, lines = usable(table, faults, [reason])
+    assert len(left) == 2
+    assert lines[0].startswith(f"{reason}: 1 of 3")
+
+
+def test_several_faults_in_one_error(path):
+    table = pd.concat([table_of(path, **x) for x in FAULTS.values()])
+    faults = find_faults(table, GRID_OF_RUN, 3, ())
+    with pytest.raises(ValueError, match="time: 1 of 21") as error:
+        usable(table, faults, ["place"])
+    assert str(error.value).count(" of 21, the first is") == 6
+    assert "place" not in str(error.value)
+
+
+def test_all_left_out(path):
+    table = table_of(path, variable="Z").iloc[2:]
+    faults = find_faults(table, GRID_OF_RUN, 3, ())
+    with pytest.raises(ValueError, match="none of 1 can be used"):
+        usable(table, faults, ["variable"])
+
+
+def test_windows_do_not_hold_their_end(path):
+    table = table_of(path, time=GRID_OF_RUN.times[-1] - np.timedelta64(1, "s"))
+    assert not find_faults(table, GRID_OF_RUN, 3, ()).reasons.any()
+
+
+def test_variables_that_the_start_lacks(path):
+    """Diagnostic ones cannot be interpolated before the end of the first step."""
+    tp = OutputVariable("ERA5/diagnostic/2d/TP")
+    variables = {**GRID_OF_RUN.variables, "TP": tp}
+    grid = replace(GRID_OF_RUN, variables=variables, predicted=frozenset(["TP"]))
+    early = table_of(path, variable="TP")
+    assert find_faults(early, grid, 3, ()).reasons.tolist() == ["", "", "time"]
+    later = table_of(path, variable="TP", time=grid.times[1])
+    assert not find_faults(later, grid, 3, ()).reasons.any()
+
+
+def test_operators_see_what_is_not_on_the_grid(path):
+    table = table_of(path, variable="TB", level=80.0)
+    assert not find_faults(table, GRID_OF_RUN, 3, ["TB"]).reasons.any()
+
+
+def test_misuse(path, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none.csv does not exist"):
+        read_observations([str(tmp_path / "none.csv")])
+    path.write_text(TEXT.replace("error", "sigma"))
+    with pytest.raises(ValueError, match=r"obs.csv lacks error; it has time, lat"):
+        read_observations([str(path)])
+    xr.Dataset({"a": (("x", "y"), np.ones((1, 1)))}).to_netcdf(tmp_path / "two.nc")
+    with pytest.raises(ValueError, match="must have one dim, of observations, got x"):
+        read_observations([str(tmp_path / "two.nc")])

@@ -1,0 +1,242 @@
+"""The command `assimilate`, and the fit of its covariance by `preprocess`."""
+
+import shutil
+from contextlib import chdir
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.assimilation.cycling import Cycling
+from credit_jax.cli import preprocess
+from credit_jax.cli.assimilate import main
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.score import main as score
+from tests.assimilation.conftest import (
+    compiled_once,
+    folder,
+    forecaster,
+    initial,
+    run,
+    tiny_model,
+    world,
+)
+from tests.forecast.tiny_run import forecast
+from tests.support import assert_close
+
+__all__ = [
+    "compiled_once",
+    "folder",
+    "forecaster",
+    "initial",
+    "run",
+    "tiny_model",
+    "world",
+]
+START, WINDOWS = pd.Timestamp("2000-01-01"), 2
+MESHES = {
+    "domain2": ("--parallelism", "data=none,domain=2", "--devices", "2"),
+    "dp2xdomain2": ("--parallelism", "data=ddp,domain=2", "--devices", "4"),
+}
+
+
+@pytest.fixture(scope="module")
+def config(run, initial, tmp_path_factory):
+    """A config with a fitted covariance and observations of two windows of 12 hours."""
+    out = tmp_path_factory.mktemp("assimilate")
+    assert forecast(str(run), out / "forecasts") == OK
+    rng, count = np.random.default_rng(0), 80
+    names = rng.choice(["T", "U", "SP"], count)
+    points = xr.Dataset(
+        {
+            "latitude": ("obs", rng.uniform(-75, 75, count)),
+            "longitude": ("obs", rng.uniform(0, 324, count)),
+            "level": ("obs", rng.uniform(1, 4.6, count)),
+        }
+    )
+    near = initial.isel(time=0).interp(points).to_dataframe()
+    sizes = pd.Series(names).map({"T": 5.0, "U": 2.0, "SP": 500.0}).to_numpy()
+    table = pd.DataFrame(
+        {
+            "time": START + pd.to_timedelta(rng.uniform(0, 24, count), "h"),
+            **{name: points[name] for name in points},
+            "variable": names,
+            "value": [near[name].iloc[k] for k, name in enumerate(names)],
+            "error": sizes,
+        }
+    )
+    table.loc[0, "error"] = 0.0
+    table.to_csv(out / "obs.csv", index=False)
+    raw = yaml.safe_load(run.read_text())
+    raw["assimilation"] = {
+        "observations": ["obs.csv"],
+        "background": {
+            "file": "background.nc",
+            "forecasts": "forecasts",
+            "leads": ["6h", "18h"],
+            "truncation": 2,
+        },
+        "start": str(START),
+        "window": "12h",
+        "cycles": WINDOWS,
+        "inner_iterations": 3,
+        "leave_out": ["error"],
+    }
+    path = out / "model.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    with chdir(out):
+        assert preprocess.main(["--config", str(path)]) == OK
+    return path
+
+
+def call(config, out, *options):
+    with chdir(config.parent):
+        return main(
+            ["--config", str(config), "--out", str(out), "--cache", "none", *options]
+        )
+
+
+@pytest.fixture(scope="module")
+def analyses(config, tmp_path_factory):
+    """The folder of both windows."""
+    out = tmp_path_factory.mktemp("analyses") / "out"
+    assert call(config, out) == OK
+    return out
+
+
+def contents(folder):
+    """Path -> variables of all NetCDF files, and the text of the others."""
+    return {
+        str(path.relative_to(folder)): xr.load_dataset(path)
+        for path in sorted(folder.rglob("*.nc"))
+    }
+
+
+def test_the_files(analyses, config, run, initial, tmp_path):
+    """Analyses and forecasts in the layout of forecasts, innovations, statistics."""
+    files = contents(analyses)
+    start = "20000101_0000Z"
+    analysis = files[f"analyses/{start}/2000-01-01_T0000Z.nc"]
+    assert set(analysis.data_vars) == {"T", "U", "SP"}
+    increment = analysis["T"].isel(time=0) - initial["T"].isel(time=0)
+    assert float(abs(increment).max()) > 0.1
+    assert f"forecasts/{start}/2000-01-01_T1200Z.nc" in files
+    assert "analyses/20000101_1200Z/2000-01-01_T1200Z.nc" in files
+    innovations = [
+        files[f"innovations/{name}.nc"] for name in (start, "20000101_1200Z")
+    ]
+    assert sum(len(x["observation"]) for x in innovations) == 79, "one is left out"
+    table = pd.read_csv(analyses / "statistics.csv")
+    assert len(table) == 6
+    for dataset in innovations:
+        assert dataset.attrs["analysis_cost"] < dataset.attrs["background_cost"]
+        cost = dataset["cost"].values
+        assert (np.diff(cost[dataset["outer"] == 1]) < 0).all()
+        rows = table[table["window"] == dataset.attrs["window"]].set_index("variable")
+        part = dataset.isel(observation=dataset["variable"].values == "T")
+        rms = np.sqrt(np.square(part["value"] - part["background"]).mean())
+        assert rows.loc["T", "background_rms"] == pytest.approx(float(rms))
+        expected = np.square(part["error"]) + part["background_variance"]
+        spread = float(rms / np.sqrt(expected.mean()))
+        assert rows.loc["T", "spread"] == pytest.approx(spread)
+    # Sums of squares of departures and increments.
+    first = innovations[0]
+    departures = (first["value"] - first["background"]) / first["error"]
+    cost = float(np.square(departures).sum()) / 2
+    assert first.attrs["background_cost"] == pytest.approx(cost, rel=1e-5)
+    chi = 2 * first.attrs["analysis_cost"] / len(first["observation"])
+    assert first.attrs["chi_squared"] == pytest.approx(chi)
+
+
+def test_the_next_background_is_the_forecast_of_the_analysis(analyses, run, config):
+    """Where it is observed, at points of the grid, it is in the file before."""
+    files = contents(analyses)
+    end = files["forecasts/20000101_0000Z/2000-01-01_T1200Z.nc"]
+    analysis = files["analyses/20000101_1200Z/2000-01-01_T1200Z.nc"]
+    for name in ("T", "U", "SP"):
+        assert not np.array_equal(analysis[name], end[name]), name
+    # Smooth increments: of the largest scales alone.
+    increment = (analysis["T"] - end["T"]).isel(time=0, level=0).values
+    waves = abs(np.fft.rfft(increment, axis=-1)).max(0)
+    assert waves[3:].max() < 1e-4 * waves[:3].max()
+
+
+def test_forecasts_can_be_scored(analyses, world, tmp_path):
+    options = ["--forecast", str(analyses / "forecasts"), "--out", str(tmp_path / "s")]
+    truth = ["--truth", str(world / "w_2000.nc"), "--climatology", "none"]
+    assert score([*options, *truth]) == OK
+
+
+def test_a_killed_run_is_resumed_bitwise(config, analyses, tmp_path, monkeypatch):
+    out, write = tmp_path / "out", Cycling._write
+
+    def killed(self, number, *arguments):
+        if number == 1:
+            raise KeyboardInterrupt
+        write(self, number, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cycling, "_write", killed)
+        assert call(config, out) != OK
+    assert not (out / "analyses/20000101_1200Z").exists()
+    assert call(config, out) == USER_ERROR, "without --resume"
+    assert call(config, out, "--resume") == OK
+    expected, actual = contents(analyses), contents(out)
+    assert [*expected] == [*actual]
+    for name, dataset in expected.items():
+        xr.testing.assert_identical(actual[name], dataset)
+    texts = [(x / "statistics.csv").read_text() for x in (analyses, out)]
+    assert texts[0] == texts[1]
+
+
+def test_windows_are_added(config, analyses, tmp_path):
+    out, options = tmp_path / "out", ["--set", "assimilation.leave_out=[error, time]"]
+    assert call(config, out, *options, "--set", "assimilation.cycles=1") == OK
+    assert call(config, out, *options, "--resume") == OK
+    for name, dataset in contents(analyses).items():
+        xr.testing.assert_identical(contents(out)[name], dataset)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_meshes_make_the_same_analyses(config, analyses, tmp_path, mesh):
+    assert call(config, tmp_path / "out", *MESHES[mesh]) == OK
+    actual = contents(tmp_path / "out")
+    for path, dataset in contents(analyses).items():
+        if "innovations" not in path:
+            for name in dataset.data_vars:
+                assert_close(actual[path][name], dataset[name], 1e-5, f"{path} {name}")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("assimilation.window=9h", "9h is no multiple of the time step, 6h"),
+        ("assimilation.leave_out=[]", "error: 1 of 80, the first is row 1 of obs.csv"),
+        ("assimilation.background.file=b.nc", "b.nc does not exist; credit-jax prep"),
+        ("assimilation.start=never", "assimilation.start"),
+        ("assimilation.operators={T: mine}", "the operator 'mine' is not available"),
+        ("assimilation.inner_iterations=4", "inner_iterations (3 there, 4 here)"),
+        ("assimilation=null", "has no assimilation section"),
+    ],
+)
+def test_misuse(config, analyses, capsys, change, text):
+    assert call(config, analyses, "--resume", "--set", change) == USER_ERROR
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_fit_keeps_what_is_there(config, tmp_path, capsys):
+    copy = shutil.copytree(config.parent, tmp_path / "copy")
+    arguments = ["--config", str(copy / "model.yml")]
+    with chdir(copy):
+        before = (copy / "background.nc").read_bytes()
+        assert preprocess.main(arguments) == OK
+        assert "background.nc is there and kept" in capsys.readouterr().out
+        assert preprocess.main([*arguments, "--overwrite"]) == OK
+        assert "Fitted to 4 differences, to degree 2" in capsys.readouterr().out
+        assert len([*copy.glob("background*.nc")]) == 2
+        changes = ["--overwrite", "--set", "assimilation.background.leads=[6h, 24h]"]
+        assert preprocess.main([*arguments, *changes]) == USER_ERROR
+        assert "have no lead time 24h" in capsys.readouterr().err
+    assert before
