@@ -14,6 +14,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.base import parse
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.transforms import PreblocksConfig
@@ -256,6 +257,7 @@ def open_truth(
         raw = read_yaml(path)
         if not isinstance(raw.get("data"), Mapping):
             raise ValueError(f"--truth: {path} has no data section")
+        register_objects(raw, source=path)
         data = parse(InferenceDataConfig, raw["data"], "data", source=path)
         preblocks = parse(
             PreblocksConfig, raw.get("preblocks") or {}, "preblocks", source=path

@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import yaml
 
 from credit_jax.data.dataset import open_dataset
 from credit_jax.data.forecast_data import open_forecast_data
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.references import open_truth
 from tests.data.world import parsed, raw_config
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 START = np.datetime64("2000-01-05", "ns")
 
@@ -49,3 +53,23 @@ def test_one_rule_for_calendars(world, opened):
         ValueError, match=r"ERA5: has the calendar noleap.* fewer dates"
     ):
         opened(data)
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_a_truth_from_a_source_of_ones_own(world, tmp_path):
+    """The file of the truth names it, as a config does."""
+    (tmp_path / "mine.py").write_text(
+        "from credit_jax.config.sources.local import LocalConfig\n"
+        "from credit_jax.data.sources.local import open_local\n"
+        "from credit_jax.data.sources.registry import SourceEntry\n"
+        "mine = SourceEntry(LocalConfig, open_local)\n"
+    )
+    raw = raw_config(world, data__source__ERA5__dataset_type="mine")
+    entry = {"object_type": "dataset", "module_path": str(tmp_path / "mine.py")}
+    path = tmp_path / "truth.yaml"
+    objects = {"mine": entry}
+    path.write_text(yaml.safe_dump({"custom_objects": objects, "data": raw["data"]}))
+    truth = open_truth(str(path), np.array([START]))
+    field = truth.read(START, {"SP": None})
+    expected = open_truth(NamedData(parsed(raw_config(world)).data), np.array([START]))
+    assert np.array_equal(field, expected.read(START, {"SP": None}))
