@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
+from credit_jax.training.base_weights import first_adapters
 from credit_jax.training.restore import RunStore, place_weights
 from credit_jax.training.rollout import evaluation_step
 from credit_jax.training.state import (
@@ -154,26 +156,23 @@ def measure(
     forecast = _forecast(subject, model, state, order) if FORECAST in parts else {}
     if TRAINING not in parts:
         return Measured(mesh, forecast, np.zeros(0), {}, first, initial, {}, {}, {})
-    train = make_train_step(
-        model,
-        optimizer,
-        subject.loss,
-        rollout=subject.rollout,
-        loss_optimizer=subject.loss_optimizer,
-        ema_decay=subject.ema_decay,
-    )
-    step = compile_program(train, model.mesh)
+    updates = [
+        (step, batch)
+        for stage in subject.stages or (subject,)
+        for step, batch in product([_step(stage, model, optimizer)], stage.batches)
+    ]
 
     def update(state: TrainState, index: int) -> tuple[TrainState, float]:
-        batch = jax.tree.map(lambda leaf: leaf[None], subject.batches[index])
+        step, arrays = updates[index]
+        batch = jax.tree.map(lambda leaf: leaf[None], arrays)
         batch = placed_batch(batch, model, subject, order, sample_dim=1)
         state, info = step(state, batch, jnp.float32(subject.learning_rate))
         return state, float(info["loss"][0])
 
     fresh, losses, gradients, saved = state, [], {}, {}
-    store = RunStore(CheckpointStore(folder), model.model_def.param_specs)
+    store = _run_store(CheckpointStore(folder), model)
     try:
-        for index in range(len(subject.batches)):
+        for index in range(len(updates)):
             state, loss = update(state, index)
             losses.append(loss)
             if index == 0:
@@ -187,8 +186,7 @@ def measure(
     if reference is not None:
         other = CheckpointStore(reference)
         try:
-            reader = RunStore(other, model.model_def.param_specs)
-            again = reader.restore_all(SAVED, fresh)
+            again = _run_store(other, model).restore_all(SAVED, fresh)
         finally:
             other.close()
         restored = _checkpointed(again)
@@ -208,6 +206,26 @@ def measure(
     )
 
 
+def _step(
+    stage: Subject, model: ParallelModel, optimizer: optax.GradientTransformation
+) -> Callable[..., Any]:
+    """The training step of a stage, compiled at its first call."""
+    train = make_train_step(
+        model,
+        optimizer,
+        stage.loss,
+        rollout=stage.rollout,
+        loss_optimizer=stage.loss_optimizer,
+        ema_decay=stage.ema_decay,
+    )
+    return compile_program(train, model.mesh)
+
+
+def _run_store(store: CheckpointStore, model: ParallelModel) -> RunStore:
+    model_def = model.model_def
+    return RunStore(store, model_def.param_specs, low_rank=model_def.low_rank)
+
+
 def _checkpointed(state: TrainState) -> Arrays:
     """The weights of a state, and its position in the training."""
     counts = {"micro-batches": state.micro_step, "updates": state.update_step}
@@ -219,7 +237,7 @@ def _write_run(
 ) -> None:
     """Writes weights with a fresh state of the subject's optimizer, as a run does."""
     state = _first_state(subject, model, subject.optimizer, weights)
-    store = RunStore(CheckpointStore(folder), model.model_def.param_specs)
+    store = _run_store(CheckpointStore(folder), model)
     try:
         store.save(0, state, Progress())
     finally:
@@ -230,7 +248,13 @@ def drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:
     """Parameters and model state as a mesh draws them, or reads them from a run."""
     if subject.weights is None:
         return model.init(jax.random.key(subject.seed))
-    return subject.weights.restore(model)
+    if model.model_def.low_rank is None:
+        return subject.weights.restore(model)
+    params, model_state = subject.weights.on_host(
+        replace(model.model_def, low_rank=None)
+    )
+    adapters = first_adapters(model.model_def, subject.seed)
+    return place_weights(model, {**params, **adapters}, model_state)
 
 
 def placed_weights(model: ParallelModel, start: Arrays) -> tuple[Any, Any]:

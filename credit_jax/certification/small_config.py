@@ -7,15 +7,18 @@ schedule and numbers of steps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from credit_jax.config.base import parse
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
+from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.models.registry import parse_model
+from credit_jax.models.registry import build, parse_model
+from credit_jax.plan.finetune import matching
 
 # Rows and columns; with padding they divide by all strides and windows.
 GRID = (24, 56)
@@ -253,8 +256,51 @@ def certified_mapping(
     """
     config = make_small(mapping, folder)
     config.pop("demo", None)
+    trainer = mapping["trainer"]
     config["trainer"]["fsdp"] = {"min_shard_size": MIN_SHARD_SIZE}
+    config["trainer"]["finetune"] = _small_finetune(trainer, config["model"])
+    if stages := trainer.get("curriculum"):
+        config["trainer"]["curriculum"] = stages
+        _lengthen(config["data"], stages)
     return for_any_mesh(config, num_samples=num_samples, num_updates=num_updates)
+
+
+def _small_finetune(
+    trainer: Mapping[str, Any], model: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """What is frozen and has adapters, of the parameters that a small model has."""
+    section = trainer.get("finetune")
+    if not section:
+        return None
+    finetune, model_def = (
+        parse(FinetuneConfig, section, "trainer.finetune"),
+        build(model),
+    )
+    small: dict[str, Any] = {"from": finetune.base}
+    for key in ("freeze", "train"):
+        small[key] = matching(getattr(finetune, key), model_def)
+    if finetune.lora is not None:
+        targets = matching(finetune.lora.targets, model_def)
+        small["lora"] = finetune.lora.model_dump() | {"targets": targets}
+    return small
+
+
+def _lengthen(data: dict[str, Any], stages: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the times that the longest forecast of a stage needs."""
+    steps = max(stage.get("forecast_len") or 1 for stage in stages)
+    more = max(0, steps - data.get("forecast_len", 1))
+    end: Any = pd.Timestamp(data["end_datetime"])
+    step: Any = pd.Timedelta(data["timestep"])
+    data["end_datetime"] = str(end + more * step)
+
+
+def _short_stages(stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Stages of one update each, with the batches of a certificate."""
+    sizes = ("until", "train_batch_size", "grad_accum_every", "batches_per_epoch")
+    short = [{k: v for k, v in stage.items() if k not in sizes} for stage in stages]
+    for number, stage in enumerate(short[:-1], 1):
+        stage["until"] = number
+    return short
 
 
 def for_any_mesh(
@@ -277,4 +323,6 @@ def for_any_mesh(
         "num_devices": None,
         "parallelism": {"data": "ddp" if members_are_ranks else "none"},
     }
+    if stages := trainer.get("curriculum"):
+        trainer["curriculum"] = _short_stages(stages)
     return {**mapping, "trainer": trainer}

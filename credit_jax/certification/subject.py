@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,12 +12,14 @@ import numpy as np
 import optax
 
 from credit_jax.config import Config
-from credit_jax.data import Batch
+from credit_jax.data import Batch, Loader
 from credit_jax.losses import Loss
 from credit_jax.models.model_def import ModelDef
 from credit_jax.named_fields import FieldContext
+from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import RunPlan, plan_run
+from credit_jax.plan.curriculum import StagePlan
 from credit_jax.plan.run import model_options
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import (
@@ -58,6 +60,8 @@ class Subject:
         shared: whether every data-parallel rank has all samples.
         seed: seed of the weights, of dropout and of noise.
         weights: those of a run, before the first update; None for random ones.
+        stages: the subjects of the stages of a curriculum, whose batches and losses are
+            trained on one after the other; () for a run without stages.
     """
 
     model_def: ModelDef
@@ -76,6 +80,7 @@ class Subject:
     shared: bool = False
     seed: int = 0
     weights: RunWeights | None = None
+    stages: tuple[Subject, ...] = ()
 
     @property
     def num_samples(self) -> int:
@@ -147,17 +152,22 @@ def subject_of_config(
         ConfigError: the run has problems.
     """
     num_ranks = ranks_of(config)
-    plan = plan_run(config, num_devices=num_ranks or 1)
+    plan = plan_run(config, num_devices=num_ranks or 1, begins=False)
     plan.check()
     objective, trainer = plan.objective, config.trainer
     assert objective is not None, "a plan without problems has losses"
-    assert plan.model.model_def is not None, "and a model"
+    model_def = plan.model.model_def
+    assert model_def is not None, "and a model"
+    low_rank = model_def.low_rank
+    if weights is None and low_rank is not None:
+        low_rank = replace(low_rank, up_init=torch_uniform(low_rank.rank))
+        model_def = replace(model_def, low_rank=low_rank)
     train = _batches(plan, "train", NUM_UPDATES)
     split = "valid" if "valid" in plan.loaders else "train"
-    has_process = plan.model.model_def.process is not None
+    has_process = model_def.process is not None
     convert = _wide if x64 else dict
-    return Subject(
-        plan.model.model_def,
+    subject = Subject(
+        model_def,
         objective.loss,
         build_optimizer(trainer),
         tuple(convert(batch.arrays) for batch in train),
@@ -174,6 +184,25 @@ def subject_of_config(
         seed=config.seed,
         weights=weights,
     )
+    stages = [
+        _stage(subject, stage, len(plan.stages), convert) for stage in plan.stages
+    ]
+    return replace(subject, stages=tuple(stages))
+
+
+def _stage(
+    subject: Subject, stage: StagePlan, count: int, convert: Callable[..., Any]
+) -> Subject:
+    """The subject of one of `count` stages, together of at least `NUM_UPDATES`."""
+    assert stage.objective is not None, "a plan without problems has losses"
+    assert stage.loader is not None, "and data"
+    batches = _first_batches(stage.loader, -(-NUM_UPDATES // count))
+    return replace(
+        subject,
+        loss=stage.objective.loss,
+        rollout=stage.objective.rollout,
+        batches=tuple(convert(batch.arrays) for batch in batches),
+    )
 
 
 def ranks_of(config: Config) -> int | None:
@@ -182,9 +211,12 @@ def ranks_of(config: Config) -> int | None:
 
 
 def _batches(plan: RunPlan, split: Any, count: int) -> list[Batch]:
+    return _first_batches(plan.loaders[split], count)
+
+
+def _first_batches(loader: Loader, count: int) -> list[Batch]:
     """The first batches of a loader, with the samples of all ranks."""
-    loader = plan.loaders[split].for_ranks((0,), 1)
-    return [*itertools.islice(loader.epoch(0), count)]
+    return [*itertools.islice(loader.for_ranks((0,), 1).epoch(0), count)]
 
 
 def _precision(x64: bool) -> Precision:

@@ -158,7 +158,7 @@ def _prepared(args: argparse.Namespace, folder: Path) -> tuple[Path, Config]:
         build_config(mapping, source=args.config)
         whole = for_any_mesh(mapping, num_samples=NUM_SAMPLES, num_updates=NUM_UPDATES)
         config = build_config(whole, source=args.config)
-        plan_run(config, num_devices=ranks_of(config) or 1).check()
+        plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
         path.write_text(yaml.safe_dump(_plain(whole), sort_keys=False))
         return path, config
     small = _small(mapping, folder)
@@ -176,7 +176,7 @@ def _small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         config = build_config(small)
         write_files(config)
         fit_scalers(config)
-        plan_run(config, num_devices=ranks_of(config) or 1).check()
+        plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
     return small
 
 

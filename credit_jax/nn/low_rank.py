@@ -27,7 +27,7 @@ from jaxtyping import Array
 from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD
-from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.params.initializers import Initializer, torch_uniform
 from credit_jax.parallel.params.sharding import split_axes
 from credit_jax.parallel.params.spec import ZEROS, ParamSpec
 
@@ -45,11 +45,14 @@ class LowRank:
         rank: columns of A and rows of B.
         scale: factor of their product, alpha / rank.
         targets: paths of the matrices.
+        up_init: initial values of B; with others than 0 the first forecast is not that
+            of the matrices, but depends on the adapters.
     """
 
     rank: int
     scale: float
     targets: frozenset[str]
+    up_init: Initializer = ZEROS
 
     def param_specs(self, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
         """Specs of the adapters of the targets among these parameters, by path."""
@@ -66,6 +69,7 @@ class LowRank:
         into = math.prod(spec.shape[d] for d in spec.matrix_in)
         down, up = (_part(spec, dims, self.rank) for dims in _sides(spec))
         down = replace(down, init=torch_uniform(into))
+        up = replace(up, init=self.up_init)
         return dict(zip(self.adapters(path), (down, up), strict=True))
 
 

@@ -265,6 +265,17 @@ def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank
     return LowRank(lora.rank, lora.alpha / lora.rank, frozenset(targets))
 
 
+def matching(patterns: Sequence[str], model_def: ModelDef) -> list[str]:
+    """Returns the patterns that match a parameter of a model.
+
+    Args:
+        patterns: patterns of paths, or of CREDIT's keys.
+        model_def: the model.
+    """
+    names = [part for parts in _names(model_def).values() for part in parts]
+    return [p for p in patterns if any(_matches(part, [p]) for part in names)]
+
+
 def note_on_frozen(model_def: ModelDef) -> str:
     """Says how many parameters are trained, and which are frozen by the config."""
     frozen = sorted(model_def.frozen)

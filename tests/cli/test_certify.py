@@ -5,16 +5,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from credit_jax.certification.certify import Certificate, MeshVerdict
 from credit_jax.certification.page import page_of
+from credit_jax.certification.small_config import SAMPLES, certified_mapping
 from credit_jax.certification.verdict import FLOAT32, Check
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.cli.certify import _plain, _small, main
 from credit_jax.cli.commands import FAILED, OK, USER_ERROR
 from credit_jax.cli.train import main as train
+from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.registry import build
 from credit_jax.training.run_weights import open_weights
@@ -57,6 +60,62 @@ def test_a_page_and_its_json(config, tmp_path, capsys):
     page = out.read_text()
     assert "Passed: 2 meshes give what mesh 1 gives." in page
     assert facts["provenance"]["jax"] in page
+
+
+@pytest.mark.slow
+def test_adapters_and_stages(tmp_path):
+    """Without the base; the update after restoring is one of the second stage."""
+    mapping, config = (
+        yaml.safe_load((CONFIGS / "demo.yaml").read_text()),
+        tmp_path / "c",
+    )
+    lora = {"rank": 2, "alpha": 4, "targets": ["*attention/to_*", "*feed_forward*"]}
+    mapping["trainer"]["finetune"] = {"from": "nowhere", "lora": lora}
+    mapping["trainer"]["curriculum"] = [
+        {"until": 20000, "forecast_len": 1, "train_batch_size": 16},
+        {"until": 24000, "forecast_len": 2, "learning_rate": 1e-6},
+        {"forecast_len": 6, "backprop": "full"},
+    ]
+    config.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    out = tmp_path / "page.html"
+    options = ["--meshes", "fsdp2xdomain2", "--out", str(out), "--cache", "none"]
+    assert main(["--config", str(config), *options]) == OK
+    (verdict,) = json.loads(out.with_suffix(".json").read_text())["verdicts"]
+    errors = {check["quantity"]: check["error"] for check in verdict["checks"]}
+    assert {"change of the average", "loss after restoring"} <= errors.keys()
+
+
+@pytest.mark.parametrize(
+    ("finetune", "left"),
+    [
+        ({"freeze": ["stages/*", "layers.1.1.layers.1.*"]}, {"freeze": ["stages/*"]}),
+        ({"train": ["head/*"], "lora": 0}, {"train": ["head/*"]}),
+    ],
+)
+def test_what_a_small_model_has_is_frozen(tmp_path, finetune, left):
+    mapping = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    if "lora" in finetune:
+        lora = {"rank": 2, "alpha": 4.0, "targets": ["*feed_forward*", "stages/9/*"]}
+        finetune = finetune | {"lora": lora}
+        left = left | {"lora": lora | {"targets": ["*feed_forward*"]}}
+    mapping["trainer"]["finetune"] = {"from": "nowhere", **finetune}
+    mapping["trainer"]["curriculum"] = [
+        {"until": "5 epochs", "grad_accum_every": 2},
+        {"forecast_len": 4, "batches_per_epoch": 10},
+    ]
+    small = certified_mapping(mapping, tmp_path, num_samples=4, num_updates=3)
+    section = small["trainer"]["finetune"]
+    assert {key: value for key, value in section.items() if value} == {
+        "from": "nowhere",
+        **left,
+    }
+    assert small["trainer"]["curriculum"] == [{"until": 1}, {"forecast_len": 4}]
+    first, last = (
+        pd.Timestamp(small["data"][f"{k}_datetime"]) for k in ("start", "end")
+    )
+    windows = (last - first) // pd.Timedelta("24h") + 1 - 4
+    assert windows == SAMPLES
+    build_config(small)
 
 
 @pytest.fixture(scope="module")
