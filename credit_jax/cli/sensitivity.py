@@ -138,12 +138,12 @@ def run(args: argparse.Namespace) -> int:
         )
         dataset = dataset_of(vectors, outputs, (start, end))
         values = ", ".join(f"{value:.4g}" for value in vectors.values)
-        text = f"singular values of {args.lead} after {start}: {values}"
+        text = f"singular values of {args.lead} after {_date(start)}: {values}"
         figure = None
     else:
         result = sensitivity(forecast, target, outputs, times)
         dataset = result.gradient
-        text = f"{target.text}, {args.lead} after {start}: {result.value:.6g}"
+        text = f"{target.text}, {args.lead} after {_date(start)}: {result.value:.6g}"
         name = target.place(outputs)[2]
         figure = None if args.map is None else map_of(result, name, args.lead)
     if jax.process_index() == 0:
@@ -155,6 +155,11 @@ def run(args: argparse.Namespace) -> int:
             save_figure(figure, args.map)
             print_line(f"written: {args.map}")
     return OK
+
+
+def _date(start: np.datetime64) -> str:
+    """A start date, to the minute."""
+    return str(start)[:16]
 
 
 def _factors(norm: str, outputs: Outputs, state: State) -> dict[str, float]:

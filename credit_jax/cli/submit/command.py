@@ -22,7 +22,7 @@ from credit_jax.cli.options import add_config_options
 from credit_jax.cli.submit.queue import submission, submit_chain
 from credit_jax.cli.submit.script import Job, script_text, stop_after
 from credit_jax.cli.submit.section import Scheduler, job_section
-from credit_jax.config.load import load_config
+from credit_jax.config.load import apply_overrides, load_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file
 
@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace) -> Job:
     overrides = {k: v for k in _KEYS if (v := getattr(args, k)) is not None}
-    section = job_section(read_yaml(args.config), args.cluster, overrides)
+    mapping = apply_overrides(read_yaml(args.config), args.set)
+    section = job_section(mapping, args.cluster, overrides)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the run prints them
         config = load_config(args.config, args.set)

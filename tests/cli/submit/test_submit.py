@@ -135,6 +135,16 @@ def test_one_node_needs_no_launcher(submit: Any) -> None:
     assert "    --resume \\" in text
 
 
+def test_settings_of_the_section(submit: Any) -> None:
+    """`--set` holds for the script, as for the run."""
+    options = ("--set", "slurm.nodes=3", "--set", "slurm.walltime=01:30:00")
+    section = {"slurm": yaml.safe_load(SLURM)}
+    code, text, _ = submit(section, "--cluster", "slurm", "--dry-run", *options)
+    assert code == OK
+    assert "#SBATCH --nodes=3\n" in text
+    assert "#SBATCH --time=01:30:00\n" in text
+
+
 def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
     """Whatever a shell would make of them."""
     strange = 'it\'s $HOME; $(touch touched) `touch touched` "a" *'
