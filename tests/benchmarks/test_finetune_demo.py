@@ -1,0 +1,71 @@
+"""The demo of fine-tuning: what it trains, what it reads of its runs, when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from benchmarks import finetune_demo
+from benchmarks.finetune_demo import BASE, SCRATCH, TUNED
+from credit_jax.config import Config, load_config
+
+
+def _write(folder: Path, losses: list[float], rmse: float) -> None:
+    """Writes the results of a run: its log, steps, and scores of two levels."""
+    (folder / "scores").mkdir(parents=True)
+    pd.DataFrame({"valid_loss": losses}).to_csv(folder / "training_log.csv")
+    steps = [{"event": "start", "step": 0}]
+    steps += [{"step": n, "step_seconds": 0.5} for n in (1, 2 * len(losses))]
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    (folder / "training_steps.jsonl").write_text(lines)
+    systems = {"forecast": rmse, "persistence": 2.0}
+    rows = [
+        ("rmse", system, f"T{level}", "T", "global", hours, value * level * hours / 24)
+        for system, value in systems.items()
+        for level in (1, 7)
+        for hours in (24, 48)
+    ]
+    names = ["metric", "system", "channel", "variable", "region", "lead_hours", "value"]
+    scores = pd.DataFrame(rows, columns=names)
+    scores.to_csv(folder / "scores" / "scores.csv", index=False)
+
+
+@pytest.mark.parametrize(("rmse", "status"), [(0.9, 0), (1.1, 1)])
+def test_the_better_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rmse: float, status: int
+) -> None:
+    configs: dict[str, Config] = {}
+
+    def train(config: Path, settings: Mapping[str, Any], folder: Path) -> None:
+        sets = [f"{key}={value}" for key, value in settings.items()]
+        configs[folder.name] = load_config(config, sets)
+        tuned = folder.name == TUNED
+        _write(folder, [0.5, 0.4] if tuned else [0.6, 0.45, 0.7], rmse if tuned else 1)
+
+    monkeypatch.setattr(finetune_demo, "_train", train)
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    options = ["--folder", str(runs), "--out", str(out)]
+    assert finetune_demo.main(options) == status
+    assert [*configs] == [BASE, TUNED, SCRATCH]
+    lengths = {
+        name: (
+            config.trainer.epochs,
+            config.trainer.scheduler.model_dump()["total_steps"],
+        )
+        for name, config in configs.items()
+    }
+    assert lengths == {BASE: (10, 620), TUNED: (6, 84), SCRATCH: (60, 840)}
+    assert configs[SCRATCH].trainer.finetune is None
+    text = (out / "finetune_demo.md").read_text()
+    assert f"| T | 10 | {5 * rmse:.3g} | 5 |" in text
+    assert "fine-tuned 0.4000 and 0.4000; from scratch 0.4500 and 0.7000" in text
+    assert f"is {'' if not status else 'not '}better" in text
+    assert (out / "finetune_demo.png").stat().st_size > 5000
+    configs.clear()
+    assert finetune_demo.main(options) == status
+    assert not configs, "runs that have scores are not repeated"
