@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from credit_jax.visualization.windows import Window, window_of
 
 # Of fields of one sign, of fields of both, and of errors.
 SEQUENTIAL, SIGNED, DIVERGING = "viridis", "PuOr_r", "RdBu_r"
+_LETTERS_PER_INCH = 12  # of titles
 # Units of velocities, of which fields with both signs have a direction.
 _VELOCITIES = ("m s-1", "m/s", "m s**-1", "m s^-1", "Pa s-1", "Pa/s", "Pa s**-1")
 # Smallest ratio of the values of the rarer sign to the others in other signed fields.
@@ -193,7 +195,7 @@ class MapFigure:
             ]
             # Room between the title of the figure and those of the maps.
             self.figure.get_layout_engine().set(h_pad=0.12)
-            self.figure.suptitle(title)
+            self._set_title(title)
 
     def update(self, maps: Sequence[Map], title: str) -> None:
         """Shows other fields and another title."""
@@ -201,7 +203,12 @@ class MapFigure:
             image.set_array(np.ma.masked_invalid(self._arranged(panel.field)[2]))
             image.axes.set_title(panel.title)
         with style():
-            self.figure.suptitle(title)
+            self._set_title(title)
+
+    def _set_title(self, title: str) -> None:
+        """Sets the title in lines that are no longer than the figure is wide."""
+        length = int(_LETTERS_PER_INCH * self.figure.get_figwidth())
+        self.figure.suptitle(textwrap.fill(title, length))
 
     def _width(self) -> float:
         return self._window.east - self._window.west

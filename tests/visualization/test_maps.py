@@ -145,6 +145,18 @@ def test_bars_have_arrows_where_colors_are_clipped():
     assert figure.figure.axes[0].collections[0].colorbar.extend == "max"
 
 
+def test_a_long_title_is_within_the_figure():
+    title = "ensemble mean of specific humidity at 1000 hPa, 10 d from 2000-12-30 00:00"
+    title += ", valid 2001-01-09 00:00, of the training period"
+    figure = MapFigure([Map("m", FIELD, Colors(0, 1))], GRID, title=title).figure
+    figure.draw_without_rendering()
+    place = figure._suptitle.get_window_extent()
+    assert place.x0 > 0
+    assert place.x1 < figure.bbox.x1
+    assert place.y1 <= figure.bbox.y1
+    assert place.y0 > max(axis.title.get_window_extent().y1 for axis in figure.axes)
+
+
 def test_the_title_is_clear_of_the_maps():
     maps = [Map(name, FIELD, Colors(0, 1)) for name in ("truth", "forecast", "error")]
     figure = MapFigure(maps, GRID, title="T at 500 hPa", units="K").figure
