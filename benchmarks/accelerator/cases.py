@@ -13,10 +13,9 @@ round no float32 factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any, Literal
 
 import jax
@@ -25,9 +24,8 @@ import numpy as np
 from jaxtyping import Array
 
 from credit_jax import ops
-from credit_jax.kernels.gpu import dense, many, norm, project, window_attention
+from credit_jax.kernels.gpu import conv, dense, norm, project, window_attention
 from credit_jax.ops import dense as plain_dense
-from credit_jax.ops import packed
 from credit_jax.ops.affine import add_bias
 from credit_jax.parallel.domain.windows import Kind, merge, partition, window_grid
 from credit_jax.parallel.rows.layout import Field, block_layout
@@ -60,19 +58,17 @@ _STAGES: dict[Size, tuple[_Stage, ...]] = {
 _HEAD = 32
 
 
-def _matrices_of(channels: int, blocks: int) -> tuple[tuple[int, int, int], ...]:
-    """Those of the two attentions and feed-forwards of equal blocks."""
-    c, narrow = channels, channels // 4
-    shapes = ((c, 3 * c), (c, c), (c, 4 * c), (4 * c, c))
-    shapes += ((2, narrow), (narrow, narrow), (narrow, narrow), (narrow, 1))
-    return tuple((blocks, *shape) for shape in shapes for _ in range(2))
-
-
-# (count, inputs, outputs) of matrices with spectral norm: those of two stages, which
-# are one family.
-_MATRICES: dict[Size, tuple[tuple[int, int, int], ...]] = {
-    "025deg": (*_matrices_of(128, 2), *_matrices_of(256, 2)),
-    "small": ((2, 40, 96), (1, 130, 5), (1, 1, 5000)),
+# Rows, columns, input and output channels, kernel and stride of convolutions with few
+# or odd channels.
+_CONVS: dict[Size, tuple[tuple[int, ...], ...]] = {
+    "025deg": (
+        (800, 1440, 74, 16, 32, 2),
+        (800, 1440, 74, 16, 16, 2),
+        (800, 1440, 74, 32, 8, 2),
+        (800, 1440, 74, 64, 4, 2),
+        (800, 1440, 71, 71, 3, 1),
+    ),
+    "small": ((20, 24, 10, 6, 8, 2), (12, 14, 7, 5, 3, 1)),
 }
 
 
@@ -140,7 +136,7 @@ def cases(size: Size) -> list[Case]:
             for sizes that an interpreter computes in a second.
     """
     of_stages = [case for stage in _STAGES[size] for case in _of_stage(stage)]
-    return [*of_stages, *_of_matrices(_MATRICES[size])]
+    return [*of_stages, *(_conv(*shape) for shape in _CONVS[size])]
 
 
 def _cotangent(value: Array) -> Array:
@@ -190,6 +186,26 @@ def _of_stage(stage: _Stage) -> list[Case]:
             )
         )
     return cases
+
+
+def _conv(
+    rows: int, columns: int, channels: int, out: int, taps: int, stride: int
+) -> Case:
+    padding = ((taps - stride) // 2, -((stride - taps) // 2))
+    options = {"stride": (stride,) * 2, "padding": (padding,) * 2}
+    return Case(
+        f"conv2d {taps} x {taps}, {rows} x {columns} x {channels} to {out}",
+        "conv2d",
+        partial(_gpu_conv, **options),
+        partial(ops.conv2d, **options),
+        ((1, rows, columns, channels), (taps, taps, channels, out)),
+        (1.0, 1.0 / (taps * channels**0.5)),
+    )
+
+
+def _gpu_conv(x: Array, kernel: Array, *, interpret: bool, **options: Any) -> Array:
+    del interpret  # Its convolutions are XLA's, on any device.
+    return conv.conv2d(x, kernel, **options)
 
 
 def _attention(stage: _Stage, kind: Kind, window: int) -> Case:
@@ -243,68 +259,3 @@ def _dense(x: Array, kernel: Array, *, interpret: bool = False) -> Array:
 
 def _plain_layer_norm(x: Array, scale: Array, bias: Array) -> tuple[Array, Array]:
     return ops.layer_norm(x, scale, bias), x
-
-
-def _of_matrices(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
-    """Operations of many matrices at once, which are in float32 in the models."""
-    us, vs = (tuple((shape[0], shape[d]) for shape in shapes) for d in (2, 1))
-    packed_u, packed_v = ((sum(map(prod, rows)),) for rows in (us, vs))
-    numbers = (sum(count for count, _ in us),)
-    # Biases and scales of two blocks, which are slices of stacks.
-    stacks = tuple((2, outputs) for _, _, outputs in shapes)
-
-    def case(
-        name: str,
-        operation: str,
-        function: Callable[..., Any],
-        definition: Callable[..., Any],
-        *arrays: tuple[int, ...],
-    ) -> Case:
-        scales = (1.0,) * len(arrays)
-        return Case(name, operation, function, definition, arrays, scales, ("float32",))
-
-    return [
-        *(
-            case(
-                f"packed_products, {side}",
-                "packed_products",
-                partial(_products, side=side),
-                partial(_plain_products, side=side),
-                *(*shapes, vectors),
-            )
-            for side, vectors in (("u", packed_u), ("v", packed_v))
-        ),
-        case(
-            "packed_dots",
-            "packed_dots",
-            partial(many.dots, rows=us),
-            partial(packed.dots, rows=us),
-            *(packed_u, packed_u),
-        ),
-        case("packed_scale", "packed_scale", _scale, _plain_scale, *shapes, numbers),
-        case("unstack", "unstack", _unstack, _plain_unstack, *stacks),
-    ]
-
-
-def _products(*arrays: Array, side: packed.Side, interpret: bool) -> Array:
-    return many.products(arrays[:-1], arrays[-1], side, interpret=interpret)
-
-
-def _plain_products(*arrays: Array, side: packed.Side) -> Array:
-    return packed.products(arrays[:-1], arrays[-1], side)
-
-
-def _scale(*arrays: Array, interpret: bool) -> list[Array]:
-    return many.scale(arrays[:-1], arrays[-1], interpret=interpret)
-
-
-def _plain_scale(*arrays: Array) -> list[Array]:
-    return packed.scale(arrays[:-1], arrays[-1])
-
-
-def _unstack(*arrays: Array, interpret: bool) -> list[list[Array]]:
-    return many.unstack(arrays, interpret=interpret)
-
-
-def _plain_unstack(*arrays: Array) -> list[list[Array]]:
-    return packed.unstack(arrays)

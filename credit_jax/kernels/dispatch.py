@@ -37,13 +37,11 @@ from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
 from credit_jax.kernels.gpu import conv as gpu_conv
 from credit_jax.kernels.gpu import dense as gpu_dense
-from credit_jax.kernels.gpu import many as gpu_many
 from credit_jax.kernels.gpu import norm as gpu_norm
 from credit_jax.kernels.gpu import project as gpu_project
 from credit_jax.kernels.gpu import window_attention as gpu_window_attention
 from credit_jax.kernels.gpu.call import is_available
 from credit_jax.ops import dense as xla_dense
-from credit_jax.ops import packed as xla_packed
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.window_grid import WindowGrid
 
@@ -125,11 +123,6 @@ def kernel_notes(devices: Iterable[Any]) -> list[str]:
         "GPUs: all operations have their plain definitions, with the same results but "
         "slower; docs/gpu_kernels.md says what to do"
     ]
-
-
-def fuses_layers() -> bool:
-    """Whether one kernel takes many small arrays: with "gpu"."""
-    return implementation() == "gpu"
 
 
 def fuses(x: Array) -> bool:
@@ -227,16 +220,6 @@ def _is_worth_a_norm(x: Array) -> bool:
     return many or (_interprets() and rows >= _FEW_ROWS)
 
 
-def _interpreted(function: Callable[..., R]) -> Callable[..., R]:
-    """Returns a function of "gpu" with its argument `interpret` for these devices."""
-
-    @wraps(function)
-    def chosen(*args: Any) -> R:
-        return function(*args, interpret=_interprets())
-
-    return chosen
-
-
 def _interprets() -> bool:
     return _mesh_platform() != "gpu"
 
@@ -249,8 +232,3 @@ dense = _either(xla_dense.dense, cpu_dense.dense, _gpu_dense)
 layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm, _gpu_layer_norm)
 attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_logits)
 attend = _either(ops.attend, cpu_window_attention.attend)
-packed_products = _either(xla_packed.products, gpu=_interpreted(gpu_many.products))
-packed_dots = _either(xla_packed.dots, gpu=_interpreted(gpu_many.dots))
-packed_spread = _either(xla_packed.spread, gpu=gpu_many.spread)
-packed_scale = _either(xla_packed.scale, gpu=_interpreted(gpu_many.scale))
-unstack = _either(xla_packed.unstack, gpu=_interpreted(gpu_many.unstack))

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from credit_jax.kernels import implementation, unstack
+from credit_jax.kernels import implementation
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.parameters import Parameter, param_spec_of
+from credit_jax.ops.packed import unstack
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.fsdp import gather
@@ -401,7 +402,7 @@ class _Part:
     def one_by_one(
         self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
     ) -> tuple[Any, Any]:
-        """`scan` without a loop; small arrays are sliced together (`unstack`)."""
+        """`scan` without a loop."""
         # `jit` traces a function once, however many blocks call it.
         traced_once = [jax.jit(run) for run in runs]
         stats = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -17,9 +17,6 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 # Matrices with more elements are processed one by one, which avoids copies.
 LARGE = 2**16
-# Values of the matrices of a family, if its size is limited.
-MOST_VALUES = 2**25
-
 # Shapes of the vectors u and v of matrices, by path and side.
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -128,43 +125,28 @@ class MatrixFamily:
 
 
 def matrix_families(
-    groups: Iterable[MatrixGroup], sizes: Mapping[str, int] | None = None
+    param_specs: Mapping[str, ParamSpec], specs: Mapping[str, PartitionSpec] | None
 ) -> list[MatrixFamily]:
-    """Returns families of groups that are sharded over the same mesh axes.
+    """Returns families of groups of matrices that are sharded over the same mesh axes.
 
     Args:
-        groups: those of one part of the model after each other.
-        sizes: number of values of every parameter, by path; if given, families of more
-            than `MOST_VALUES` are split. The gradients of a family are known when those
-            of all of its matrices are: of several, sums over devices run beside the
-            backward pass.
+        param_specs, specs: as for `group_matrices`.
     """
-    families: list[list[MatrixGroup]] = []
-    latest: dict[tuple, tuple[list[MatrixGroup], int]] = {}
-    for group in groups:
-        axes = group.axes_in, group.axes_out
-        size = sum(sizes[path] for path in group.paths) if sizes else 0
-        family, total = latest.get(axes, ([], 0))
-        if family and total + size > MOST_VALUES:
-            family, total = [], 0
-        if not family:
-            families.append(family)
-        family.append(group)
-        latest[axes] = family, total + size
-    return [MatrixFamily(tuple(alike)) for alike in families]
+    families: dict[tuple, list[MatrixGroup]] = {}
+    for group in group_matrices(param_specs, specs):
+        families.setdefault((group.axes_in, group.axes_out), []).append(group)
+    return [MatrixFamily(tuple(alike)) for alike in families.values()]
 
 
 def group_matrices(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
-    large: int = LARGE,
 ) -> list[MatrixGroup]:
     """Groups matrices by shape and sharding.
 
     Args:
         param_specs: specs of the parameters, by path.
         specs: PartitionSpec of each parameter; None on one device.
-        large: matrices with more elements stay alone.
     """
     paths_by_key: dict[tuple, list[str]] = {}
     for path, param_spec in param_specs.items():
@@ -174,7 +156,7 @@ def group_matrices(
         shape = param_spec.shape
         rows = math.prod(shape[d] for d in inputs)
         columns = math.prod(shape[d] for d in outputs)
-        alone = path if rows * columns > large else ""
+        alone = path if rows * columns > LARGE else ""
         axes = _axes(spec, inputs), _axes(spec, outputs)
         key = (*axes, rows, columns, _count(param_spec), alone)
         paths_by_key.setdefault(key, []).append(path)

@@ -20,18 +20,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.kernels import (
-    fuses_layers,
-    packed_dots,
-    packed_products,
-    packed_scale,
-    packed_spread,
-    unstack,
-)
 from credit_jax.nn.matrix_groups import (
     MatrixFamily,
     Shapes,
-    group_matrices,
     matrix_families,
 )
 from credit_jax.nn.model_state import Collection
@@ -111,7 +102,7 @@ def init_spectral_norm(
         spec = specs[path] if specs else PartitionSpec()
         drawn_specs[path] = matrix_specs(param_spec, spec)["u"]
     first = initialize(drawn, key, drawn_specs if specs else None, degrees)
-    families = _families(param_specs, specs, weights)
+    families = matrix_families(param_specs, specs)
     matrices = [family.matrices(weights) for family in families]
     start = {path: {"u": u} for path, u in first.items()}
     # A power iteration returns u that vary as the matrices do, except where it sums.
@@ -213,10 +204,7 @@ def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Coll
         }
         for path, spec in _per_call(state, param_specs).items()
     }
-    leaves, tree = jax.tree.flatten({**state, **last})
-    # Hundreds of parts of packed vectors, by one kernel on GPUs.
-    (parts,) = unstack([leaf[None] for leaf in leaves]) if leaves else ([],)
-    return jax.tree.unflatten(tree, parts)
+    return {**state, **last}
 
 
 def normalize(
@@ -243,7 +231,7 @@ def normalize(
     called = _with_calls(state, param_specs, 0)
     once = {path: called[path] for path in called if path not in several}
     divided = _divided_exactly if compensated else _divided
-    out = {**weights, **divided(weights, state, _families(once, specs, weights))}
+    out = {**weights, **divided(weights, state, matrix_families(once, specs))}
     # `vmap` over the dim of calls, which is equally long for matrices called equally
     # often.
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
@@ -260,7 +248,7 @@ def _divided_for_calls(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """These matrices, called equally often, divided for each call in a dim of calls."""
-    families = _families(matrices, specs, weights)
+    families = matrix_families(matrices, specs)
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
         lambda call_state: divided(weights, call_state, families),
@@ -301,7 +289,7 @@ def _iterated(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
-    families = _families(matrices, specs, weights)
+    families = matrix_families(matrices, specs)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     # torch iterates under no_grad: of sigma = u' W v only W has a gradient.
     stacked = [jax.lax.stop_gradient(family.matrices(weights)) for family in families]
@@ -353,7 +341,7 @@ def _divided(
     mapped = _products(families, stacked, v, "v")
     sigmas = psum_each(
         [
-            packed_dots(a, b, packed.rows_of(family_matrices, "u"))
+            packed.dots(a, b, packed.rows_of(family_matrices, "u"))
             for a, b, family_matrices in zip(u, mapped, stacked, strict=True)
         ],
         [family.axes("u") for family in families],
@@ -370,7 +358,7 @@ def _divided(
         arrays = [
             weights[p] if specs[p].is_stacked else weights[p][None] for p in specs
         ]
-        for path, scaled in zip(specs, packed_scale(arrays, inverse), strict=True):
+        for path, scaled in zip(specs, packed.scale(arrays, inverse), strict=True):
             out[path] = scaled if specs[path].is_stacked else scaled[0]
     return out
 
@@ -401,20 +389,6 @@ def _beside(weight: Array, numbers: Array) -> Array:
     return numbers.reshape(numbers.shape + (1,) * (weight.ndim - numbers.ndim))
 
 
-def _families(
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
-    weights: Weights,
-) -> list[MatrixFamily]:
-    """Returns the families of matrices; one kernel takes them without stacking."""
-    if not fuses_layers():
-        return matrix_families(group_matrices(matrices, specs))
-    # A group a matrix, as the kernel takes them unstacked; families of many values are
-    # split, see `matrix_families`.
-    sizes = {path: weights[path].size for path in matrices}
-    return matrix_families(group_matrices(matrices, specs, large=0), sizes)
-
-
 def _products(
     families: Sequence[MatrixFamily],
     matrices: Sequence[Sequence[Array]],
@@ -424,7 +398,7 @@ def _products(
     """Returns W v (side "v") or W' u (side "u") of families, summed over shards."""
     return psum_each(
         [
-            packed_products(family_matrices, packed_vectors, side)
+            packed.products(family_matrices, packed_vectors, side)
             for family_matrices, packed_vectors in zip(matrices, vectors, strict=True)
         ],
         [family.axes(side) for family in families],
@@ -440,11 +414,11 @@ def _unit(
     """Returns unit vectors x / max(|x|, epsilon) for each row of packed u or v."""
     shapes = [packed.rows_of(family_matrices, side) for family_matrices in matrices]
     squares = psum_each(
-        [packed_dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
+        [packed.dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
         [family.axes(side) for family in families],
     )
     return [
-        x / packed_spread(_norm(square), rows)
+        x / packed.spread(_norm(square), rows)
         for x, square, rows in zip(vectors, squares, shapes, strict=True)
     ]
 

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.kernels import use_implementation
-from credit_jax.nn import matrix_groups
 from credit_jax.nn.spectral_norm import (
     after_calls,
     init_spectral_norm,
@@ -238,12 +237,6 @@ def on_one_device():
 )
 def test_split_matrices_are_normalized_as_whole_ones(degrees):
     assert_as_on_one_device(run_on(make_mesh(**degrees)), degrees)
-
-
-def test_kernels_of_gpus_normalize_alike(monkeypatch):
-    monkeypatch.setattr(matrix_groups, "MOST_VALUES", 3000)
-    with use_implementation("gpu"):
-        assert_as_on_one_device(run_on(make_mesh()), "kernels of GPUs")
 
 
 def assert_as_on_one_device(actual, mesh):

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.accelerator.cases import cases
 from credit_jax import kernels
 
-# Operations of `kernels.gpu` that are no case of their own: the second is part of
-# `layer_norm_and_skip`, the last is one gather.
-WITHIN = {"layer_norm", "packed_spread"}
+# An operation of `kernels.gpu` that is no case of its own, but part of
+# `layer_norm_and_skip`.
+WITHIN = {"layer_norm"}
 
 
 def test_names_are_unique_and_operations_those_of_the_models() -> None:
