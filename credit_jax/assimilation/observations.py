@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -115,22 +115,23 @@ class Faults:
 
     Attributes:
         reasons: (observation,) a `Reason`, or "".
-        texts: (observation,) what is wrong, and what is expected.
+        first: reason -> place of the first observation with it, and what is wrong with
+            that, and what is expected.
     """
 
     reasons: np.ndarray
-    texts: np.ndarray
+    first: Mapping[str, tuple[int, str]]
 
     def lines(self, table: pd.DataFrame, of: Sequence[str]) -> list[str]:
         """A line for each reason of some: how many, and the first."""
         lines = []
         for reason in of:
-            (rows,) = np.nonzero(self.reasons == reason)
-            if len(rows):
-                first = table.iloc[rows[0]]
+            if reason in self.first:
+                place, text = self.first[reason]
+                row, count = table.iloc[place], np.sum(self.reasons == reason)
                 lines.append(
-                    f"{reason}: {len(rows)} of {len(table)}, the first is row "
-                    f"{first[_ROW]} of {first[_FILE]}: {self.texts[rows[0]]}"
+                    f"{reason}: {count} of {len(table)}, the first is row {row[_ROW]} "
+                    f"of {row[_FILE]}: {text}"
                 )
         return lines
 
@@ -147,22 +148,25 @@ def find_faults(
         operators: names of variables that have operators of their own, which are not
             on the grid.
     """
-    reasons, texts = np.full((2, len(table)), "", object)
+    reasons = np.full(len(table), "", object)
+    first: dict[str, tuple[int, str]] = {}
 
-    def mark(reason: Reason, wrong: Any, text: Any) -> None:
-        places = np.nonzero(np.asarray(wrong) & (reasons == ""))[0]
+    def mark(reason: Reason, wrong: Any, text: Callable[[Any], str]) -> None:
+        (places,) = np.nonzero(np.asarray(wrong) & (reasons == ""))
         reasons[places] = reason
-        for place in places:
-            texts[place] = text(table.iloc[place])
+        if len(places) and places[0] < first.get(reason, (len(table), ""))[0]:
+            first[reason] = int(places[0]), text(table.iloc[places[0]])
 
     names, times = table["variable"].to_numpy(), table["time"].to_numpy()
     with_operator = np.isin(names.astype(str), [*operators])
     known = np.array([name in grid.variables for name in names], bool)
-    first, last = grid.times[0], grid.times[-1]
+    start, end = grid.times[0], grid.times[-1]
     mark(
         "time",
-        ~((times >= first) & (times < last)),
-        lambda row: f"{row['time']} is not from {first} to before {last}",
+        ~((times >= start) & (times < end)),
+        lambda row: (
+            f"{row['time']} is not from {str(start)[:16]} to before {str(end)[:16]}"
+        ),
     )
     mark(
         "variable",
@@ -192,12 +196,15 @@ def find_faults(
         ),
     )
     if "units" in table:
+        pairs = [*zip(names, table["units"], strict=True)]
+        others = {
+            (name, unit): isinstance(unit, str)
+            and differ(unit, grid.units.get(name, ""))
+            for name, unit in {*pairs}
+        }
         mark(
             "units",
-            [
-                isinstance(unit, str) and differ(unit, grid.units.get(name, ""))
-                for name, unit in zip(names, table["units"], strict=True)
-            ],
+            [others[pair] for pair in pairs],
             lambda row: (
                 f"{row['variable']} in {row['units']}, and the model's is in "
                 f"{grid.units[row['variable']]}"
@@ -223,7 +230,7 @@ def find_faults(
         ~(np.isfinite(table["error"]) & (table["error"] > 0)),
         lambda row: f"got {row['error']:g}, expected a positive number",
     )
-    return Faults(reasons, texts)
+    return Faults(reasons, first)
 
 
 def usable(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas as pd
 
@@ -121,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
     archive = replace(archive, identity=identity)
     tasks = [Task(number, 0) for number in range(section.cycles)]
     archive.check(tasks, resume=args.resume)
-    archive.create()
+    if jax.process_index() == 0:
+        archive.create()
     cycling = Cycling(
         section,
         plan,
