@@ -227,6 +227,28 @@ class ChangesGrid(Protocol):
 
 
 @runtime_checkable
+class MovesFields(Protocol):
+    """A preblock that may bring fields to the model's grid or levels.
+
+    A step predicts its variables there. An interpolation of forcing alone is part of
+    every step, which predicts the pressure that it needs.
+    """
+
+    @property
+    def moves_fields(self) -> bool:
+        """Whether it moves fields that a model predicts."""
+        ...
+
+    def variables_read(self) -> tuple[str, ...]:
+        """Returns the keys of the variables that it reads.
+
+        Raises:
+            ValueError: it moves variables that are read anew in every step, too.
+        """
+        ...
+
+
+@runtime_checkable
 class Describes(Protocol):
     """A transform that makes fields, or gives them another name."""
 

@@ -95,6 +95,28 @@ class LevelInterp:
         return tuple(key for key in self.args.variables if is_predicted(key))
 
     @property
+    def moves_fields(self) -> bool:
+        """See `MovesFields`."""
+        return bool(self.predicted)
+
+    def variables_read(self) -> tuple[str, ...]:
+        """See `MovesFields`; pressure is among them.
+
+        Raises:
+            ValueError: it interpolates variables that are read anew in every step, for
+                which it needs the pressure that is predicted there.
+        """
+        variables, predicted = self.args.variables, self.predicted
+        others = [key for key in variables if key not in predicted]
+        if others:
+            raise ValueError(
+                f"it interpolates {predicted[0]}, which a model predicts on the new "
+                f"levels, and {others[0]}, which it does not predict; in a forecast of "
+                "several steps they need blocks of their own"
+            )
+        return (*variables, self.args.surface_pressure_var)
+
+    @property
     def level_files(self) -> tuple[LevelFile, ...]:
         """See `HasLevelFiles`."""
         args = self.args

@@ -36,6 +36,7 @@ from credit_jax.transforms.base import (
     HasCoordinates,
     HasLevelFiles,
     HasOutputLevels,
+    MovesFields,
     OutputLevels,
     Phase,
     ReadsState,
@@ -46,13 +47,11 @@ from credit_jax.transforms.base import (
     variable_of,
 )
 from credit_jax.transforms.level_files import check_numbers, matched_by_count
-from credit_jax.transforms.levels import LevelInterp
 from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
 from credit_jax.transforms.pre.concat import Concat, ToDevice
 from credit_jax.transforms.pre.fill_values import FillValues
 from credit_jax.transforms.pre.normalize import Normalizer
-from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS
@@ -89,16 +88,10 @@ class Placed:
 
     @property
     def moves_fields(self) -> bool:
-        """Whether it is a preblock that brings fields to the model's grid or levels.
-
-        A step predicts its variables there. An interpolation of forcing alone is part
-        of every step, which predicts the pressure that it needs.
-        """
+        """Whether it is a preblock that brings fields to the model's grid or levels."""
         transform = self.transform
-        return self.phase in PREBLOCKS and (
-            isinstance(transform, Regrid)
-            or (isinstance(transform, LevelInterp) and bool(transform.predicted))
-        )
+        moves = isinstance(transform, MovesFields) and transform.moves_fields
+        return self.phase in PREBLOCKS and moves
 
     def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x and y after the transform, in channel order."""
@@ -274,9 +267,10 @@ class Pipeline:
         """
         steps = self._of(Phase.BEFORE_STEP)
         for index, each in enumerate(steps):
-            if not each.moves_fields:
+            if not each.moves_fields or not isinstance(each.transform, MovesFields):
                 continue
-            variables = _variables_moved(each)
+            with errors_of(each.path):
+                variables = each.transform.variables_read()
             for before in steps[:index]:
                 _check_exchange(before, each, variables)
         return Pipeline(
@@ -530,26 +524,6 @@ class Pipeline:
             with errors_of(each.path):
                 new = each.transform(new, context)
         return new
-
-
-def _variables_moved(block: Placed) -> tuple[str, ...]:
-    """Keys of the variables that a block reads which moves fields.
-
-    Raises:
-        ValueError: it interpolates variables that are read anew in every step, for
-            which it needs the pressure that is predicted there.
-    """
-    args: Any = block.transform.args  # type: ignore[attr-defined]
-    if not isinstance(block.transform, LevelInterp):
-        return args.variables
-    others = [key for key in args.variables if key not in block.transform.predicted]
-    if others:
-        raise ValueError(
-            f"{block.path} interpolates {block.transform.predicted[0]}, which a model "
-            f"predicts on the new levels, and {others[0]}, which it does not predict; "
-            "in a forecast of several steps they need blocks of their own"
-        )
-    return (*args.variables, args.surface_pressure_var)
 
 
 def _check_exchange(before: Placed, block: Placed, variables: Sequence[str]) -> None:

@@ -53,6 +53,7 @@ class Regrid:
     new_grid: Grid
 
     needs_grid: ClassVar = True
+    moves_fields: ClassVar = True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -67,6 +68,10 @@ class Regrid:
             lambda key, x: self._regrid(key, x) if key in self.args.variables else x,
             self.args.data_types,
         )
+
+    def variables_read(self) -> tuple[str, ...]:
+        """See `MovesFields`."""
+        return self.args.variables
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
