@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
+from credit_jax.config.load import CONFIG_NAME
 from credit_jax.io.folder_lock import NAME as LOCK
 from credit_jax.training.loggers import LOG_NAME
 from credit_jax.training.records import RECORDS_NAME
@@ -15,6 +18,9 @@ from credit_jax.training.records import RECORDS_NAME
 _PREFIX, _MOVING = "earlier_", ".moving"
 # Scripts and logs of `submit`, which run now, and compiled programs: of no single run.
 _SHARED = ("jobs", "cache", LOCK)
+# What is of a run whatever reads it, and keys of configs that name what is written.
+_RUN = (CHECKPOINTS, CONFIG_NAME, LOG_NAME, RECORDS_NAME)
+_OUTPUTS = ("save_loc", "save_forecast")
 
 
 def refuse_earlier_run(folder: Path) -> None:
@@ -34,7 +40,17 @@ def refuse_earlier_run(folder: Path) -> None:
         )
 
 
-def move_earlier_run(folder: Path) -> Path | None:
+def files_of(config: Any, source: str) -> tuple[str, ...]:
+    """Paths that a run reads: those that its config names, and that of the config.
+
+    Args:
+        config: the config as nested mappings.
+        source: path of its file, or another name.
+    """
+    return source, *_texts(config)
+
+
+def move_earlier_run(folder: Path, reads: Sequence[str] = ()) -> Path | None:
     """Moves all that an earlier run has left in a folder to a new dated folder in it.
 
     A move that was interrupted is ended first (`end_interrupted_move`), so that the
@@ -42,27 +58,30 @@ def move_earlier_run(folder: Path) -> Path | None:
 
     Args:
         folder: folder of the run; `jobs` and `cache`, and what was moved before, stay.
+        reads: paths that the new run reads, see `files_of`. What is at one of them
+            stays, too.
 
     Returns:
         The dated folder; None if there was nothing to move.
     """
-    end_interrupted_move(folder)
-    if not _entries(folder):
+    end_interrupted_move(folder, reads)
+    if not _entries(folder, reads):
         return None
     moving = folder / f"{_PREFIX}{datetime.now(UTC):%Y%m%d_%H%M%S}{_MOVING}"
     moving.mkdir()
-    return _move_into(moving)
+    return _move_into(moving, reads)
 
 
-def end_interrupted_move(folder: Path) -> None:
+def end_interrupted_move(folder: Path, reads: Sequence[str] = ()) -> None:
     """Moves the rest where a process was killed within `move_earlier_run`."""
     for moving in sorted(folder.glob(f"{_PREFIX}*{_MOVING}")):
-        _move_into(moving)
+        _move_into(moving, reads)
 
 
-def _move_into(moving: Path) -> Path:
+def _move_into(moving: Path, reads: Sequence[str]) -> Path:
     # The checkpoints last: without them a run would begin anew among the other files.
-    for entry in sorted(_entries(moving.parent), key=lambda e: e.name == CHECKPOINTS):
+    entries = _entries(moving.parent, reads)
+    for entry in sorted(entries, key=lambda e: e.name == CHECKPOINTS):
         os.rename(entry, moving / entry.name)
     target = moving.with_suffix("")
     while target.exists():
@@ -70,12 +89,41 @@ def _move_into(moving: Path) -> Path:
     return moving.rename(target)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _entries(folder: Path, reads: Sequence[str]) -> list[Path]:
+    patterns = [name for path in reads if (name := _name_in(folder, path)) is not None]
     return [
         entry
         for entry in folder.iterdir()
-        if entry.name not in _SHARED and not entry.name.startswith(_PREFIX)
+        if entry.name not in _SHARED
+        and not entry.name.startswith(_PREFIX)
+        and (entry.name in _RUN or not any(map(entry.match, patterns)))
     ]
+
+
+def _name_in(folder: Path, path: str) -> str | None:
+    """Pattern of the names in a folder that a path leads to; None if it does not."""
+    if not any(mark in path for mark in "/."):
+        return None  # a word, as "forecast" may be one in a config
+    place = Path(os.path.abspath(Path(os.path.expandvars(path)).expanduser()))
+    try:
+        parts = place.relative_to(folder.absolute()).parts
+    except ValueError:
+        return None
+    # Dates of paths are as in strftime; more than they match may stay.
+    return re.sub(r"%-?[A-Za-z]", "*", parts[0]) if parts else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of nested mappings and lists, but for paths of output."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _OUTPUTS:
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _work_in(folder: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, write_config
-from credit_jax.config.load import CONFIG_NAME, is_written_config
+from credit_jax.config.load import CONFIG_NAME, dump_config, is_written_config
 from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.demo.dataset import ensure_demo_data
@@ -31,6 +31,7 @@ from credit_jax.training.curriculum import Stage, summary_of
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
     end_interrupted_move,
+    files_of,
     move_earlier_run,
     refuse_earlier_run,
 )
@@ -110,7 +111,7 @@ def train_model(
         folder_lock(folder) if leads else nullcontext(),
     ):
         if leads:
-            end_interrupted_move(folder)
+            end_interrupted_move(folder, files_of(dump_config(config), source))
         if leads and not (resume or fresh or config.trainer.load_weights):
             refuse_earlier_run(folder)
         return _train_in(
@@ -177,6 +178,7 @@ def _train_in(
         stop_at=stop_at,
         profile=profile,
         base=base,
+        source=source,
     )
     if outcome.is_complete and setup.valid_loader is not None:
         report_scores(setup, folder, outcome, display)
@@ -220,6 +222,7 @@ def run_training(
     stop_at: float | None = None,
     profile: tuple[int, int] | None = None,
     base: BaseWeights | None = None,
+    source: str = "config",
 ) -> Outcome:
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
@@ -233,6 +236,7 @@ def run_training(
         stop_at: time limit, by `time.monotonic`; None for none.
         profile: first and last update to trace, counted from 1; None for none.
         base: weights to begin with, of a run that does not go on; None for new ones.
+        source: path of the config, which is not moved aside if it is in `folder`.
 
     Raises:
         FileNotFoundError: there is no checkpoint to continue from.
@@ -265,7 +269,8 @@ def run_training(
     if start.micro_step == 0 and (fresh or store.latest_step() is not None):
         store.close()
         wait_for_all("the checkpoint that the run begins with")
-        if jax.process_index() == 0 and (earlier := move_earlier_run(folder)):
+        reads = files_of(dump_config(setup.config), source)
+        if jax.process_index() == 0 and (earlier := move_earlier_run(folder, reads)):
             display.message(f"The earlier run is now in {earlier}")
         wait_for_all("the folder of the run")
         store = CheckpointStore(folder, **keep)

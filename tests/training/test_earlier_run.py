@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from credit_jax.training import earlier_run
 from credit_jax.training.earlier_run import (
     end_interrupted_move,
     move_earlier_run,
@@ -65,6 +66,34 @@ def test_runs_move_whole_each_to_its_folder(tmp_path):
         "cache",
     }
     assert move_earlier_run(tmp_path) is None
+
+
+def test_what_the_new_run_reads_stays(tmp_path, monkeypatch):
+    """Whatever key of its config names it, and the config itself."""
+    inputs = {
+        "mean.nc": "m",
+        "scalers/deep/s.json": "s",
+        "d_2000.nc": "d",
+        "my.yml": "c",
+    }
+    others = {"model.yml": "o", "e_2000.nc": "e", "forecasts/x": "x", **FILES}
+    fill(tmp_path, {**inputs, **others, **SHARED})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HERE", str(tmp_path))
+    config = {
+        "save_loc": str(tmp_path),
+        "inference": {"save_forecast": str(tmp_path / "forecasts")},
+        "data": {"source": {"A": {"path": str(tmp_path / "d_%Y.nc")}}},
+        "preblocks": [{"args": {"mean_path": "$HERE/mean.nc", "levels": [1]}}],
+        "scaler_path": "scalers/deep/s.json",
+        "run_mode": "forecast",
+    }
+    earlier = move_earlier_run(tmp_path, earlier_run.files_of(config, "my.yml"))
+    assert files_of(earlier) == others
+    for name, text in {**inputs, **SHARED}.items():
+        assert (tmp_path / name).read_text() == text
+    moved = move_earlier_run(tmp_path, earlier_run.files_of(config, "my.yml"))
+    assert moved is None, "there is nothing left to move"
 
 
 @pytest.mark.parametrize("at", range(7))
