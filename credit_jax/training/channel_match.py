@@ -85,9 +85,9 @@ def unit_problems(base: VariableUnits, ours: VariableUnits) -> list[str]:
         expected, where = theirs.get(name, (unit, path))
         if differ(unit, expected):
             problems.append(
-                f"{path}: variable {name.split('/')[-1]!r} has units {unit!r}, in the "
-                f"base {expected!r} ({where}); bring the file to that unit, or give "
-                "the variable another name"
+                f"{path}: variable {name.split('/')[-1]!r} has units {unit!r}, "
+                f"expected {expected!r} as in {where}; bring the file to that unit, or "
+                "give the variable another name"
             )
     return problems
 

@@ -26,6 +26,7 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
+from credit_jax.config.base import ConfigError
 from credit_jax.config.load import read_model_section
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
@@ -36,6 +37,7 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import Packing
 from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState
@@ -166,13 +168,21 @@ class RunStore:
     def check_channels(self, step: int) -> None:
         """Compares the channels of a checkpoint with those of this run.
 
-        Channels in another order have arrays of the same shapes, so no other check
-        detects them.
+        Channels in another order, and variables in another unit, have arrays of the
+        same shapes, so no other check detects them.
 
         Raises:
-            ValueError: there are other variables, or they are in another order.
+            ValueError: there are other variables, they are in another order, or one is
+                in another unit.
         """
-        stored = self.checkpoints.progress(step).channels
+        progress, path = self.checkpoints.progress(step), self.checkpoints.path(step)
+        trained, ours = (
+            {key: (unit, where) for key, unit in units.items()}
+            for units, where in ((progress.units, str(path)), (self.units, "data"))
+        )
+        if others := unit_problems(trained, ours):
+            raise ConfigError(others)
+        stored = progress.channels
         if stored is None or self.channels is None:
             return
         problems = channel_differences(stored, self.channels)

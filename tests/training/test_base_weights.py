@@ -164,8 +164,8 @@ def test_a_variable_in_another_unit_is_refused(
         section = {"from": str(place)}
         code, text = run(section, "--fresh", **units["degC"])
         problem = (
-            f"{tmp_path}/degC/w_1999.nc: variable 'T' has units 'degC', in the base "
-            f"'K' ({where}); bring the file to that unit"
+            f"{tmp_path}/degC/w_1999.nc: variable 'T' has units 'degC', expected 'K' "
+            f"as in {where}; bring the file to that unit"
         )
         assert code != OK
         assert problem in text
@@ -174,6 +174,9 @@ def test_a_variable_in_another_unit_is_refused(
         assert problem in " ".join("".join(capsys.readouterr()).split())
         code, text = run(section, "--fresh", **units["K"])
         assert code == OK, text
+    code, text = run(section, "--resume", "--set", "trainer.epochs=2", **units["degC"])
+    assert code != OK
+    assert f"data: variable 'T' has units 'degC', expected 'K' as in {tmp_path}" in text
 
 
 def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None:

@@ -117,9 +117,9 @@ def test_units_are_compared_by_the_names_of_variables() -> None:
         "CLIMATE/prognostic/2d/T": ("degC", "t2m.nc"),
     }
     assert unit_problems(base, ours) == [
-        "t.nc: variable 'T' has units 'degC', in the base 'K' (RUN); bring the file to "
-        "that unit, or give the variable another name",
-        "z.nc: variable 'Z' has units 'm', in the base 'm2 s-2' (RUN); bring the file "
+        "t.nc: variable 'T' has units 'degC', expected 'K' as in RUN; bring the file "
+        "to that unit, or give the variable another name",
+        "z.nc: variable 'Z' has units 'm', expected 'm2 s-2' as in RUN; bring the file "
         "to that unit, or give the variable another name",
     ]
     assert unit_problems(ours, ours) == unit_problems({}, ours) == []
