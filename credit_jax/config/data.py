@@ -67,8 +67,8 @@ class DataConfig(_Window):
             such key and ignores it.
         on_outlier: handling of values beyond 50 deviations of the normalization. "note"
             names each once with file, variable, time and place, "raise" ends the run
-            with that error, "skip" replaces the sample as `on_bad_sample: skip` does.
-            CREDIT has no such key and ignores it.
+            or the forecasts with that error, "skip" replaces the sample as
+            `on_bad_sample: skip` does. CREDIT has no such key and ignores it.
         time_encoding: vector inputs of the model -> the times that they encode:
             "input" for the times of x, "target" for that of y, or the name of a source
             with another `input` for the times at which it is read. CREDIT has no such
