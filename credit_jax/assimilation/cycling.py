@@ -314,7 +314,7 @@ def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
                 "background_rms": rms[0],
                 "analysis_mean": float(after.mean()),
                 "analysis_rms": rms[1],
-                "reduction": 1 - rms[1] / rms[0],
+                "reduction": 1 - rms[1] / rms[0] if rms[0] else 0.0,
                 "spread": rms[0] / float(np.sqrt(expected.mean())),
                 "chi_squared": innovations.attrs["chi_squared"],
             }
