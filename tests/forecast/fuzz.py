@@ -305,6 +305,10 @@ def differences_of_scores(
                     squares = [mean(x**2) for x in anomalies]
                     product = mean(anomalies[0] * anomalies[1])
                     expected["acc"] = product / np.sqrt(squares[0] * squares[1])
+                # The means of an hour lack what is NaN at one of their times.
+                of_means = found["missing"][known.index("climatology"), channels]
+                if gaps and of_means[:, lead - 1].any():
+                    expected.pop("acc", None)
                 lacking = found["missing"][known.index(system), channels]
                 if gaps and lacking[:, lead - 1].any():
                     continue  # a chunk of a v3 store that is NaN; it is counted
