@@ -191,7 +191,7 @@ def test_predictions_of_a_model_with_noise(
     np.save(tmp_path / "x.npy", np.ones(build(block).inputs["x"].shape(1), "f4"))
     made = []
     for seed in (1, 1, 2):
-        out = tmp_path / "y.npy"
+        out = tmp_path / f"y{len(made)}.npy"
         options = ["--input", tmp_path / "x.npy", "--output", out, "--seed", seed]
         run = ["--config", tmp_path / "jax/model.yml", "--checkpoint", tmp_path / "jax"]
         assert predict([str(word) for word in (*run, *options)]) == 0
