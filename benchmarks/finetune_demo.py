@@ -36,7 +36,9 @@ _INTRO = f"""# The demo model in another climate
 The demo model, fine-tuned for a climate with other heating and with one variable \
 more, Z500, beside the same model trained there from scratch for {{times}} times the \
 updates. RMSE is that of 24-hour forecasts of held-out days with the best epoch of \
-each run, the root mean square over levels; losses are those of the moving average.
+each run, the root mean square over levels; losses are those of the moving average. \
+The length of the base's training and the learning rate were chosen on the same days: \
+with a base of a third of the updates training from scratch was better.
 
 ![Validation loss by update]({NAME}.png)"""
 
