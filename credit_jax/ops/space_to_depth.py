@@ -97,18 +97,19 @@ def points_together(
         counts: number of points of every spatial dim.
         conv: function of input and kernel, and of stride and padding by name.
     """
-    sizes, ends = [], []
+    num = len(counts)
+    sizes, ends = [0] * num, [(0, 0)] * num
     # The gradient of a narrow kernel is rounded once more, not in each sum.
     dtype = kernel.dtype
     kernel = kernel.astype(jnp.promote_types(dtype, jnp.float32))
-    for d, (step, count, (low, high)) in enumerate(
-        zip(stride, counts, padding, strict=True)
-    ):
+    # The points of the first dim come to be outermost among the output channels.
+    for d in reversed(range(num)):
+        step, count, (low, high) = stride[d], counts[d], padding[d]
         size, taps = x.shape[1 + d], kernel.shape[d]
-        sizes.append(conv_out_size(size, taps, step, (low, high)))
+        sizes[d] = conv_out_size(size, taps, step, (low, high))
         last = step * (count - 1)
         reach = (-(-sizes[d] // count) - 1) * step * count + taps + last
-        ends.append((low, max(high, reach - size - low)))
+        ends[d] = low, max(high, reach - size - low)
         shifts = [(step * i, last - step * i) for i in range(count)]
         none = [(0, 0)] * kernel.ndim
         kernel = jnp.concatenate(
@@ -116,12 +117,6 @@ def points_together(
         )
     steps = tuple(s * c for s, c in zip(stride, counts, strict=True))
     y = conv(x, kernel.astype(dtype), stride=steps, padding=tuple(ends))
-    # The channels have the points of the last dim first.
-    y = y.reshape(*y.shape[:-1], *counts[::-1], -1)
-    num = len(counts)
-    points = [1 + num + d for d in reversed(range(num))]
-    y = y.transpose(*range(1 + num), *points, 1 + 2 * num)
-    y = y.reshape(*y.shape[: 1 + num], -1)
     y = depth_to_space(y, counts, 1)
     return y[(slice(None), *(slice(size) for size in sizes))]
 
