@@ -27,11 +27,11 @@ from credit_jax.cli.commands import DIVERGED, OK, CommandError, run_module
 from credit_jax.cli.forecast.model import config_of, planned_forecasts, print_lines
 from credit_jax.cli.forecast.places import places_of
 from credit_jax.cli.options import (
+    add_checkpoint_options,
     add_config_options,
     add_mesh_options,
     add_process_options,
     add_verify_option,
-    add_weights_option,
     join_processes,
 )
 from credit_jax.config.assimilation import AssimilationConfig
@@ -55,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `assimilate`."""
     add_config_options(parser)
+    add_checkpoint_options(parser)
     add = parser.add_argument
-    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
-    add("--step", type=int, help="which checkpoint (default: the newest)")
-    add_weights_option(parser)
     add("--out", required=True, metavar="DIR", help="folder of the analyses")
     add("--resume", action="store_true", help="go on after the last complete window")
     add_mesh_options(parser)

@@ -30,11 +30,11 @@ from credit_jax.cli.commands import (
 )
 from credit_jax.cli.forecast.model import config_of, planned_forecasts
 from credit_jax.cli.options import (
+    add_checkpoint_options,
     add_config_options,
     add_mesh_options,
     add_process_options,
     add_verify_option,
-    add_weights_option,
     join_processes,
 )
 from credit_jax.config import Config
@@ -65,10 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `optimize-ic`."""
     add_config_options(parser)
+    add_checkpoint_options(parser)
     add = parser.add_argument
-    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
-    add("--step", type=int, help="which checkpoint (default: the newest)")
-    add_weights_option(parser)
     add("--init-time", required=True, metavar="DATE", help="date of the state")
     add("--out", required=True, metavar="DIR", help=f"folder of {ANALYSIS}, {LOG} ...")
     add_mesh_options(parser)

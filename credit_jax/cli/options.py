@@ -78,6 +78,14 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose weights: the folder of a run, a step, and which."""
+    add = parser.add_argument
+    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
+    add("--step", type=int, help="which checkpoint (default: the newest)")
+    add_weights_option(parser)
+
+
 def add_stop_option(parser: argparse.ArgumentParser) -> None:
     """Adds `--stop-after`, which `stop_time` reads."""
     parser.add_argument(

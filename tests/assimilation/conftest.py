@@ -1,21 +1,3 @@
 """Fixtures: a run of a small model."""
 
-from tests.adjoint.conftest import (
-    compiled_once,
-    folder,
-    forecaster,
-    initial,
-    run,
-    tiny_model,
-    world,
-)
-
-__all__ = [
-    "compiled_once",
-    "folder",
-    "forecaster",
-    "initial",
-    "run",
-    "tiny_model",
-    "world",
-]
+from tests.adjoint.conftest import *  # noqa: F403

@@ -14,27 +14,10 @@ from credit_jax.cli import preprocess
 from credit_jax.cli.assimilate import main
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.score import main as score
-from tests.assimilation.conftest import (
-    compiled_once,
-    folder,
-    forecaster,
-    initial,
-    run,
-    tiny_model,
-    world,
-)
+from tests.adjoint.conftest import *  # noqa: F403
 from tests.forecast.tiny_run import forecast
 from tests.support import assert_close
 
-__all__ = [
-    "compiled_once",
-    "folder",
-    "forecaster",
-    "initial",
-    "run",
-    "tiny_model",
-    "world",
-]
 START, WINDOWS = pd.Timestamp("2000-01-01"), 2
 MESHES = {
     "domain2": ("--parallelism", "data=none,domain=2", "--devices", "2"),

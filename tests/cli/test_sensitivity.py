@@ -8,27 +8,10 @@ import xarray as xr
 from credit_jax.adjoint import forecast_map
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.sensitivity import main
+from tests.adjoint.conftest import *  # noqa: F403
 from tests.data.world import GRID
-from tests.packages.conftest import (
-    compiled_once,
-    folder,
-    forecaster,
-    initial,
-    run,
-    tiny_model,
-    world,
-)
 from tests.support import assert_close
 
-__all__ = [
-    "compiled_once",
-    "folder",
-    "forecaster",
-    "initial",
-    "run",
-    "tiny_model",
-    "world",
-]
 T = "ERA5/prognostic/3d/T"
 OF = "mean T1 in 20..80N 30W..80E"
 MESHES = [(), ("--parallelism", "data=none,domain=2", "--devices", "2")]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from credit_jax.cli.options import (
+    add_checkpoint_options,
     add_config_options,
     add_mesh_options,
     add_process_options,
     add_stop_option,
     add_verify_option,
-    add_weights_option,
 )
 from credit_jax.cli.score import add_score_options
 from credit_jax.config.inference import InferenceConfig, PerturbationConfig
@@ -87,9 +87,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--package", metavar="DIR", help="a model package, instead of --config")
     add("--base", metavar="PATH", help="with --package: what its adapters belong to")
     add("--data", metavar="FILE", help="with --package: YAML of its data section")
-    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
-    add("--step", type=int, help="which checkpoint (default: the newest)")
-    add_weights_option(parser)
+    add_checkpoint_options(parser)
 
 
 def folder_of(inference: InferenceConfig | None, out: str | None) -> Path:
