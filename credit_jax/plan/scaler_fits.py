@@ -9,14 +9,11 @@ from typing import Any
 
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.transforms import FieldTree, TreeSchema
-from credit_jax.transforms.base import Selects, variable_of
+from credit_jax.transforms.base import variable_of
 from credit_jax.transforms.build import parse_preblocks
 from credit_jax.transforms.fits import Collected, Fit, NormalizerFit, ScalerFit
+from credit_jax.transforms.normalize import NormalizerArgs
 from credit_jax.transforms.pipeline import Placed
-from credit_jax.transforms.pre.fill_values import FillValues
-from credit_jax.transforms.pre.normalize import NormalizerArgs
-from credit_jax.transforms.pre.regrid import Regrid
-from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerArgs
 from credit_jax.transforms.selection import Selection
 
@@ -77,11 +74,13 @@ class FitPlan:
                 by_name = {variable_of(key): unit for key, unit in known.items()}
                 chain.append(replace(link, units=by_name))
                 continue
-            if isinstance(link, Placed) and isinstance(link.transform, Rename):
-                names = link.transform.mapping
-                known = {names.get(key, key): unit for key, unit in known.items()}
-            elif isinstance(link, Placed):
-                known = {k: u for k, u in known.items() if not _changes(link, k)}
+            if isinstance(link, Placed):
+                names, keeps = link.transform.renames, link.transform.keeps_units
+                known = {
+                    names.get(key, key): unit
+                    for key, unit in known.items()
+                    if keeps or not link.transform.changes(key)
+                }
             chain.append(link)
         return replace(self, chain=tuple(chain))
 
@@ -117,14 +116,6 @@ class FitPlan:
             else:
                 schema = link.schema_after(schema)
         return notes
-
-
-def _changes(placed: Placed, key: str) -> bool:
-    """Whether a block may change the unit of a variable."""
-    transform = placed.transform
-    return not isinstance(transform, FillValues | Regrid) and (
-        not isinstance(transform, Selects) or transform.selection(key)
-    )
 
 
 def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan:

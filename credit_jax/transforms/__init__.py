@@ -19,8 +19,8 @@ from credit_jax.transforms.data_checks import (
     notes_on_schema,
     units_after,
 )
+from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
-from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.rollout import (
     FORCING,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import PositiveInt
@@ -26,7 +26,7 @@ from credit_jax.physics.files import (
     read_coefficients,
 )
 from credit_jax.physics.rows import num_rows
-from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
+from credit_jax.transforms.base import FieldTree, LevelFile, Transform, TreeSchema
 from credit_jax.transforms.named import get_field, with_fields
 
 
@@ -95,7 +95,7 @@ class AdvectionPostArgs(AdvectionArgs):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AdvectTracers:
+class AdvectTracers(Transform):
     """Replaces tracers by their values at the departure points of the air.
 
     Attributes:
@@ -115,11 +115,15 @@ class AdvectTracers:
     latitude: np.ndarray
     longitude: np.ndarray
     numbers: CoordinateValues | None = None
-    needs_grid: ClassVar = True
+
+    @property
+    def needs_grid(self) -> bool:
+        """True: winds move tracers over rows."""
+        return True
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         args, numbers = self.args, self.numbers
         if numbers is not None and args.level_order == "surface_to_top":
             numbers = numbers[::-1]

@@ -33,7 +33,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -52,7 +52,9 @@ OutputLevels: TypeAlias = tuple[str, Sequence[float]]
 PRESSURE, HEIGHT = "pressure", "height_agl"
 
 # (tree, context) -> a new tree; the context is None on the host.
-Transform: TypeAlias = Callable[[FieldTree, FieldContext | None], dict[str, Any]]
+TransformFunction: TypeAlias = Callable[
+    [FieldTree, FieldContext | None], dict[str, Any]
+]
 
 
 class Phase(enum.Enum):
@@ -96,7 +98,7 @@ class TransformEntry:
     """
 
     args: type[StrictModel]
-    build: Callable[[Any], Transform]
+    build: Callable[[Any], Transform | TransformFunction]
     phases: tuple[Phase, ...]
     where: Where
     files: tuple[str, ...] = ()
@@ -151,36 +153,6 @@ class Group(Protocol):
 TreeSchema: TypeAlias = Mapping[str, Sequence[Group]]
 
 
-@runtime_checkable
-class ChecksSchema(Protocol):
-    """A transform that can check the variables of its input."""
-
-    def check(self, schema: TreeSchema) -> None:
-        """Checks the variables before the transform.
-
-        Raises:
-            ValueError: the transform cannot be applied to them.
-        """
-        ...
-
-
-@runtime_checkable
-class HasCoordinates(Protocol):
-    """A transform whose files have coordinates, such as the levels of statistics."""
-
-    def at(self, schema: TreeSchema, grid: Axes) -> Any:
-        """Returns the transform with the values of its files in the order of the data.
-
-        Args:
-            schema: the variables before the transform, with their levels.
-            grid: latitudes and longitudes of the fields.
-
-        Raises:
-            ValueError: the files have other coordinates; names both.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class LevelFile:
     """Values of a file for each level of some variables.
@@ -197,111 +169,6 @@ class LevelFile:
     numbers: CoordinateValues | None = None
 
 
-@runtime_checkable
-class HasLevelFiles(Protocol):
-    """A transform with values for levels that have numbers at most, no coordinate."""
-
-    @property
-    def level_files(self) -> Sequence[LevelFile]:
-        """These values."""
-        ...
-
-
-@runtime_checkable
-class ChangesSchema(Protocol):
-    """A preblock that changes the variables or their order."""
-
-    def schema_after(self, schema: TreeSchema) -> TreeSchema:
-        """Returns the variables after it, copies of the given ones."""
-        ...
-
-
-@runtime_checkable
-class ChangesGrid(Protocol):
-    """A preblock that changes the grid of fields."""
-
-    @property
-    def new_grid(self) -> Grid:
-        """The grid after the preblock."""
-        ...
-
-
-@runtime_checkable
-class MovesFields(Protocol):
-    """A preblock that may bring fields to the model's grid or levels.
-
-    A step predicts its variables there. An interpolation of forcing alone is part of
-    every step, which predicts the pressure that it needs.
-    """
-
-    @property
-    def moves_fields(self) -> bool:
-        """Whether it moves fields that a model predicts."""
-        ...
-
-    def variables_read(self) -> tuple[str, ...]:
-        """Returns the keys of the variables that it reads.
-
-        Raises:
-            ValueError: it moves variables that are read anew in every step, too.
-        """
-        ...
-
-
-@runtime_checkable
-class Describes(Protocol):
-    """A transform that makes fields, or gives them another name."""
-
-    def describe(self, known: Descriptions) -> Descriptions:
-        """Returns the attributes of the fields that it makes.
-
-        Args:
-            known: attributes of the fields before it.
-        """
-        ...
-
-
-@runtime_checkable
-class HasOutputLevels(Protocol):
-    """A postblock that makes fields on levels other than those of the data."""
-
-    @property
-    def output_levels(self) -> Mapping[str, OutputLevels]:
-        """Key of each such field -> its level coordinate."""
-        ...
-
-
-@runtime_checkable
-class ReadsState(Protocol):
-    """A transform that reads `x_physical`."""
-
-    @property
-    def state_keys(self) -> tuple[str, ...]:
-        """Keys of the fields that it reads from `x_physical`."""
-        ...
-
-
-@runtime_checkable
-class Selects(Protocol):
-    """A transform of selected variables."""
-
-    @property
-    def selection(self) -> Selection:
-        """The selected variables."""
-        ...
-
-
-@runtime_checkable
-class Invertible(Protocol):
-    """A preblock with an inverse, so that its output has known physical units."""
-
-    def inverse(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Restores the names and units before the block, but not the grid."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Grid:
     """The grid of fields.
@@ -315,6 +182,242 @@ class Grid:
     shape: tuple[int, int]
     latitude: Float[np.ndarray, " lat"] | None = None
     longitude: Float[np.ndarray, " lon"] | None = None
+
+
+class Transform:
+    """Base class of transforms: what a pipeline asks of each, with what most answer.
+
+    A transform is a function `(tree, context) -> tree`, which leaves its input as it
+    is. A plain function will do where all answers are these (`as_transform`).
+
+    Attributes:
+        by_field: whether it changes each field by itself, whatever others there are.
+        keeps_units: whether the units of fields are the same after it.
+        is_scaling: whether it is a normalizer or a scaler.
+    """
+
+    by_field: ClassVar[bool] = False
+    keeps_units: ClassVar[bool] = False
+    is_scaling: ClassVar[bool] = False
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Returns the tree after the transform.
+
+        Args:
+            tree: see the top of this module; it is not modified.
+            context: context of the step if traced; None on the host.
+        """
+        raise NotImplementedError
+
+    def inverse(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Restores the names and units before a preblock, but not the grid.
+
+        Raises:
+            ValueError: it has no inverse.
+        """
+        raise ValueError(
+            "it has no inverse, so that values after it have no known physical units"
+        )
+
+    def check(self, schema: TreeSchema) -> None:
+        """Checks the variables before the transform.
+
+        Raises:
+            ValueError: it cannot be applied to them.
+        """
+
+    def at(self, schema: TreeSchema, grid: Axes) -> Transform:
+        """Returns the transform with the values of its files in the order of the data.
+
+        Args:
+            schema: the variables before the transform, with their levels.
+            grid: latitudes and longitudes of the fields.
+
+        Raises:
+            ValueError: the files have other coordinates; names both.
+        """
+        return self
+
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
+        """Returns the variables after a preblock, in their order."""
+        return schema
+
+    def describe(self, known: Descriptions) -> Descriptions:
+        """Returns the attributes of the fields that it makes, or gives another name.
+
+        Args:
+            known: attributes of the fields before it.
+        """
+        return {}
+
+    def changes(self, key: str) -> bool:
+        """Whether it may change the values of a variable."""
+        return True
+
+    def unmatched(self, keys: Sequence[str]) -> list[str]:
+        """Returns a line for each variable of its arguments that is none of `keys`."""
+        return []
+
+    def unit_of(self, key: str) -> tuple[str, str] | None:
+        """Unit that a variable must have, and the file that says so; None if any."""
+        return None
+
+    def attached(self) -> Transform:
+        """Returns the transform without any stop of gradients."""
+        return self
+
+    def restoring(self, origins: Mapping[str, str]) -> Transform | None:
+        """Returns the postblock that makes physical units of the model's output.
+
+        Args:
+            origins: key of a predicted variable -> its key before this preblock, if
+                another.
+
+        Returns:
+            The postblock; None if there is none that every forecast needs.
+        """
+        return None
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        """Old key -> new key of the variables that it gives another name."""
+        return {}
+
+    def predicted_names(self, names: Mapping[str, str]) -> dict[str, str]:
+        """The keys that predicted variables have after the preblock.
+
+        Args:
+            names: key in the data -> key before the preblock, if another.
+
+        Returns:
+            Key in the data -> key after the preblock, if another.
+        """
+        return dict(names)
+
+    def origins(self, names: Mapping[str, str]) -> dict[str, str]:
+        """The keys that predicted variables have before the preblock.
+
+        Args:
+            names: key at the end of the preblocks -> key after this one, if another.
+
+        Returns:
+            Key at the end of the preblocks -> key before this one, if another.
+        """
+        return dict(names)
+
+    @property
+    def new_grid(self) -> Grid | None:
+        """The grid after a preblock; None if it is the one before."""
+        return None
+
+    @property
+    def needs_grid(self) -> bool:
+        """Whether a preblock needs all rows of a field, not only some."""
+        return False
+
+    @property
+    def moves_fields(self) -> bool:
+        """Whether a preblock brings fields that a model predicts to its grid or levels.
+
+        A step predicts its variables there. An interpolation of forcing alone is part
+        of every step, which predicts the pressure that it needs.
+        """
+        return False
+
+    def variables_read(self) -> tuple[str, ...]:
+        """Returns the keys of the variables that such a preblock reads.
+
+        Raises:
+            ValueError: it moves variables that are read anew in every step, too.
+        """
+        return ()
+
+    @property
+    def level_files(self) -> Sequence[LevelFile]:
+        """Its values for levels that have numbers at most, no coordinate."""
+        return ()
+
+    @property
+    def output_levels(self) -> Mapping[str, OutputLevels]:
+        """Key -> level coordinate of the fields that it makes on other levels."""
+        return {}
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """Keys of the fields that it reads from `x_physical`."""
+        return ()
+
+
+class OfVariables(Transform):
+    """Base class of transforms whose arguments have `variables`.
+
+    Attributes:
+        args: the arguments, of a class of its own in each of them.
+    """
+
+    by_field: ClassVar = True
+    args: Any
+
+    @property
+    def selection(self) -> Selection:
+        """The selected variables."""
+        return Selection(self.args.variables)
+
+    def changes(self, key: str) -> bool:
+        """Whether the variable is selected."""
+        return self.selection(key)
+
+    def unmatched(self, keys: Sequence[str]) -> list[str]:
+        """See `Selection.unmatched`."""
+        return self.selection.unmatched(keys)
+
+
+class FunctionTransform(Transform):
+    """A plain function as a transform.
+
+    Attributes:
+        function: (tree, context) -> a new tree.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Calls the function."""
+        return self.function(tree, context)
+
+
+def as_transform(function: Any) -> Transform:
+    """Returns a transform of what the `build` of an entry has returned.
+
+    Raises:
+        ValueError: it is no function, or an object that answers questions of a pipeline
+            which only a `Transform` is asked.
+    """
+    if isinstance(function, Transform):
+        return function
+    if not callable(function):
+        raise ValueError(
+            "build must return a function (tree, context) -> tree; got "
+            f"{type(function).__name__}"
+        )
+    answers = [
+        name
+        for name in vars(Transform)
+        if not name.startswith("_") and hasattr(function, name)
+    ]
+    if answers:
+        raise ValueError(
+            f"{type(function).__name__} has {', '.join(answers)}, which only a "
+            "credit_jax.transforms.Transform is asked for; make that its base class"
+        )
+    return FunctionTransform(function)
 
 
 def variable_of(var_key: str) -> str:

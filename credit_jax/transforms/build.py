@@ -14,10 +14,15 @@ from credit_jax.config.transforms import (
 )
 from credit_jax.io.digests import digests_of
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import PREBLOCKS, Phase, TransformEntry, Where
+from credit_jax.transforms.base import (
+    PREBLOCKS,
+    Phase,
+    TransformEntry,
+    Where,
+    as_transform,
+)
 from credit_jax.transforms.levels import LevelInterpPreArgs, is_predicted
 from credit_jax.transforms.pipeline import Pipeline, Placed
-from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
 
@@ -101,7 +106,6 @@ def predicted_names(
         if config.type == "rename":
             args = _parsed(phase, path, config)
             rename = _build(phase, path, config, args).transform
-            assert isinstance(rename, Rename)
             names = rename.predicted_names(names)
     return names, frozenset(moved)
 
@@ -109,9 +113,9 @@ def predicted_names(
 def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:
     entry = TRANSFORMS[phase.section][config.type]
     with errors_of(path):
-        transform = entry.build(args)
+        transform = as_transform(entry.build(args))
         digests = digests_of(dict(_paths(entry, args)))
-    return Placed(path, config.type, phase, entry.where, transform, digests)
+    return Placed(path, config.type, phase, entry.where, args, transform, digests)
 
 
 def _paths(entry: TransformEntry, args: StrictModel) -> Iterator[tuple[str, str]]:

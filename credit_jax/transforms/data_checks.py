@@ -6,18 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import (
-    PREBLOCKS,
-    ChecksSchema,
-    Selects,
-    TreeSchema,
-    variable_of,
-)
+from credit_jax.transforms.base import PREBLOCKS, TreeSchema, variable_of
 from credit_jax.transforms.named import OUTPUT
+from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Pipeline, Placed
-from credit_jax.transforms.pre.normalize import Normalizer
-from credit_jax.transforms.pre.rename import Rename
-from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.unit_names import EXPECTED, differ
 
 # Preblocks of which forecasts need the inverse among the postblocks: type -> its type.
@@ -26,7 +18,6 @@ _INVERSES = {
     "sqrt_transform": "square_transform",
     "bridgescaler_transform": "bridgescaler_transform",
 }
-_BOTH = ("input", "target")
 
 
 def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
@@ -40,9 +31,8 @@ def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
         ValueError: a file does not fit the variables.
     """
     for each, before in pipeline.with_schemas(schema):
-        if isinstance(each.transform, ChecksSchema):
-            with errors_of(each.path):
-                each.transform.check(before)
+        with errors_of(each.path):
+            each.transform.check(before)
 
 
 def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> None:
@@ -59,7 +49,7 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
     known = {key: (*unit, variable_of(key)) for key, unit in units.items()}
     for each in pipeline.transforms:
         known = _renamed(each, known)
-        for key, expected, whose in _units_of(each.transform, known):
+        for key, expected, whose in _units_of(each, known):
             unit, path, name = known[key]
             if differ(unit, expected):
                 raise ValueError(
@@ -86,10 +76,8 @@ def units_after(
 
 def _renamed(each: Placed, known: dict[str, Any]) -> dict[str, Any]:
     """What is known of variables, by their keys after a transform."""
-    if not isinstance(each.transform, Rename) or each.phase not in PREBLOCKS:
-        return known
-    mapping = each.transform.mapping
-    return {mapping.get(key, key): value for key, value in known.items()}
+    names = each.transform.renames
+    return {names.get(key, key): value for key, value in known.items()}
 
 
 def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
@@ -106,18 +94,16 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """
     notes = []
     for each, before in pipeline.with_schemas(schema):
-        if isinstance(each.transform, Selects):
-            parts = before if each.phase in PREBLOCKS else {"": before["target"]}
-            keys = {group.var_key: 0 for groups in parts.values() for group in groups}
-            lines = each.transform.selection.unmatched(keys)
-            notes += [f"{each.path}.args.variables: {line}" for line in lines]
+        parts = before if each.phase in PREBLOCKS else {"": before["target"]}
+        keys = {group.var_key: 0 for groups in parts.values() for group in groups}
+        lines = each.transform.unmatched([*keys])
+        notes += [f"{each.path}.args.variables: {line}" for line in lines]
     return notes + _not_normalized(pipeline, schema)
 
 
 def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """A note on predicted variables that no normalizer has in its files."""
-    preblocks = [each for each in pipeline.transforms if each.phase in PREBLOCKS]
-    if any(isinstance(each.transform, ScalerTransform) for each in preblocks):
+    if any(each.type == "bridgescaler_transform" for each in pipeline.preblocks):
         return []
     missing, paths = {}, []
     for each, before in pipeline.with_schemas(schema):
@@ -147,27 +133,26 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     changed: dict[tuple[str, str], list[str]] = {}
     has_output = False
     for each, before in pipeline.with_schemas(schema):
-        transform: Any = each.transform
-        args: Any = getattr(transform, "args", None)
+        transform = each.transform
         if each.phase in PREBLOCKS:
             keys = [group.var_key for group in before.get("target", ())]
-            if isinstance(transform, Rename):
-                # Later blocks know the variables by their new names.
-                names = transform.predicted_names({})
-                changed = {
-                    block: [names.get(key, key) for key in pending]
-                    for block, pending in changed.items()
-                }
-            elif each.type in _INVERSES and "target" in (args.data_types or _BOTH):
-                selected = [key for key in keys if transform.selection(key)]
-                changed[each.path, each.type] = selected
+            # Later blocks know the variables by their new names.
+            names = transform.predicted_names({})
+            changed = {
+                block: [names.get(key, key) for key in pending]
+                for block, pending in changed.items()
+            }
+            if each.type in _INVERSES:
+                parts = each.argument("data_types") or ("input", "target")
+                selected = [k for k in keys if transform.changes(k)]
+                changed[each.path, each.type] = selected if "target" in parts else []
             continue
-        has_output = has_output or getattr(args, "out_key", None) == OUTPUT
-        if getattr(args, "key", None) != OUTPUT:
+        has_output = has_output or each.argument("out_key") == OUTPUT
+        if each.argument("key") != OUTPUT:
             continue
         for (path, kind), pending in changed.items():
             if each.type == _INVERSES[kind]:
-                left = [key for key in pending if not transform.selection(key)]
+                left = [key for key in pending if not transform.changes(key)]
                 changed[path, kind] = left
     return [
         f"{path} (type {kind}) changes {', '.join(pending)}, and no postblock restores "
@@ -178,17 +163,14 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     ]
 
 
-def _units_of(
-    transform: Any, known: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
+def _units_of(each: Placed, known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Key, expected unit and origin of that unit, for variables with known units."""
-    if isinstance(transform, Normalizer):
-        for key in known:
-            unit = transform.units.get(variable_of(key))
-            if unit is not None:
-                yield key, unit, f" has a mean ({transform.paths}) in"
-    args = getattr(transform, "args", None)
+    for key in known:
+        expected = each.transform.unit_of(key)
+        if expected is not None:
+            unit, file = expected
+            yield key, unit, f" has a mean ({file}) in"
     for name, unit in EXPECTED.items():
-        key = getattr(args, name, None)
+        key = each.argument(name)
         if isinstance(key, str) and key in known:
             yield key, unit, f".args.{name} takes"

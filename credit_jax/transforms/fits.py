@@ -19,7 +19,7 @@ from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.transforms import FieldTree
 from credit_jax.transforms.base import variable_of
-from credit_jax.transforms.pre.normalize import NormalizerArgs
+from credit_jax.transforms.normalize import NormalizerArgs
 from credit_jax.transforms.pre.scaler import ScalerArgs
 from credit_jax.transforms.selection import Selection, Variables
 from credit_jax.transforms.statistics import Digests, Extremes, Moments, Statistics

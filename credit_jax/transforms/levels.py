@@ -12,7 +12,7 @@ from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.physics.files import Coefficients, centers, level_numbers
 from credit_jax.physics.interpolation import hybrid_to_hybrid
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
+from credit_jax.transforms.base import FieldTree, LevelFile, Transform, TreeSchema
 from credit_jax.transforms.named import get_field, source_of, with_fields
 
 
@@ -71,7 +71,7 @@ class LevelInterpPostArgs(LevelInterpArgs):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LevelInterp:
+class LevelInterp(Transform):
     """Interpolates variables to other hybrid levels, linearly in log(pressure).
 
     Attributes:
@@ -96,11 +96,11 @@ class LevelInterp:
 
     @property
     def moves_fields(self) -> bool:
-        """See `MovesFields`."""
+        """See `Transform`."""
         return bool(self.predicted)
 
     def variables_read(self) -> tuple[str, ...]:
-        """See `MovesFields`; pressure is among them.
+        """See `Transform`; pressure is among them.
 
         Raises:
             ValueError: it interpolates variables that are read anew in every step, for
@@ -118,7 +118,7 @@ class LevelInterp:
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         args = self.args
         names = f"{args.source_a_var}, {args.source_b_var}"
         where = f"{args.source_level_info_file}: {names}"

@@ -22,40 +22,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from credit_jax.config.base import StrictModel
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import Axes, as_values
 from credit_jax.transforms.base import (
     PREBLOCKS,
-    ChangesGrid,
-    ChangesSchema,
-    Describes,
     Descriptions,
     FieldTree,
     Grid,
-    HasCoordinates,
-    HasLevelFiles,
-    HasOutputLevels,
-    MovesFields,
     OutputLevels,
     Phase,
-    ReadsState,
-    Selects,
     Transform,
     TreeSchema,
     Where,
-    variable_of,
 )
 from credit_jax.transforms.level_files import check_numbers, matched_by_count
-from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
-from credit_jax.transforms.pre.concat import Concat, ToDevice
-from credit_jax.transforms.pre.fill_values import FillValues
-from credit_jax.transforms.pre.normalize import Normalizer
-from credit_jax.transforms.pre.rename import Rename
-from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS
-from credit_jax.transforms.selection import OfVariables
 
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
@@ -70,6 +54,7 @@ class Placed:
         type: name in the registry.
         phase: phase in which it runs.
         where: places where it can run.
+        args: its validated arguments.
         transform: the function.
         digests: SHA-256 of the files that it has read, by their argument.
     """
@@ -78,6 +63,7 @@ class Placed:
     type: str
     phase: Phase
     where: Where
+    args: StrictModel
     transform: Transform
     digests: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,15 +75,16 @@ class Placed:
     @property
     def moves_fields(self) -> bool:
         """Whether it is a preblock that brings fields to the model's grid or levels."""
-        transform = self.transform
-        moves = isinstance(transform, MovesFields) and transform.moves_fields
-        return self.phase in PREBLOCKS and moves
+        return self.phase in PREBLOCKS and self.transform.moves_fields
+
+    def argument(self, name: str) -> Any:
+        """Value of an argument; None if its type has no such argument."""
+        return dict(self.args).get(name)
 
     def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x and y after the transform, in channel order."""
-        if self.phase in PREBLOCKS and isinstance(self.transform, ChangesSchema):
-            return self.transform.schema_after(schema)
-        return schema
+        is_before = self.phase in PREBLOCKS
+        return self.transform.schema_after(schema) if is_before else schema
 
 
 @dataclass(frozen=True)
@@ -152,8 +139,7 @@ class Pipeline:
         descriptions = dict(known)
         for phase in Phase:
             for each in self._of(phase):
-                if isinstance(each.transform, Describes):
-                    descriptions |= each.transform.describe(descriptions)
+                descriptions |= each.transform.describe(descriptions)
         return descriptions
 
     @property
@@ -161,37 +147,31 @@ class Pipeline:
         """Key -> level coordinate of the fields on other levels than the data's."""
         coordinates: dict[str, OutputLevels] = {}
         for each in self.transforms:
-            if isinstance(each.transform, HasOutputLevels):
-                coordinates |= each.transform.output_levels
+            coordinates |= each.transform.output_levels
         return coordinates
 
     def with_gradients(self) -> Pipeline:
         """Returns a copy in which `reconstruct` does not stop gradients."""
-
-        def attached(each: Placed) -> Placed:
-            if not isinstance(each.transform, Reconstruct):
-                return each
-            args = each.transform.args.model_copy(update={"detach": False})
-            return replace(each, transform=Reconstruct(args))
-
-        return Pipeline(tuple(attached(each) for each in self.transforms))
+        return Pipeline(
+            tuple(
+                replace(each, transform=each.transform.attached())
+                for each in self.transforms
+            )
+        )
 
     def with_reconstruct(self) -> Pipeline:
         """Returns a copy that splits predictions to named fields after each step.
 
         A `reconstruct` of "y_pred" precedes the postblocks unless one is there.
         """
-        if any(
-            isinstance(each.transform, Reconstruct)
-            and each.phase is Phase.AFTER_STEP
-            and each.transform.args.in_key == "y_pred"
-            for each in self.transforms
-        ):
-            return self
         phase, kind = Phase.AFTER_STEP, "reconstruct"
-        entry = TRANSFORMS[phase.section][kind]
+        splits = [e for e in self._of(phase) if e.type == kind]
+        if any(each.argument("in_key") == "y_pred" for each in splits):
+            return self
+        args = ReconstructArgs()
         path = f"{phase.value}.reconstruct_predictions"
-        first = Placed(path, kind, phase, entry.where, Reconstruct(ReconstructArgs()))
+        where = TRANSFORMS[phase.section][kind].where
+        first = Placed(path, kind, phase, where, args, Reconstruct(args))
         before = [each for each in self.transforms if each.phase in PREBLOCKS]
         return Pipeline((*before, first, *self.transforms[len(before) :]))
 
@@ -207,15 +187,13 @@ class Pipeline:
         """
         # What is made of the target has its names from the blocks that make it.
         outputs = {
-            each.transform.args.out_key
+            each.argument("out_key")
             for each in self.transforms
-            if isinstance(each.transform, Reconstruct)
-            and each.transform.args.in_key == "y"
+            if each.type == "reconstruct" and each.argument("in_key") == "y"
         }
         blocks: list[Placed] = []
         for each in self.transforms:
-            args: Any = getattr(each.transform, "args", each.transform)
-            keys = {getattr(args, name, None) for name in ("in_key", "out_key", "key")}
+            keys = {each.argument(name) for name in ("in_key", "out_key", "key")}
             if each.phase is Phase.AFTER_STEP and keys & {"y", *outputs}:
                 continue
             blocks.append(each)
@@ -226,16 +204,13 @@ class Pipeline:
 
     def _inverses(self) -> Iterator[Placed]:
         """The inverses of the normalizers of every step, unless a postblock is one."""
-        after = [each.transform for each in self._of(Phase.AFTER_STEP)]
-        if any(isinstance(transform, Denormalizer) for transform in after):
-            return
+        types = {each.type for each in self._of(Phase.AFTER_STEP)}
         # The last preblock is undone first; statistics have the names before renames.
         origins: dict[str, str] = {}
         for each in reversed(self._of(Phase.BEFORE_STEP)):
-            if isinstance(each.transform, Rename):
-                origins = each.transform.origins(origins)
-            if isinstance(each.transform, Normalizer):
-                undo = Denormalizer(each.transform, origins=origins)
+            origins = each.transform.origins(origins)
+            undo = each.transform.restoring(origins)
+            if undo is not None and each.type not in types:
                 yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
@@ -248,9 +223,7 @@ class Pipeline:
         """
         new = dict(tree)
         for each in self.transforms:
-            if each.phase in phases and (
-                isinstance(each.transform, Rename) or each.moves_fields
-            ):
+            if each.phase in phases and (each.transform.renames or each.moves_fields):
                 with errors_of(each.path):
                     new = each.transform(new, None)
         return new
@@ -267,7 +240,7 @@ class Pipeline:
         """
         steps = self._of(Phase.BEFORE_STEP)
         for index, each in enumerate(steps):
-            if not each.moves_fields or not isinstance(each.transform, MovesFields):
+            if not each.moves_fields:
                 continue
             with errors_of(each.path):
                 variables = each.transform.variables_read()
@@ -288,18 +261,16 @@ class Pipeline:
         with other fields, it normalizes nothing.
         """
         steps = [e for e in self._of(Phase.BEFORE_STEP) if not e.moves_fields]
-        by_field = (Rename, OfVariables, Normalizer, Concat, ToDevice)
-        if not all(isinstance(each.transform, by_field) for each in steps):
-            by_field = (Rename, FillValues, Concat)
-        return Pipeline(
-            tuple(
-                each
-                for each in self.preblocks
-                if each.moves_fields
-                or isinstance(each.transform, Rename)
-                or (each in steps and isinstance(each.transform, by_field))
-            )
-        )
+        alone = all(each.transform.by_field for each in steps)
+
+        def applies(each: Placed) -> bool:
+            if each.moves_fields or each.transform.renames:
+                return True
+            by_itself = each.transform.by_field
+            applies_alone = by_itself and (alone or each.transform.keeps_units)
+            return each.phase is Phase.BEFORE_STEP and applies_alone
+
+        return Pipeline(tuple(filter(applies, self.preblocks)))
 
     def named_as_before(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -310,7 +281,7 @@ class Pipeline:
         """
         new = dict(tree)
         for each in reversed(self._of(Phase.BEFORE_STEP)):
-            if isinstance(each.transform, Rename):
+            if each.transform.renames:
                 new = each.transform.inverse(new, context)
         return new
 
@@ -350,12 +321,7 @@ class Pipeline:
 
     def state(self, fields: FieldTree) -> FieldTree:
         """Selects the fields of a state that transforms read from "x_physical"."""
-        read = {
-            key
-            for each in self.transforms
-            if isinstance(each.transform, ReadsState)
-            for key in each.transform.state_keys
-        }
+        read = {key for each in self.transforms for key in each.transform.state_keys}
         chosen = {
             source: {key: field for key, field in source_fields.items() if key in read}
             for source, source_fields in fields.items()
@@ -406,18 +372,15 @@ class Pipeline:
         """
         placed = []
         for each, before in self.with_schemas(schema):
-            if isinstance(each.transform, HasCoordinates):
-                with errors_of(each.path):
-                    transform = each.transform.at(before, grid)
-                if transform is not each.transform:
-                    each = replace(each, transform=transform)
-            if isinstance(each.transform, HasLevelFiles):
-                with errors_of(each.path):
-                    for file in each.transform.level_files:
-                        check_numbers(file, before)
+            with errors_of(each.path):
+                transform = each.transform.at(before, grid)
+                for file in transform.level_files:
+                    check_numbers(file, before)
+            if transform is not each.transform:
+                each = replace(each, transform=transform)
             # Blocks after a regrid see its grid, the regrid itself that of the data.
-            if isinstance(each.transform, ChangesGrid):
-                new = each.transform.new_grid
+            new = transform.new_grid
+            if new is not None:
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = Axes(*axes, where=each.path)
             placed.append(each)
@@ -433,7 +396,6 @@ class Pipeline:
         notes = [
             f"{each.path}: {text}"
             for each, before in self.with_schemas(schema)
-            if isinstance(each.transform, HasLevelFiles)
             for file in each.transform.level_files
             if (text := matched_by_count(file, before))
         ]
@@ -453,12 +415,8 @@ class Pipeline:
     @property
     def grid(self) -> Grid | None:
         """The grid of x and y; None if it is that of the data."""
-        grids = [
-            each.transform.new_grid
-            for each in self.preblocks
-            if isinstance(each.transform, ChangesGrid)
-        ]
-        return grids[-1] if grids else None
+        grids = [each.transform.new_grid for each in self.preblocks]
+        return next((grid for grid in reversed(grids) if grid is not None), None)
 
     @property
     def digests(self) -> dict[str, str]:
@@ -472,8 +430,7 @@ class Pipeline:
     @property
     def normalizes(self) -> bool:
         """Whether a preblock is a normalizer or a scaler."""
-        kinds = (Normalizer, ScalerTransform)
-        return any(isinstance(each.transform, kinds) for each in self.preblocks)
+        return any(each.transform.is_scaling for each in self.preblocks)
 
     def normalized(self, schema: TreeSchema) -> frozenset[str]:
         """Keys of x and y that a normalizer or a scaler of the preblocks changes.
@@ -483,14 +440,11 @@ class Pipeline:
         """
         scaled: set[str] = set()
         for each, before in Pipeline(self.preblocks).with_schemas(schema):
-            transform = each.transform
-            keys = {group.var_key for groups in before.values() for group in groups}
-            if isinstance(transform, Rename):
-                scaled = {transform.mapping.get(key, key) for key in scaled}
-            elif isinstance(transform, Normalizer):
-                scaled |= {key for key in keys if variable_of(key) in transform.mean}
-            elif isinstance(transform, ScalerTransform):
-                scaled |= {key for key in keys if transform.selection(key)}
+            names = each.transform.renames
+            scaled = {names.get(key, key) for key in scaled}
+            if each.transform.is_scaling:
+                keys = {group.var_key for groups in before.values() for group in groups}
+                scaled |= set(filter(each.transform.changes, keys))
         return frozenset(scaled)
 
     @cached_property
@@ -498,14 +452,13 @@ class Pipeline:
         """Key of a variable after all preblocks -> key in the data, if another."""
         origins: dict[str, str] = {}
         for each in reversed(self.preblocks):
-            if isinstance(each.transform, Rename):
-                origins = each.transform.origins(origins)
+            origins = each.transform.origins(origins)
         return origins
 
     @property
     def needs_grid(self) -> bool:
         """Whether a preblock needs all rows of a field, not only some."""
-        return any(getattr(p.transform, "needs_grid", False) for p in self.preblocks)
+        return any(each.transform.needs_grid for each in self.preblocks)
 
     @property
     def preblocks(self) -> tuple[Placed, ...]:
@@ -528,14 +481,8 @@ class Pipeline:
 
 def _check_exchange(before: Placed, block: Placed, variables: Sequence[str]) -> None:
     """Checks that a block does not change some variables, except for their names."""
-    transform = before.transform
-    if isinstance(transform, Rename) or before.moves_fields:
-        return
-    changed = (
-        transform.selection if isinstance(transform, Selects) else lambda key: True
-    )
-    altered = [key for key in variables if changed(key)]
-    if altered:
+    altered = [key for key in variables if before.transform.changes(key)]
+    if altered and not before.moves_fields:
         raise ValueError(
             f"{block.path} takes {altered[0]} after {before.path} (type "
             f"{before.type}) has changed it; in a forecast of several steps the block "

@@ -9,9 +9,9 @@ from pydantic import PositiveFloat
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.transforms.base import FieldTree, change_entry, map_fields
+from credit_jax.transforms.base import FieldTree, OfVariables, change_entry, map_fields
 from credit_jax.transforms.pointwise import Base, root, shifted_exp, shifted_log
-from credit_jax.transforms.selection import DataType, OfVariables, Variables
+from credit_jax.transforms.selection import DataType, Variables
 
 
 class _Log(StrictModel):

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from credit_jax.config.custom_objects import open_registry
-from credit_jax.transforms import advection, levels
+from credit_jax.transforms import advection, levels, normalize
 from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
 from credit_jax.transforms.pointwise_blocks import (
     ExpArgs,
@@ -22,7 +22,6 @@ from credit_jax.transforms.post import (
     reconstruct,
     wet_mask,
 )
-from credit_jax.transforms.post import normalize as denormalize
 from credit_jax.transforms.post import scaler as post_scaler
 from credit_jax.transforms.post.full_levels import (
     FullLevelsArgs,
@@ -33,7 +32,7 @@ from credit_jax.transforms.post.laplace_filter import (
     LaplaceFilterArgs,
 )
 from credit_jax.transforms.post.wind_filter import WindFilter, WindFilterArgs
-from credit_jax.transforms.pre import normalize, regrid, rename
+from credit_jax.transforms.pre import regrid, rename
 from credit_jax.transforms.pre import scaler as pre_scaler
 from credit_jax.transforms.pre.concat import Concat, ConcatArgs, ToDevice, ToDeviceArgs
 from credit_jax.transforms.pre.fill_values import FillArgs, FillValues
@@ -121,8 +120,8 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
         files=("scaler_path",),
     ),
     "era5_normalizer": TransformEntry(
-        denormalize.DenormalizerArgs,
-        denormalize.build_denormalizer,
+        normalize.DenormalizerArgs,
+        normalize.build_denormalizer,
         POSTBLOCKS,
         _BOTH,
         files=("mean_path", "std_path"),

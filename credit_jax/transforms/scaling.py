@@ -204,7 +204,7 @@ def level_file(
     path: str,
     selects: Callable[[str], bool],
 ) -> LevelFile:
-    """The scalers whose channels are levels without values; see `HasLevelFiles`."""
+    """The scalers whose channels are levels without values; see `LevelFile`."""
     without = {
         key
         for source_scalers in scalers.values()

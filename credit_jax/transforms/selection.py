@@ -61,16 +61,5 @@ class Selection:
         ]
 
 
-class OfVariables:
-    """Base class of blocks whose arguments have `variables`."""
-
-    args: Any
-
-    @property
-    def selection(self) -> Selection:
-        """See `credit_jax.transforms.base.Selects`."""
-        return Selection(self.args.variables)
-
-
 def _covers(entry: str, key: str) -> bool:
     return key == entry or key.startswith(f"{entry}/")

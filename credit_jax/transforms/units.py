@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
+from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.named_fields.tree import by_source
-from credit_jax.transforms.base import FieldTree, Group, Invertible
+from credit_jax.transforms.base import FieldTree, Group
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pointwise import is_numpy
-from credit_jax.transforms.pre.concat import Concat
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,8 @@ class Units:
         """
         tree: FieldTree = {"target": _split(array, self.model)}
         for block in reversed(self.blocks):
-            if not isinstance(block.transform, Invertible):
-                raise ValueError(
-                    f"{block.path}: {block.type} has no inverse, so that values after "
-                    "it have no known physical units"
-                )
-            tree = block.transform.inverse(tree, context)
+            with errors_of(block.path):
+                tree = block.transform.inverse(tree, context)
         keys = [self.origins[key] for key in self.model.keys]
         return _join(tree["target"], keys, array.ndim)
 
@@ -91,9 +87,7 @@ def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
     for group in groups:
         (new,) = pipeline.schema_after({"target": [group]})["target"]
         origins[new.var_key] = group.var_key
-    blocks = [
-        block for block in pipeline.preblocks if not isinstance(block.transform, Concat)
-    ]
+    blocks = [block for block in pipeline.preblocks if block.type != "concat"]
     return Units(tuple(blocks), _channels(groups), _channels(after), origins)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from credit_jax.named_fields.write_scalers import write_scalers
-from credit_jax.transforms.pre.normalize import (
+from credit_jax.transforms.normalize import (
     Normalizer,
     NormalizerArgs,
     build_normalizer,

@@ -8,7 +8,7 @@ import numpy as np
 from credit_jax.config.base import StrictModel
 from credit_jax.transforms import Phase, TransformEntry, Where
 from credit_jax.transforms.base import map_fields
-from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
+from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
 from tests.support.gradients import draw
 from tests.transforms.cases import CONCAT, LEVELS, LSM, SP, TP, TSI, T
 

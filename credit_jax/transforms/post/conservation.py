@@ -21,7 +21,7 @@ from credit_jax.physics.arrays import clip
 from credit_jax.physics.constants import SECONDS_PER_HOUR
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
+from credit_jax.transforms.base import FieldTree, LevelFile, Transform, TreeSchema
 from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
@@ -175,7 +175,7 @@ class NetEnergyFixerArgs(AirArgs):
     flux_units: Literal["J m-2", "W m-2"] = "J m-2"
 
 
-class _OnLevels:
+class _OnLevels(Transform):
     """What the fixers with integrals over levels share."""
 
     args: Any
@@ -183,7 +183,7 @@ class _OnLevels:
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`; none for levels that are matched by their pressure."""
+        """See `Transform`; none for levels that are matched by their pressure."""
         if self.grid.axes.levels is not None:
             return ()
         named = self.args.model_dump(include={"T_var", "q_var", "U_var", "V_var"})
@@ -193,7 +193,7 @@ class _OnLevels:
 
 
 @dataclasses.dataclass(frozen=True)
-class TracerFixer:
+class TracerFixer(Transform):
     """Clips variables of the output.
 
     Attributes:
@@ -231,7 +231,7 @@ class MassFixer(_OnLevels):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """See `ReadsState`."""
+        """See `Transform`."""
         return (self.args.q_var, self.args.sp_var)
 
     def __call__(
@@ -266,7 +266,7 @@ class WaterFixer(_OnLevels):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """See `ReadsState`."""
+        """See `Transform`."""
         return (self.args.q_var, self.args.sp_var)
 
     def __call__(
@@ -314,7 +314,7 @@ class EnergyFixer(_OnLevels):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """See `ReadsState`."""
+        """See `Transform`."""
         args = self.args
         if isinstance(args, NetEnergyFixerArgs):
             return args.air

@@ -34,6 +34,7 @@ from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
     OutputLevels,
+    Transform,
     variable_of,
 )
 from credit_jax.transforms.named import get_field, with_fields
@@ -175,7 +176,7 @@ class PressureInterpArgs(StrictModel):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SeaLevelPressure:
+class SeaLevelPressure(Transform):
     """Adds pressure at mean sea level.
 
     Attributes:
@@ -207,7 +208,7 @@ class SeaLevelPressure:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Geopotential:
+class Geopotential(Transform):
     """Adds the geopotential of the model's levels.
 
     Attributes:
@@ -224,7 +225,7 @@ class Geopotential:
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         args = self.args
         keys = (args.temperature_var, args.specific_humidity_var)
         names = f"{args.model_a_half_var}, {args.model_b_half_var}"
@@ -258,7 +259,7 @@ class Geopotential:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PressureInterp:
+class PressureInterp(Transform):
     """Adds variables on pressure levels.
 
     Attributes:
@@ -275,7 +276,7 @@ class PressureInterp:
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         args = self.args
         keys = (args.temperature_var, *args.interp_variables)
         where = f"{args.level_info_file}: {args.model_a_var}, {args.model_b_var}"
@@ -314,7 +315,7 @@ class PressureInterp:
 
     @property
     def output_levels(self) -> dict[str, OutputLevels]:
-        """See `HasOutputLevels`."""
+        """See `Transform`."""
         return dict.fromkeys(
             self._names.values(), (PRESSURE, self.args.pressure_levels)
         )

@@ -14,7 +14,13 @@ from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.bridgescaler import Scaler
 from credit_jax.named_fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema, change_entry
+from credit_jax.transforms.base import (
+    FieldTree,
+    LevelFile,
+    Transform,
+    TreeSchema,
+    change_entry,
+)
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.post.scaler import target_scalers
 from credit_jax.transforms.scaling import (
@@ -46,7 +52,7 @@ class FlattenArgs(StrictModel):
 
 
 @dataclass(frozen=True, eq=False)
-class FlattenToTensor:
+class FlattenToTensor(Transform):
     """Joins fields in the order of the model's output; does not change the fields.
 
     Attributes:
@@ -89,7 +95,7 @@ class FlattenToTensor:
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         path = str(self.args.scaler_path)
         return (level_file(self.scalers or {}, path, self._selects),)
 

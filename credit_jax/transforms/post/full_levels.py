@@ -33,6 +33,7 @@ from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
     OutputLevels,
+    Transform,
 )
 from credit_jax.transforms.named import with_fields
 from credit_jax.transforms.post.diagnostics import (
@@ -128,7 +129,7 @@ class FullLevelsArgs(StrictModel):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FullLevels:
+class FullLevels(Transform):
     """Adds variables on pressure levels and heights, pressure and geopotential.
 
     As gen1's `credit.interp.full_state_pressure_interpolation`: all fields are
@@ -152,7 +153,7 @@ class FullLevels:
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         args = self.args
         keys = (args.temperature_var, args.q_var, *args.interp_fields)
         where = f"{args.model_level_file}: {args.a_model_name}, {args.b_model_name}"
@@ -160,7 +161,7 @@ class FullLevels:
 
     @property
     def output_levels(self) -> dict[str, OutputLevels]:
-        """See `HasOutputLevels`."""
+        """See `Transform`."""
         return self.args.output_levels
 
     def __call__(

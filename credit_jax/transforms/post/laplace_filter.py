@@ -16,7 +16,7 @@ from credit_jax.physics.laplace_filter import (
     filter_wind,
 )
 from credit_jax.physics.rows import all_rows
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Transform
 from credit_jax.transforms.named import get_field, with_fields
 
 
@@ -62,7 +62,7 @@ class LaplaceFilterArgs(StrictModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class LaplaceFilter:
+class LaplaceFilter(Transform):
     """Filters fields in physical units, as gen1's `use_laplace_filter`.
 
     Attributes:

@@ -1,5 +1,7 @@
 """`reconstruct`: splits a prediction to named fields."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
@@ -8,7 +10,7 @@ import jax
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_source
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Transform
 
 
 class ReconstructArgs(StrictModel):
@@ -28,7 +30,7 @@ class ReconstructArgs(StrictModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reconstruct:
+class Reconstruct(Transform):
     """Splits (batch, channel, time, lat, lon) by the channel map of x or of y.
 
     Attributes:
@@ -57,6 +59,10 @@ class Reconstruct:
             flat = jax.lax.stop_gradient(flat)
         fields = {key: flat[:, place] for key, place in slices.items()}
         return {**tree, self.args.out_key: by_source(fields)}
+
+    def attached(self) -> Reconstruct:
+        """Returns the block without the stop of gradients."""
+        return Reconstruct(self.args.model_copy(update={"detach": False}))
 
     def _take(self, tree: FieldTree) -> tuple[Any, dict[str, slice]]:
         channel_map = "input_channel_map" if self.args.in_key == "x" else "channel_map"

@@ -10,7 +10,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.bridgescaler import Scaler
 from credit_jax.named_fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
+from credit_jax.transforms.base import FieldTree, LevelFile, OfVariables, TreeSchema
 from credit_jax.transforms.scaling import (
     Method,
     by_level,
@@ -20,7 +20,7 @@ from credit_jax.transforms.scaling import (
     scale_fields,
     scalers_at,
 )
-from credit_jax.transforms.selection import OfVariables, Variables
+from credit_jax.transforms.selection import Variables
 
 
 class ScalerArgs(StrictModel):
@@ -56,7 +56,7 @@ class ScalerTransform(OfVariables):
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         path = self.args.scaler_path
         return (level_file(self.scalers, path, by_level(self.args)),)
 

@@ -21,7 +21,7 @@ from credit_jax.named_fields.coordinates import (
     places_of,
     take_places,
 )
-from credit_jax.transforms.base import FieldTree, TreeSchema
+from credit_jax.transforms.base import FieldTree, Transform, TreeSchema
 from credit_jax.transforms.pointwise import is_numpy
 
 NUM_DEPTHS = 19
@@ -73,7 +73,7 @@ class WetMaskArgs(StrictModel):
 
 
 @dataclass(frozen=True, eq=False)
-class WetMask:
+class WetMask(Transform):
     """Multiplies an array by a mask.
 
     Attributes:

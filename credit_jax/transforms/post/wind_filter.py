@@ -17,7 +17,7 @@ from credit_jax.physics.wind_filter import (
     gaussian,
     strong_wind_mask,
 )
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Transform
 from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
@@ -65,7 +65,7 @@ class WindFilterArgs(StrictModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class WindFilter:
+class WindFilter(Transform):
     """Smooths levels of the output near strong winds.
 
     Attributes:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.transforms.base import Destination, FieldTree, TreeSchema
+from credit_jax.transforms.base import Destination, FieldTree, Transform, TreeSchema
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
 FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
@@ -76,7 +76,7 @@ def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[st
 
 
 @dataclass(frozen=True)
-class Concat:
+class Concat(Transform):
     """`concatenate`, as a block.
 
     Attributes:
@@ -84,6 +84,8 @@ class Concat:
     """
 
     args: ConcatArgs
+    by_field: ClassVar = True
+    keeps_units: ClassVar = True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -106,7 +108,7 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class ToDevice:
+class ToDevice(Transform):
     """A transform without effect.
 
     Attributes:
@@ -114,6 +116,8 @@ class ToDevice:
     """
 
     args: ToDeviceArgs
+    by_field: ClassVar = True
+    keeps_units: ClassVar = True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

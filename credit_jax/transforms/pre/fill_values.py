@@ -5,16 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.transforms.base import FieldTree, map_fields
+from credit_jax.transforms.base import FieldTree, OfVariables, map_fields
 from credit_jax.transforms.pointwise import is_numpy
-from credit_jax.transforms.selection import DataType, OfVariables, Variables
+from credit_jax.transforms.selection import DataType, Variables
 
 _COMPARE: Mapping[str, Callable[[Any, float], Any]] = {
     "==": operator.eq,
@@ -64,6 +64,7 @@ class FillValues(OfVariables):
     """
 
     args: FillArgs
+    keeps_units: ClassVar = True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

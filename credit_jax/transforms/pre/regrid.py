@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from credit_jax.config.base import StrictModel
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
-from credit_jax.transforms.base import FieldTree, Grid, map_fields
+from credit_jax.transforms.base import FieldTree, Grid, Transform, map_fields
 from credit_jax.transforms.selection import DataType
 
 
@@ -37,23 +37,36 @@ class RegridArgs(StrictModel):
 
 
 @dataclass(frozen=True, eq=False)
-class Regrid:
+class Regrid(Transform):
     """Multiplies the points of some variables by a sparse matrix.
 
     Attributes:
         args: see `RegridArgs`.
         matrix: (new points, old points) float32.
         num_points: number of points of the old grid.
-        new_grid: the grid of the regridded fields.
+        target: the grid of the regridded fields.
     """
 
     args: RegridArgs
     matrix: csr_array
     num_points: int
-    new_grid: Grid
+    target: Grid
+    keeps_units: ClassVar = True
 
-    needs_grid: ClassVar = True
-    moves_fields: ClassVar = True
+    @property
+    def new_grid(self) -> Grid:
+        """The target."""
+        return self.target
+
+    @property
+    def needs_grid(self) -> bool:
+        """True: an interpolation reads any row."""
+        return True
+
+    @property
+    def moves_fields(self) -> bool:
+        """True."""
+        return True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -70,7 +83,7 @@ class Regrid:
         )
 
     def variables_read(self) -> tuple[str, ...]:
-        """See `MovesFields`."""
+        """See `Transform`."""
         return self.args.variables
 
     def inverse(

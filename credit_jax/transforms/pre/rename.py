@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import expandvars
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.transforms.base import Descriptions, FieldTree, TreeSchema
+from credit_jax.transforms.base import Descriptions, FieldTree, Transform, TreeSchema
 from credit_jax.transforms.selection import DataType
 
 
@@ -40,7 +40,7 @@ class RenameArgs(StrictModel):
 
 
 @dataclass(frozen=True)
-class Rename:
+class Rename(Transform):
     """Changes the keys of variables.
 
     Keys are replaced simultaneously: a new key that is also an old key is not replaced
@@ -53,6 +53,17 @@ class Rename:
 
     mapping: Mapping[str, str]
     data_types: tuple[DataType, ...]
+    by_field: ClassVar = True
+    keeps_units: ClassVar = True
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        """The mapping."""
+        return self.mapping
+
+    def changes(self, key: str) -> bool:
+        """False: no value is another one afterwards."""
+        return False
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -71,27 +82,13 @@ class Rename:
         return self._renamed(tree, {new: old for old, new in self.mapping.items()})
 
     def origins(self, names: Mapping[str, str]) -> dict[str, str]:
-        """The keys that predicted variables have before the block.
-
-        Args:
-            names: key at the end of the preblocks -> key after this block, if another.
-
-        Returns:
-            Key at the end of the preblocks -> key before this block, if another.
-        """
+        """See `Transform`."""
         if "target" not in self.data_types:
             return dict(names)
         return _followed(names, {new: old for old, new in self.mapping.items()})
 
     def predicted_names(self, names: Mapping[str, str]) -> dict[str, str]:
-        """The keys that predicted variables have after the block.
-
-        Args:
-            names: key in the data -> key before this block, if another.
-
-        Returns:
-            Key in the data -> key after this block, if another.
-        """
+        """See `Transform`."""
         if "target" not in self.data_types:
             return dict(names)
         return _followed(names, self.mapping)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.bridgescaler import Scaler, ScalerDict
 from credit_jax.named_fields.coordinates import Axes
-from credit_jax.transforms.base import FieldTree, LevelFile, TreeSchema
+from credit_jax.transforms.base import FieldTree, LevelFile, OfVariables, TreeSchema
 from credit_jax.transforms.scaling import (
     INVERSE,
     Method,
@@ -21,7 +21,7 @@ from credit_jax.transforms.scaling import (
     scale_fields,
     scalers_at,
 )
-from credit_jax.transforms.selection import DataType, OfVariables, Variables
+from credit_jax.transforms.selection import DataType, Variables
 
 
 class ScalerArgs(StrictModel):
@@ -60,6 +60,7 @@ class ScalerTransform(OfVariables):
 
     args: ScalerArgs
     scalers: ScalerDict
+    is_scaling: ClassVar = True
 
     @property
     def needs_grid(self) -> bool:
@@ -68,7 +69,7 @@ class ScalerTransform(OfVariables):
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`."""
+        """See `Transform`."""
         path, selects = self.args.scaler_path, by_level(self.args)
         return tuple(
             level_file(self._scalers_of(part), path, selects) for part in self._parts

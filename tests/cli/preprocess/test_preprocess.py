@@ -22,7 +22,7 @@ from credit_jax.training import scaler_fitting as fitting
 from credit_jax.training.scaler_fitting import fit_scalers
 from credit_jax.transforms import build_pipeline
 from credit_jax.transforms.fits import ScalerFit
-from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
+from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
 from tests.cli.preprocess.configs import DEEP, FIRST, config, raw, scaler
 from tests.data.damaged import rewrite
 

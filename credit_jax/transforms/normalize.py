@@ -1,4 +1,9 @@
-"""`era5_normalizer`: (x - mean) / std by variable and level, from two files."""
+"""`era5_normalizer`: (x - mean) / std by variable and level, and its inverse.
+
+CREDIT has no such postblock: its forecasts of several steps normalize fields twice.
+gen1 configs, whose forecasts feed back normalized fields without change, are converted
+to configs with this block.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -24,7 +29,9 @@ from credit_jax.named_fields.coordinates import (
 from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
+    Transform,
     TreeSchema,
+    change_entry,
     map_fields,
     place_of,
     variable_of,
@@ -49,8 +56,18 @@ class NormalizerArgs(StrictModel):
     levels: tuple[int, ...] | None = None
 
 
+class DenormalizerArgs(NormalizerArgs):
+    """Arguments of the postblock `era5_normalizer`.
+
+    Attributes:
+        key: entry to change.
+    """
+
+    key: str = "y_processed"
+
+
 @dataclasses.dataclass(frozen=True)
-class Normalizer:
+class Normalizer(Transform):
     """Computes (x - mean) / max(std, 1e-12) for the variables that both files have.
 
     Other variables are not changed, as in CREDIT.
@@ -76,10 +93,12 @@ class Normalizer:
     places: Mapping[str, Sequence[np.ndarray | None]] = dataclasses.field(
         default_factory=dict
     )
+    by_field: ClassVar = True
+    is_scaling: ClassVar = True
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `HasLevelFiles`; those without values of levels."""
+        """See `Transform`; those without values of levels."""
         bare = {name for name in self.mean if name not in self.levels}
         files = [LevelFile(self.paths, lambda key: variable_of(key) in bare)]
         for name, both in self.levels.items():
@@ -93,6 +112,19 @@ class Normalizer:
                         )
                     )
         return tuple(files)
+
+    def changes(self, key: str) -> bool:
+        """Whether both files have the variable."""
+        return variable_of(key) in self.mean
+
+    def unit_of(self, key: str) -> tuple[str, str] | None:
+        """Unit of the mean of a variable, and the files."""
+        unit = self.units.get(variable_of(key))
+        return None if unit is None else (unit, self.paths)
+
+    def restoring(self, origins: Mapping[str, str]) -> Denormalizer:
+        """Returns the inverse, as a postblock."""
+        return Denormalizer(self, names_before=origins)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -202,6 +234,51 @@ class Normalizer:
         return dataclasses.replace(self, places=moved)
 
 
+@dataclasses.dataclass(frozen=True)
+class Denormalizer(Transform):
+    """Computes y std + mean for the variables that both files have.
+
+    Attributes:
+        normalizer: the preblock.
+        key: entry to change.
+        names_before: key of a variable of that entry -> its key in the preblock, if it
+            has another one there.
+    """
+
+    normalizer: Normalizer
+    key: str = "y_processed"
+    names_before: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Converts the fields of the entry `key` to physical units."""
+        return change_entry(tree, self._undo, self.key, "era5_normalizer")
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `Transform`."""
+        return self.normalizer.level_files
+
+    def at(self, schema: TreeSchema, grid: Axes) -> Denormalizer:
+        """Returns the block with the statistics of the levels of the data."""
+        names = self.names_before
+        before = {
+            part: [
+                dataclasses.replace(g, var_key=names.get(g.var_key, g.var_key))  # type: ignore[type-var]
+                for g in groups
+            ]
+            for part, groups in schema.items()
+        }
+        normalizer = self.normalizer.at(before, grid)
+        if normalizer is self.normalizer:
+            return self
+        return dataclasses.replace(self, normalizer=normalizer)
+
+    def _undo(self, key: str, array: Any) -> Any:
+        return self.normalizer.denormalize(self.names_before.get(key, key), array)
+
+
 def _listed(places: Mapping[str, Sequence[np.ndarray | None]]) -> dict[str, Any]:
     """Positions as lists, which can be compared."""
     return {
@@ -246,6 +323,11 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
         raise ValueError(f"{args.std_path}: negative std of {', '.join(negative)}")
     paths = f"{args.mean_path} and {args.std_path}"
     return Normalizer(chosen["mean"], chosen["std"], paths, units, levels)
+
+
+def build_denormalizer(args: DenormalizerArgs) -> Denormalizer:
+    """Builds the block; reads both files. See `build_normalizer` for the errors."""
+    return Denormalizer(build_normalizer(args), args.key)
 
 
 def _read(
