@@ -1,7 +1,7 @@
 """Batch norm as a layer whose running statistics are state of the module.
 
 The statistics are `nnx.BatchStat` variables. `ModelDef` reads them from the collection
-"batch_stats" of the model state, `Context.run` and `Context.scan` pass those of all
+"batch_stats" of the model state, `run_block` and `scan_blocks` pass those of all
 norms below a block into and out of it, and `ModelDef.apply_and_update` returns the
 collection after the forward pass. Blocks only call their norms.
 """

@@ -18,6 +18,7 @@ from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, Linear
 from credit_jax.nn.parameters import of_call, parameter, stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
@@ -116,9 +117,9 @@ class Toy(nnx.Module):
     def __call__(self, inputs: Mapping[str, Array], context: Context) -> Array:
         field = _field(inputs["x"], HEIGHT, context)
         region = _field(inputs["region"], REGION[0], context)
-        field = context.run(self.entry, field, region, inputs["time"])
-        field = context.scan(self.blocks, field, DEPTH)
-        data = context.run(self.exit, field).data
+        field = run_block(context, self.entry, field, region, inputs["time"])
+        field = scan_blocks(context, self.blocks, field, DEPTH)
+        data = run_block(context, self.exit, field).data
         batch, rows, lon, _ = data.shape
         return data.reshape(batch, rows, lon, 2, FRAMES_OUT).transpose(0, 3, 4, 1, 2)
 

@@ -17,6 +17,7 @@ from credit_jax.nn.parameters import (
     param_spec_of,
     stack_blocks,
 )
+from credit_jax.nn.run_blocks import scan_blocks
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index, psum
@@ -79,7 +80,7 @@ def program(mesh, dropout=True):
         )
         layout = context.rows(ROWS)
         field = reshard(Field(x, layout), window_layout(layout, ROWS, WINDOW))
-        return reshard(context.scan(module, field, DEPTH), layout).data
+        return reshard(scan_blocks(context, module, field, DEPTH), layout).data
 
     def body(params, x, key):
         def loss(params):

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from credit_jax.nn.context import Context
 from credit_jax.nn.experts import ExpertFeedForward, Routing
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.ops.experts import balance_loss
 from credit_jax.parallel.collectives import axis_index, psum
@@ -107,7 +108,7 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
             blocks = context.rows(ROWS)
             layout = Windows(ROWS, COLUMNS, 2, 2).layouts(blocks)[0]
             assert (layout.strips > 1) == (axes.num_domain > 1)
-            out = context.run(module, reshard(Field(x, blocks), layout))
+            out = run_block(context, module, reshard(Field(x, blocks), layout))
             out = reshard(out, blocks)
             out = jnp.where(out.mask(), out.data, 0.0)
             named = named_variables(module, nnx.BatchStat)

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.params.initializers import constant
 from credit_jax.parallel.rows.layout import Field
 from tests.training.tiny import Dense, TinyConfig
@@ -48,4 +49,4 @@ class Noisy(nnx.Module):
         self.dense = NoisyDense(*channels, config.image_height)
 
     def __call__(self, inputs: Any, context: Context) -> Array:
-        return context.run(self.dense, inputs["x"])
+        return run_block(context, self.dense, inputs["x"])

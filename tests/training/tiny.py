@@ -13,6 +13,7 @@ from flax import nnx
 
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.nn.parameters import parameter
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.params.initializers import torch_uniform
 from tests.data.world import MODEL, raw_config
@@ -73,7 +74,7 @@ class Tiny(nnx.Module):
         self.dense = Dense(config.input_channels, config.hidden, config.output_channels)
 
     def __call__(self, inputs, context):
-        return context.run(self.dense, inputs["x"])
+        return run_block(context, self.dense, inputs["x"])
 
 
 def tiny_config(world, folder, **changes):

@@ -144,7 +144,7 @@ class TransformerBlock(nnx.Module):
         self.long_feed_forward = after_long(channels, dropout=ff_dropout)
 
     def ready(self) -> Biases:
-        """Returns the biases; `Context.scan` computes those of all blocks at once."""
+        """Returns the biases; `scan_blocks` computes those of all blocks at once."""
         return self.short_attention.bias(), self.long_attention.bias()
 
     def __call__(

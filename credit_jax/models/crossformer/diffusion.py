@@ -23,6 +23,7 @@ from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
+from credit_jax.nn.run_blocks import run_block
 
 
 class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConfig):
@@ -79,7 +80,7 @@ class DiffusionCrossFormer(EncoderDecoder):
         self, inputs: Mapping[str, Array], context: Context
     ) -> tuple[Float[Array, "batch channel"], ...]:
         time = context.precision.cast(inputs[TIME])
-        return context.run(self.time_embedding, time)
+        return run_block(context, self.time_embedding, time)
 
 
 class TimeEmbedding(nnx.Module):

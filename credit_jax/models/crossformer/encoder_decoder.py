@@ -20,6 +20,7 @@ from credit_jax.models.crossformer.blocks import DENSE, FeedForwards
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.stage import Stage
 from credit_jax.nn.context import Context
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.shuffle import join
 from credit_jax.parallel.rows.layout import Field
 
@@ -85,7 +86,7 @@ class EncoderDecoder(nnx.Module):
             fold,
         )
         if config.patch != (1, 1):
-            field = context.run(self.cube_embedding, field)
+            field = run_block(context, self.cube_embedding, field)
         added = self._added(inputs, context)
         encodings = []
         for index, stage in enumerate(self.stages):
@@ -95,9 +96,9 @@ class EncoderDecoder(nnx.Module):
             field = self._encoded(field, index, context)
             encodings.append(field)
         for index, up in enumerate(self.up_blocks):
-            field = self._decoded(context.run(up, field), index, context)
+            field = self._decoded(run_block(context, up, field), index, context)
             field = join(field, encodings[2 - index])
-        field = context.run(self.head, field)
+        field = run_block(context, self.head, field)
         y = leave(field, config, interpolate=config.interp).astype(x.dtype)
         return correct(config, x, y, context)
 

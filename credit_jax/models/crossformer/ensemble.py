@@ -18,6 +18,7 @@ from credit_jax.models.common.noise_injection import NoiseInjection
 from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerKeys
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.rows.layout import Field
 
 
@@ -116,7 +117,7 @@ class EnsembleCrossFormer(CrossFormer):
     def _noisy(self, layer: NoiseInjection, field: Field, context: Context) -> Field:
         name = "latent" if self.correlated else f"{layer.name} latent"
         latent: Array = context.normal_vector(name, field.data.shape[0], self.latent)
-        return field.like(context.run(layer, field, latent))
+        return field.like(run_block(context, layer, field, latent))
 
 
 def _freeze(module: nnx.Module) -> None:

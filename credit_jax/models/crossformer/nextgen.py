@@ -25,6 +25,7 @@ from credit_jax.models.crossformer.level_attention import LevelAttention, Levels
 from credit_jax.models.crossformer.spectral_nodes import SpectralNodes
 from credit_jax.models.crossformer.stage import Stage
 from credit_jax.nn.context import Context
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import join
 from credit_jax.parallel.rows.layout import Field
@@ -159,12 +160,12 @@ class NextGenWXFormer(nnx.Module):
         for index, stage in enumerate(self.stages):
             field = stage(field, context.fold_in(index))
             encodings.append(field)
-        field = context.run(self.nodes, field)
+        field = run_block(context, self.nodes, field)
         for index, up in enumerate(self.up_blocks):
             skip = encodings[2 - index]
             size = skip.layout.size, skip.row_points
-            field = join(resize_bilinear(context.run(up, field), size), skip)
-        field = context.run(self.head, field)
+            field = join(resize_bilinear(run_block(context, up, field), size), skip)
+        field = run_block(context, self.head, field)
         return self._leave(field, x, context)
 
     def _enter(
@@ -177,7 +178,7 @@ class NextGenWXFormer(nnx.Module):
             frames = x.transpose(0, 2, 3, 4, 1).reshape(batch * time, rows, lon, -1)
             count = self.config.channels * self.config.levels
             upper, rest = jnp.split(frames, [count], -1)
-        upper = context.run(self.levels, Field(upper, layout))
+        upper = run_block(context, self.levels, Field(upper, layout))
         with jax.named_scope(INPUT):
             frames = jnp.concatenate([upper, rest], -1)
             frames = frames.reshape(batch, time, rows, lon, -1)
@@ -198,7 +199,7 @@ class NextGenWXFormer(nnx.Module):
         if config.decoder_col_attn:
             count = config.channels * config.levels
             upper, rest = jnp.split(field.data, [count], -1)
-            upper = context.run(self.output_levels, field.like(upper)).data
+            upper = run_block(context, self.output_levels, field.like(upper)).data
             field = field.like(jnp.concatenate([upper, rest], -1))
         with jax.named_scope(OUTPUT):
             base = x[:, : config.output_channels, -1]

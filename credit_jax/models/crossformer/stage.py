@@ -16,12 +16,13 @@ from credit_jax.models.crossformer.blocks import (
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import BLOCKS
 
 
 class Stage(nnx.Module):
-    """Embedding and `depth` transformer blocks, run by `Context.scan`.
+    """Embedding and `depth` transformer blocks, run by `scan_blocks`.
 
     Args of the constructor:
         channel_in, channels: numbers of channels of the input and of the stage.
@@ -74,8 +75,8 @@ class Stage(nnx.Module):
             self.blocks = stack_blocks(block, depth)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        field = context.run(self.embed, field, windows=self.windows)
+        field = run_block(context, self.embed, field, windows=self.windows)
         if not self.depth:
             return field
         with jax.named_scope(BLOCKS):
-            return context.scan(self.blocks, field, self.depth)
+            return scan_blocks(context, self.blocks, field, self.depth)

@@ -17,6 +17,7 @@ from credit_jax.kernels import dense
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.params.initializers import torch_uniform
 
 
@@ -77,4 +78,6 @@ class Debugger(nnx.Module):
         """Applies the linear layer at every point and frame."""
         x = inputs["x"]
         data = jnp.moveaxis(context.precision.cast(x), 1, -1)
-        return jnp.moveaxis(context.run(self.linear, data), -1, 1).astype(x.dtype)
+        return jnp.moveaxis(run_block(context, self.linear, data), -1, 1).astype(
+            x.dtype
+        )

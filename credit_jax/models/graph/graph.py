@@ -23,6 +23,7 @@ from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.edges import ShardEdges, shard_edges
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.scopes import BLOCKS, INPUT, OUTPUT
@@ -181,18 +182,22 @@ class Graph(nnx.Module):
         edges, attributes = _edges_on(layout, config.image_width, config.edge_path)
         with jax.named_scope(INPUT):
             field = Field(fold_frames(context.precision.cast(x), "channel"), layout)
-        field = context.run(self.encoder, field)
+        field = run_block(context, self.encoder, field)
         along = None
         if self.edges is not None:
             edge_features = context.precision.cast(edges.local(attributes))
-            along = context.run(self.edges, edge_features, edges=edges)
-        gates = context.run(self.gates)
+            along = run_block(context, self.edges, edge_features, edges=edges)
+        gates = run_block(context, self.gates)
         carry = {"x": field, "gates": gates, "along": along}
         with jax.named_scope(BLOCKS):
-            carry = context.scan(
-                self.blocks, carry, config.n_blocks, variants=({"edges": edges},)
+            carry = scan_blocks(
+                context,
+                self.blocks,
+                carry,
+                config.n_blocks,
+                variants=({"edges": edges},),
             )
-        field = context.run(self.decoder, carry["x"])
+        field = run_block(context, self.decoder, carry["x"])
         with jax.named_scope(OUTPUT):
             change = field.data.transpose(0, 3, 1, 2)[:, :, None].astype(x.dtype)
             return change + x[:, : config.output_channels, 1:]

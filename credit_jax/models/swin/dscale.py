@@ -17,6 +17,7 @@ from credit_jax.models.swin.u_transformer_model import (
     UTransformerModel,
 )
 from credit_jax.nn.context import Context
+from credit_jax.nn.run_blocks import run_block
 
 IGNORED = "CREDIT's dscale ignores it"
 
@@ -128,7 +129,7 @@ class Dscale(UTransformerModel):
         x = inputs["x"]
         seen = context.precision.cast(x)[:, :, : config.frame_patch_size]
         field = enter(seen, config.image_height, context, config.padding)
-        field = context.run(self.cube_embedding, field)
+        field = run_block(context, self.cube_embedding, field)
         extra = context.precision.cast(inputs["x_extra"])
-        field = context.run(self.film, field, extra)
+        field = run_block(context, self.film, field, extra)
         return self.predict(field, x, context)

@@ -18,6 +18,7 @@ from credit_jax.models.swin.u_transformer_model import (
     UTransformerModel,
 )
 from credit_jax.nn.context import Context
+from credit_jax.nn.run_blocks import run_block
 
 IGNORED = "CREDIT's fuxi ignores it"
 
@@ -122,5 +123,5 @@ class Fuxi(UTransformerModel):
         x = inputs["x"]
         seen = context.precision.cast(x)[:, :, : config.frame_patch_size]
         field = enter(seen, config.image_height, context, config.padding)
-        field = context.run(self.cube_embedding, field)
+        field = run_block(context, self.cube_embedding, field)
         return self.predict(field, x, context)

@@ -24,6 +24,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, LayerNorm
 from credit_jax.nn.matmul import matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.shuffle import add, unpatch_field
 from credit_jax.parallel.domain.windows import window_layout
@@ -276,15 +277,19 @@ class Swin(nnx.Module):
         cast = context.precision.cast(x)
         fold = "mean" if config.frames > 1 else "channel"
         entered = enter(cast, config.img_size[0], context, config.padding, fold)
-        field = context.run(self.embedding, entered)
+        field = run_block(context, self.embedding, entered)
         rows = window_layout(field.layout, field.layout.size, config.window[0])
         field = reshard(field, rows, scope=WINDOWS)
         with jax.named_scope(BLOCKS):
             for index, depth in enumerate(config.depths):
-                field = context.fold_in(index).scan(
-                    self.stages[index], field, depth, variants=(PLAIN, SHIFTED)
+                field = scan_blocks(
+                    context.fold_in(index),
+                    self.stages[index],
+                    field,
+                    depth,
+                    variants=(PLAIN, SHIFTED),
                 )
-        field = context.run(self.head, field)
+        field = run_block(context, self.head, field)
         field = unpatch_field(field, (config.patch_size, config.patch_size))
         if config.residual:
             skip = entered.data[..., : config.output_channels]

@@ -14,6 +14,7 @@ from credit_jax.models.swin.position_bias import OffsetBias
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.nn.parameters import stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.padding import crop_globe
 from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
@@ -109,9 +110,9 @@ class UTransformer(nnx.Module):
         self.up = ResidualUpBlock(2 * channels, channels, sizes.num_groups[1])
 
     def __call__(self, field: Field, context: Context) -> Field:
-        skip = context.run(self.down, field)
+        skip = run_block(context, self.down, field)
         field = self._attend(skip, context)
-        return context.run(self.up, join(skip, field))
+        return run_block(context, self.up, join(skip, field))
 
     def _attend(self, skip: Field, context: Context) -> Field:
         sizes = self.sizes
@@ -119,8 +120,8 @@ class UTransformer(nnx.Module):
         field = _pad_zeros(skip, sizes)
         if sizes.depth:
             with jax.named_scope(BLOCKS):
-                field = context.scan(
-                    self.blocks, field, sizes.depth, variants=(PLAIN, SHIFTED)
+                field = scan_blocks(
+                    context, self.blocks, field, sizes.depth, variants=(PLAIN, SHIFTED)
                 )
         with jax.named_scope(DECODER):
             return crop_globe(field, lat=lat, lon=lon, out=skip.layout)

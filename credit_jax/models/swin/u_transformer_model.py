@@ -20,6 +20,7 @@ from credit_jax.models.swin.u_transformer import StageSizes, UTransformer
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.shuffle import unpatch_field
@@ -240,6 +241,6 @@ class UTransformerModel(nnx.Module):
         """
         config = self.config
         field = self.u_transformer(field, context)
-        field = unpatch_field(context.run(self.head, field), _keys(config).patch)
+        field = unpatch_field(run_block(context, self.head, field), _keys(config).patch)
         y = leave(field, config, interpolate=config.interp).astype(x.dtype)
         return correct(config, x, y, context)

@@ -19,6 +19,7 @@ from credit_jax.models.swin.u_transformer_model import (
     UTransformerModel,
 )
 from credit_jax.nn.context import Context
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.shuffle import add
 
 IGNORED = "CREDIT's wrf ignores it"
@@ -209,9 +210,9 @@ class WRF(UTransformerModel):
         x = inputs["x"]
         seen = cast(x)[:, :, : config.frame_patch_size]
         field = enter(seen, config.image_height, context, config.padding)
-        field = context.run(self.cube_embedding_inside, field)
+        field = run_block(context, self.cube_embedding_inside, field)
         seen = cast(inputs["x_outside"])[:, :, : outside.frame_patch_size]
         around = enter(seen, outside.image_height, context)
-        around = context.run(self.cube_embedding_outside, around)
-        around = context.run(self.film, around, cast(inputs["x_extra"]))
+        around = run_block(context, self.cube_embedding_outside, around)
+        around = run_block(context, self.film, around, cast(inputs["x_extra"]))
         return self.predict(add(field, around), x, context)

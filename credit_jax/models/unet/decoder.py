@@ -14,6 +14,7 @@ from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv
 from credit_jax.nn.parameters import parameter
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.resize import (
     resize_area,
@@ -196,5 +197,5 @@ class UNetDecoder(nnx.Module):
         skips = [*reversed(finer), None]
         for block, skip in zip(self.blocks, skips, strict=True):
             size = grid if skip is None else (skip.layout.size, skip.data.shape[2])
-            field = context.run(block, field, skip, size=size)
+            field = run_block(context, block, field, skip, size=size)
         return field

@@ -31,6 +31,7 @@ from credit_jax.models.unet.denoiser import (
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.rows.layout import Field
 
 
@@ -246,33 +247,37 @@ class DiffusionUNet(nnx.Module):
         config, cast, condition = self.config, context.precision.cast, inputs["x"]
         x = cast(jnp.concatenate([inputs[NOISED], condition], 1))
         field = enter(x, config.image_height, context, config.padding)
-        field = first = context.run(self.entry, field)
-        time = context.run(self.time, inputs[TIME])
+        field = first = run_block(context, self.entry, field)
+        time = run_block(context, self.time, inputs[TIME])
         skips: list[Field] = []
         for index, stage in enumerate(self.downs):
             stage_context = context.fold_in(index)
-            field = stage_context.run(stage.block_1, field, None, time)
+            field = run_block(stage_context, stage.block_1, field, None, time)
             skips.append(field)
-            field = stage_context.fold_in(1).run(stage.block_2, field, None, time)
-            attention, resize = stage.layers
-            field = stage_context.run(attention, field)
-            skips.append(field)
-            field = stage_context.run(resize, field)
-        stage_context = context.fold_in(len(self.downs))
-        field = stage_context.run(self.middle[0], field, None, time)
-        field = stage_context.run(self.middle_attention, field)
-        field = stage_context.fold_in(1).run(self.middle[1], field, None, time)
-        for index, stage in enumerate(self.ups):
-            stage_context = context.fold_in(len(self.downs) + 1 + index)
-            field = stage_context.run(stage.block_1, field, skips.pop(), time)
-            field = stage_context.fold_in(1).run(
-                stage.block_2, field, skips.pop(), time
+            field = run_block(
+                stage_context.fold_in(1), stage.block_2, field, None, time
             )
             attention, resize = stage.layers
-            field = stage_context.run(resize, stage_context.run(attention, field))
+            field = run_block(stage_context, attention, field)
+            skips.append(field)
+            field = run_block(stage_context, resize, field)
+        stage_context = context.fold_in(len(self.downs))
+        field = run_block(stage_context, self.middle[0], field, None, time)
+        field = run_block(stage_context, self.middle_attention, field)
+        field = run_block(stage_context.fold_in(1), self.middle[1], field, None, time)
+        for index, stage in enumerate(self.ups):
+            stage_context = context.fold_in(len(self.downs) + 1 + index)
+            field = run_block(stage_context, stage.block_1, field, skips.pop(), time)
+            field = run_block(
+                stage_context.fold_in(1), stage.block_2, field, skips.pop(), time
+            )
+            attention, resize = stage.layers
+            field = run_block(
+                stage_context, resize, run_block(stage_context, attention, field)
+            )
         stage_context = context.fold_in(2 * len(self.downs) + 1)
-        field = stage_context.run(self.final_block, field, first, time)
-        field = context.run(self.final, field)
+        field = run_block(stage_context, self.final_block, field, first, time)
+        field = run_block(context, self.final, field)
         return leave(field, config, interpolate=False).astype(condition.dtype)
 
 

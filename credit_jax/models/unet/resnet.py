@@ -12,6 +12,7 @@ from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv
 from credit_jax.nn.parameters import stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.pool import max_pool2d_field
 from credit_jax.parallel.domain.shuffle import add
 from credit_jax.parallel.params.initializers import (
@@ -173,7 +174,7 @@ class Stem(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Residual blocks; the first may halve the grid, `Context.scan` runs the others.
+    """Residual blocks; the first may halve the grid, `scan_blocks` runs the others.
 
     Args of the constructor:
         channel_in, width, stride, sizes: of the first block, see `ResidualBlock`.
@@ -191,9 +192,9 @@ class Layer(nnx.Module):
         )
 
     def __call__(self, field: Field, context: Context) -> Field:
-        field = context.run(self.first, field)
+        field = run_block(context, self.first, field)
         with jax.named_scope(BLOCKS):
-            return context.scan(self.rest, field, self.num_rest)
+            return scan_blocks(context, self.rest, field, self.num_rest)
 
 
 class ResNetEncoder(nnx.Module):
@@ -214,7 +215,7 @@ class ResNetEncoder(nnx.Module):
 
     def __call__(self, field: Field, context: Context, depth: int) -> list[Field]:
         """Returns `depth` fields, on 1/2, 1/4, ... of the grid."""
-        features = [context.run(self.stem, field)]
+        features = [run_block(context, self.stem, field)]
         field = max_pool2d_field(
             features[0], (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))
         )

@@ -20,6 +20,7 @@ from credit_jax.models.unet.decoder import UNetDecoder
 from credit_jax.models.unet.resnet import ResNetEncoder
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv
+from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.params.initializers import constant, xavier_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
@@ -95,7 +96,7 @@ class UNet(nnx.Module):
         grid = field.layout.size, field.data.shape[2]
         fields = self.encoder(field, context, self.config.architecture.encoder_depth)
         decoded = self.decoder(fields, grid, context)
-        return reshard(context.run(self.head, decoded), field.layout)
+        return reshard(run_block(context, self.head, decoded), field.layout)
 
     def _runge_kutta(self, field: Field, context: Context) -> Field:
         """Returns (k1 + 2 k2 + 2 k3 + k4) / 6; k1 = f(x), k2 = f(x + k1 / 2), ..."""

@@ -1,4 +1,4 @@
-"""Stacked blocks run by the context of a forward pass."""
+"""Stacked blocks of a forward pass."""
 
 from functools import cache
 

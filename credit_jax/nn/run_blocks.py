@@ -1,0 +1,324 @@
+"""Runs the blocks of a model, one by one or stacked.
+
+A block is gathered over dp_shard when it runs, cast to the compute dtype, and computed
+again in the backward pass where the rematerialization policy says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from credit_jax.kernels import implementation
+from credit_jax.nn.context import Context
+from credit_jax.nn.noise import Noise
+from credit_jax.nn.parameters import Parameter, param_spec_of
+from credit_jax.ops.packed import unstack
+from credit_jax.parallel.compiler import loops_hold_collectives
+from credit_jax.parallel.params.fsdp import gather
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import PARAMETERS
+
+T = TypeVar("T")
+# What a stack of blocks passes from one to the next: a field, or a tree of arrays.
+Carry = TypeVar("Carry")
+# A tree of `nnx` variables, such as the parameters of a block.
+Variables: TypeAlias = Any
+# A block as a function of the carry and (its index, its slices of stacked arrays);
+# returns the carry and its statistics.
+_Inputs: TypeAlias = tuple[Array, list[Array]]
+_Run: TypeAlias = Callable[[Any, _Inputs], tuple[Any, Variables]]
+
+
+def run_block(context: Context, block: nnx.Module, *args: Any, **static: Any) -> Any:
+    """Runs `block(*args, context, **static)` with gathered weights, rematerialized.
+
+    Updates the running statistics of the batch norms below the block.
+
+    Args:
+        context: context of the forward pass.
+        block: the block, whose parameters are as stored: split over dp_shard.
+        *args: fields and arrays, which the backward pass saves.
+        **static: arguments that are constants of the compiled program.
+
+    Returns:
+        What the block returns.
+    """
+    # `jax.checkpoint` takes functions of arrays. The module is put together inside
+    # of it, so that the backward pass gathers the parameters again, too.
+    graph, params, stats = nnx.split(block, Parameter, nnx.BatchStat)
+
+    def body(
+        params: Variables,
+        stats: Variables,
+        key: Array | None,
+        noise: Noise | None,
+        *args: Any,
+    ) -> tuple[Any, Variables]:
+        merged: Any = nnx.merge(graph, _gathered(context, params), stats)
+        output = merged(*args, replace(context, key=key, noise=noise), **static)
+        return output, nnx.state(merged, nnx.BatchStat)
+
+    run = context.remat.block(body, keep=_num_gathered(context, 1) == 1)
+    output, stats = run(params, stats, context.key, context.noise, *args)
+    nnx.update(block, stats)
+    return _captured(context, output)
+
+
+def scan_blocks(
+    context: Context,
+    blocks: nnx.Module,
+    carry: Carry,
+    num: int,
+    variants: Sequence[Mapping[str, Any]] = ({},),
+) -> Carry:
+    """Runs `num` stacked blocks in sequence: carry = block(carry, context).
+
+    Uses `lax.scan`. It is unrolled if a loop cannot contain collectives
+    (`parallel.compiler.loops_hold_collectives`). On GPUs at most `unroll_blocks`
+    blocks are run one by one instead. Updates the running statistics of the batch
+    norms below the blocks.
+
+    A block class may define `ready_of`, names of submodules, and a method `ready()`
+    that depends only on their parameters. `ready()` is computed for all blocks at
+    once before the scan, and each block receives its result as the keyword argument
+    `ready`.
+
+    Args:
+        context: context of the forward pass.
+        blocks: as returned by `nn.parameters.stack_blocks`.
+        carry: input of the first block; blocks keep its structure and layout.
+        num: number of blocks.
+        variants: static keyword arguments; block i gets
+            `variants[i % len(variants)]`.
+
+    Returns:
+        The output of the last block.
+    """
+    early = _parameters_of(getattr(blocks, "ready_of", ()))
+    graph, apart, params, stats = nnx.split(blocks, early, Parameter, nnx.BatchStat)
+    if implementation() == "gpu":
+        # One kernel casts a whole stack; within the scan each block has its own.
+        with jax.named_scope(PARAMETERS):
+            params = _cast(context, params)
+
+    def make_ready(apart: Variables) -> dict[str, Any]:
+        block: Any = nnx.merge(graph, _gathered(context, apart), params, stats)
+        return {"ready": block.ready()}
+
+    ready = {}
+    if jax.tree.leaves(apart):
+        keep = context.axes.num_shard == 1
+        ready = context.remat.block(jax.vmap(make_ready), keep=keep)(apart)
+    leaves, tree = jax.tree.flatten([params, stats, ready])
+
+    def body(
+        static: Mapping[str, Any], carry: Any, inputs: _Inputs
+    ) -> tuple[Any, Variables]:
+        index, leaves = inputs
+        params, stats, ready = jax.tree.unflatten(tree, leaves)
+        block: Any = nnx.merge(graph, apart, _gathered(context, params), stats)
+        carry = block(carry, _of_block(context, index), **static, **ready)
+        return carry, nnx.state(block, nnx.BatchStat)
+
+    one_by_one = implementation() == "gpu" and num <= context.unroll_blocks
+    in_loop = not one_by_one and _may_loop(context)
+    # The blocks that keep what they gather are the last ones, with which the
+    # backward pass begins.
+    gathered_again = num - _num_gathered(context, num)
+    updates = []
+    for part in (
+        *_parts(0, gathered_again, len(variants), keep=False),
+        *_parts(gathered_again, num, len(variants), keep=True),
+    ):
+        runs = [
+            context.remat.block(
+                partial(body, variants[i % len(variants)]),
+                keep=part.keep,
+                in_loop=in_loop and part.turns > 1,
+            )
+            for i in range(part.first, part.first + part.group)
+        ]
+        if one_by_one:
+            carry, updated = part.one_by_one(runs, carry, leaves)
+        else:
+            carry, updated = part.scan(runs, carry, leaves, unroll=not in_loop)
+        updates.append(updated)
+    nnx.update(blocks, _joined(updates))
+    return _captured(context, carry)
+
+
+def _may_loop(context: Context) -> bool:
+    return context.axes.num_devices == 1 or loops_hold_collectives()
+
+
+def _of_block(context: Context, index: Array) -> Context:
+    # Blocks of a stack are one traced function; the index alone tells their draws
+    # of dropout and noise apart.
+    return replace(context.fold_in(index), block=index)
+
+
+def _captured(context: Context, output: T) -> T:
+    if context.capture_intermediates is not None and isinstance(output, Field):
+        context.capture_intermediates.append(output)
+    return output
+
+
+def _num_gathered(context: Context, num: int) -> int:
+    """Returns how many of the next `num` blocks keep their gathered parameters."""
+    # Counted first: blocks that gather nothing have numbers, too.
+    first = context.blocks.add(num) if context.blocks else 0
+    if not context.rules.shard or context.axes.num_shard == 1:
+        return num
+    return context.remat.num_saved(
+        first, num, context.blocks.total if context.blocks else 0
+    )
+
+
+def _cast(context: Context, params: Variables) -> Variables:
+    """Casts stacked parameters for which no block gathers anything, all at once."""
+
+    def cast(variable: nnx.Variable) -> nnx.Variable:
+        if context.axes.num_shard > 1 and not param_spec_of(variable).is_small:
+            return variable
+        return variable.replace(context.precision.cast(variable[...]))
+
+    return jax.tree.map(cast, params, is_leaf=_is_variable)
+
+
+@jax.named_scope(PARAMETERS)
+def _gathered(context: Context, params: Variables) -> Variables:
+    """Gathers the parameters of one block over dp_shard, in the compute dtype."""
+
+    def gathered(variable: nnx.Variable) -> nnx.Variable:
+        param_spec = param_spec_of(variable).unstack()
+        weight = variable[...]
+        if weight.ndim > len(param_spec.shape):  # leading dim: calls of the layer
+            param_spec = param_spec.stack(len(weight))
+        return variable.replace(
+            gather(weight, param_spec, context.rules, context.axes, context.precision)
+        )
+
+    return jax.tree.map(gathered, params, is_leaf=_is_variable)
+
+
+def _is_variable(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
+    """Returns an `nnx` filter for the parameters below modules with these names."""
+
+    def below(path: Any, value: Any) -> bool:
+        return isinstance(value, Parameter) and any(name in modules for name in path)
+
+    return below
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Consecutive blocks, `group` of which are different functions.
+
+    Attributes:
+        first: index of the first block.
+        turns: number of groups.
+        group: number of blocks of a group.
+        keep: whether the blocks save their gathered parameters.
+    """
+
+    first: int
+    turns: int
+    group: int
+    keep: bool
+
+    def scan(
+        self,
+        runs: Sequence[_Run],
+        carry: Any,
+        stacked: Sequence[Array],
+        *,
+        unroll: bool,
+    ) -> tuple[Any, Variables]:
+        """Runs the blocks by `lax.scan`, a group in each iteration.
+
+        Args:
+            runs: the blocks of a group.
+            carry: input of the first block.
+            stacked: arrays with a leading dim of blocks, also those of other parts.
+            unroll: whether the compiled program has no loop.
+
+        Returns:
+            The output of the last block, and the stacked statistics.
+        """
+
+        def turn(carry: Any, inputs: _Inputs) -> tuple[Any, Variables]:
+            if self.group == 1:
+                return runs[0](carry, inputs)
+            stats = []
+            for i, run in enumerate(runs):
+                carry, updated = run(carry, jax.tree.map(lambda x, i=i: x[i], inputs))
+                stats.append(updated)
+            return carry, _stacked(stats)
+
+        inputs = jax.tree.map(self._grouped, self._inputs(stacked))
+        carry, stats = jax.lax.scan(
+            turn, carry, inputs, unroll=self.turns if unroll else 1
+        )
+        if self.group == 1:
+            return carry, stats
+        # (turns, group, ...) to (blocks, ...), in the order of the blocks.
+        return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
+
+    def one_by_one(
+        self, runs: Sequence[_Run], carry: Any, stacked: Sequence[Array]
+    ) -> tuple[Any, Variables]:
+        """`scan` without a loop."""
+        # `jit` traces a function once, however many blocks call it.
+        traced_once = [jax.jit(run) for run in runs]
+        stats = []
+        indices, slices = self._inputs(stacked)
+        for i, (index, *leaves) in enumerate(unstack([indices, *slices])):
+            carry, updated = traced_once[i % self.group](carry, (index, leaves))
+            stats.append(updated)
+        return carry, _stacked(stats)
+
+    def _inputs(self, stacked: Sequence[Array]) -> _Inputs:
+        """Returns the indices of these blocks, and their slices of stacked arrays."""
+        stop = self.first + self.turns * self.group
+        slices = [leaf[self.first : stop] for leaf in stacked]
+        return jnp.arange(self.first, stop), slices
+
+    def _grouped(self, stacked: Array) -> Array:
+        """Splits the dim of blocks into (turns, group) if there are groups."""
+        if self.group == 1:
+            return stacked
+        return stacked.reshape(self.turns, self.group, *stacked.shape[1:])
+
+
+def _parts(first: int, stop: int, group: int, *, keep: bool) -> Iterator[_Part]:
+    """Yields the full groups of blocks from `first` to `stop`, then the remainder."""
+    turns = (stop - first) // group
+    if turns:
+        yield _Part(first, turns, group, keep)
+    rest = first + turns * group
+    if rest < stop:
+        yield _Part(rest, 1, stop - rest, keep)
+
+
+def _stacked(trees: Sequence[Variables]) -> Variables:
+    """Stacks trees of arrays along a new leading dim."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _joined(parts: Sequence[Variables]) -> Variables:
+    """Concatenates trees of stacked arrays along the stacked dim."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
