@@ -56,10 +56,58 @@ class Harmonics:
         self, fields: Float[np.ndarray, "channel lat lon"]
     ) -> Float[np.ndarray, "degree channel 2 order"]:
         """The coefficients of fields, by least squares weighted by area."""
-        squares = np.square(self._waves).sum(1, keepdims=True)
-        # The sine of order 0 is 0 everywhere.
-        scaled = self._waves / np.where(squares > 0, squares, 1.0)
-        return self._sums(fields, scaled, self._inverse)
+        return self._sums(fields, self._scaled, self._inverse)
+
+    def winds(
+        self, potentials: Float[np.ndarray, "degree channel 2 order"]
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        """Eastward, then northward winds of stream functions, then velocity potentials.
+
+        Independent coefficients of variance 1 make winds of variance 2 degree + 1, so a
+        coefficient is the potential times sqrt(degree (degree + 1)) / radius.
+        """
+        psi, chi = np.split(_as_complex(potentials).transpose(2, 1, 0), 2, 1)
+        rows = np.concatenate([psi, 1j * chi], 2) @ self._wind_functions
+        u, v = np.split(rows, 2, 2)
+        merged = np.concatenate([u, -1j * v], 1).transpose(1, 2, 0)
+        return _merged(np.stack([merged.real, -merged.imag], 2)) @ self._waves
+
+    def winds_transposed(
+        self, fields: Float[np.ndarray, "channel lat lon"]
+    ) -> Float[np.ndarray, "degree channel 2 order"]:
+        """The transpose of `winds`."""
+        functions = self._wind_functions.transpose(0, 2, 1)
+        return self._wind_sums(fields, self._waves, functions)
+
+    def potentials(
+        self, fields: Float[np.ndarray, "channel lat lon"]
+    ) -> Float[np.ndarray, "degree channel 2 order"]:
+        """The potentials of winds, by least squares weighted by area."""
+        weights = np.tile(self._weights, 2)
+        inverse = np.linalg.pinv(self._wind_functions * weights, rcond=1e-10)
+        return self._wind_sums(fields, self._scaled, weights[:, None] * inverse)
+
+    def times_sine(
+        self, coefficients: Float[np.ndarray, "degree channel 2 order"]
+    ) -> Float[np.ndarray, "degree channel 2 order"]:
+        """The coefficients of fields times the sine of latitude; symmetric."""
+        ratio = _neighbor_ratio(self.truncation + 1)[1:, None, None]
+        product = np.zeros_like(coefficients)
+        product[1:] += ratio * coefficients[:-1]
+        product[:-1] += ratio * coefficients[1:]
+        return product
+
+    def _wind_sums(
+        self, fields: np.ndarray, waves: np.ndarray, functions: np.ndarray
+    ) -> np.ndarray:
+        """Sums over longitudes, then over latitudes, of u and i v."""
+        channels, lats, _ = fields.shape
+        rows = _as_complex((fields @ waves.T).reshape(channels, lats, 2, -1))
+        u, v = np.split(rows.transpose(2, 0, 1), 2, 1)
+        sums = np.concatenate([u, 1j * v], 2) @ functions
+        psi, chi = np.split(sums, 2, 2)
+        merged = np.concatenate([psi, -1j * chi], 1).transpose(2, 1, 0)
+        return np.stack([merged.real, -merged.imag], 2)
 
     def _sums(
         self, fields: np.ndarray, waves: np.ndarray, functions: np.ndarray
@@ -74,10 +122,37 @@ class Harmonics:
     @cached_property
     def _inverse(self) -> np.ndarray:
         """(order, degree, lat): rows to coefficients."""
-        weights = np.sqrt(np.maximum(np.cos(np.deg2rad(self.latitude)), 1e-3))
-        weighted = self._legendre.transpose(0, 2, 1) * weights[:, None]
+        weighted = self._legendre.transpose(0, 2, 1) * self._weights[:, None]
         # Degrees below the order are columns of zeros.
-        return np.linalg.pinv(weighted, rcond=1e-10) * weights
+        return np.linalg.pinv(weighted, rcond=1e-10) * self._weights
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        """(lat,) roots of the areas."""
+        return np.sqrt(np.maximum(np.cos(np.deg2rad(self.latitude)), 1e-3))
+
+    @cached_property
+    def _wind_functions(self) -> np.ndarray:
+        """(order, 2 degree, 2 lat): psi and i chi to rows of u and i v.
+
+        u = - dpsi/dlat + dchi/dlon / cos(lat), v = dpsi/dlon / cos(lat) + dchi/dlat,
+        and a derivative by longitude is i order times complex coefficients.
+        """
+        # At a pole the limit, nearly.
+        latitude = np.clip(self.latitude, -89.99, 89.99)
+        count, cosine = self.truncation + 1, np.cos(np.deg2rad(latitude))
+        whole = legendre_functions(latitude, count + 1)[:, :count]
+        degree, order = np.arange(count)[:, None], np.arange(count)
+        ratio = _neighbor_ratio(count + 1)[:, :count, None]
+        below = np.concatenate([np.zeros_like(whole[:1]), whole[: count - 1]])
+        north = (degree[..., None] + 1) * ratio[:count] * below
+        north = north - degree[..., None] * ratio[1:] * whole[1:]
+        east = order[:, None] * whole[:count]
+        size = np.sqrt(np.maximum(degree * (degree + 1), 1))
+        resolved = (degree >= order) & (degree > 0)
+        scale = np.where(resolved, 1 / size, 0.0)[..., None] / cosine
+        a, b = ((x * scale).transpose(1, 0, 2) for x in (north, east))
+        return np.block([[-a, -b], [b, a]])
 
     @cached_property
     def _legendre(self) -> np.ndarray:
@@ -92,6 +167,24 @@ class Harmonics:
         angles = np.deg2rad(self.longitude)[None] * orders
         return np.concatenate([np.cos(angles), np.sin(angles)])
 
+    @cached_property
+    def _scaled(self) -> np.ndarray:
+        """(2 x order, lon): the inverse of the waves."""
+        squares = np.square(self._waves).sum(1, keepdims=True)
+        # The sine of order 0 is 0 everywhere.
+        return self._waves / np.where(squares > 0, squares, 1.0)
+
+
+def _neighbor_ratio(count: int) -> np.ndarray:
+    """(degree, order) e of sin(lat) P[n] = e[n + 1] P[n + 1] + e[n] P[n - 1]."""
+    degree, order = np.arange(count)[:, None], np.arange(count)
+    return np.sqrt(np.maximum((degree**2 - order**2) / (4 * degree**2 - 1), 0.0))
+
+
+def _as_complex(pairs: np.ndarray) -> np.ndarray:
+    """(..., 2, order) of cosines and sines as z, whose waves are Re(z exp(i m lon))."""
+    return pairs[..., 0, :] - 1j * pairs[..., 1, :]
+
 
 def _merged(array: np.ndarray) -> np.ndarray:
     """The array with its last two dims as one."""
@@ -100,23 +193,31 @@ def _merged(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class BackgroundCovariance:
-    """B = R R', with R = S Y L.
+    """B = R R', with R = S Y K L.
 
     L is the root of the covariance of all channels for each degree of the spherical
     harmonics Y, so that correlations are isotropic, with the scale of each channel, and
-    between channels; S are standard deviations by channel and latitude.
+    between channels; S are standard deviations by channel and latitude. In the place of
+    winds, L and K have stream functions and velocity potentials. K adds to other
+    channels what is in balance with the wind: a linear function, for each degree, of
+    the stream functions times the sine of latitude, as geostrophy has it (Derber and
+    Bouttier 1999).
 
     Attributes:
         channels: name and level of each channel.
         harmonics: Y.
         deviation: (channel, lat) standard deviations, in units of the variables.
         root: (degree, channel, channel), L.
+        winds: places of eastward, then of northward winds; () for none.
+        balance: (degree, channel, channel), K less 1; None without winds.
     """
 
     channels: tuple[Channel, ...]
     harmonics: Harmonics
     deviation: np.ndarray
     root: np.ndarray
+    winds: tuple[int, ...] = ()
+    balance: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -128,28 +229,45 @@ class BackgroundCovariance:
         self, control: Float[np.ndarray, "degree channel 2 order"]
     ) -> Float[np.ndarray, "channel lat lon"]:
         """R times a control variable; independent values of variance 1 become B."""
-        mixed = self.root @ _merged(control)
-        return self.deviation[..., None] * self.harmonics.fields(
-            mixed.reshape(self.shape)
-        )
+        spectral = _times(self.root, control)
+        if self.balance is not None:
+            balanced = _times(self.balance, self.harmonics.times_sine(spectral))
+            spectral = spectral + balanced
+        fields = self.harmonics.fields(spectral)
+        if self.winds:
+            winds = [*self.winds]
+            fields[winds] = self.harmonics.winds(spectral[:, winds])
+        return self.deviation[..., None] * fields
 
     def transposed(
         self, fields: Float[np.ndarray, "channel lat lon"]
     ) -> Float[np.ndarray, "degree channel 2 order"]:
         """R' times fields."""
-        spectral = self.harmonics.transposed(self.deviation[..., None] * fields)
-        mixed = self.root.transpose(0, 2, 1) @ _merged(spectral)
-        return mixed.reshape(self.shape)
+        scaled = self.deviation[..., None] * fields
+        spectral = self.harmonics.transposed(scaled)
+        if self.winds:
+            winds = [*self.winds]
+            spectral[:, winds] = self.harmonics.winds_transposed(scaled[winds])
+        if self.balance is not None:
+            balanced = _times(self.balance.transpose(0, 2, 1), spectral)
+            spectral = spectral + self.harmonics.times_sine(balanced)
+        return _times(self.root.transpose(0, 2, 1), spectral)
 
     def write(self, path: Path) -> None:
         """Writes it as NetCDF."""
         names, levels = zip(*self.channels, strict=True)
+        further = {}
+        if self.balance is not None:
+            dims = "degree", "channel", "cochannel"
+            further["balance"] = dims, self.balance
+            further["winds"] = "wind", np.array(self.winds)
         dataset = xr.Dataset(
             {
                 "variable": ("channel", np.array(names, object)),
                 "level": ("channel", np.array(levels, float)),
                 "deviation": (("channel", "latitude"), self.deviation),
                 "root": (("degree", "channel", "cochannel"), self.root),
+                **further,
             },
             {
                 "latitude": self.harmonics.latitude,
@@ -184,11 +302,14 @@ def read_background(path: str, scale: float = 1.0) -> BackgroundCovariance:
         file.load()
     root = file["root"].values
     channels = zip(file["variable"].values, file["level"].values, strict=True)
+    has_winds = "winds" in file
     return BackgroundCovariance(
         tuple((str(name), float(level)) for name, level in channels),
         Harmonics(file["latitude"].values, file["longitude"].values, len(root) - 1),
         scale * file["deviation"].values,
         root,
+        tuple(file["winds"].values.tolist()) if has_winds else (),
+        file["balance"].values if has_winds else None,
     )
 
 
@@ -267,19 +388,45 @@ def covariance_of(
                     "forecasts that have every prognostic variable"
                 )
             order.append(known[name])
-    chosen = replace(
+    return StateCovariance(_chosen(covariance, order), levels)
+
+
+def _chosen(
+    covariance: BackgroundCovariance, order: Sequence[int]
+) -> BackgroundCovariance:
+    """The covariance with some channels, in an order.
+
+    Raises:
+        ValueError: they have no winds, or one component of them, of a covariance with
+            winds.
+    """
+    balance = covariance.balance
+    missing = [k for k in covariance.winds if k not in order]
+    if missing:
+        names = ", ".join(_named(*covariance.channels[k]) for k in missing)
+        raise ValueError(
+            f"assimilation.background.file: has the winds {names}, which the model "
+            "lacks; fit it to forecasts of this model"
+        )
+    return replace(
         covariance,
         channels=tuple(covariance.channels[k] for k in order),
         deviation=covariance.deviation[order],
         root=_rows_of(covariance.root, order),
+        winds=tuple(order.index(k) for k in covariance.winds),
+        balance=None if balance is None else balance[:, order][:, :, order],
     )
-    return StateCovariance(chosen, levels)
 
 
 def _rows_of(root: np.ndarray, order: Sequence[int]) -> np.ndarray:
     """The symmetric root of the same covariance with some channels, in an order."""
     covariance = (root @ root.transpose(0, 2, 1))[:, order][:, :, order]
     return symmetric_root(covariance)
+
+
+def _times(matrices: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """The product of a matrix for each degree with coefficients."""
+    return (matrices @ _merged(coefficients)).reshape(coefficients.shape)
 
 
 def symmetric_root(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from credit_jax.config import Config
 from credit_jax.config.assimilation import BackgroundConfig
 from credit_jax.config.base import not_available
 from credit_jax.config.dates import duration
+from credit_jax.config.messages import got
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
+from credit_jax.evaluation.grid_file import Variable
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
@@ -27,6 +30,8 @@ from credit_jax.io.atomic import move_aside, new_file
 # Largest default truncation: background errors are smooth, and Legendre functions
 # of higher degrees take gigabytes.
 _LARGEST = 127
+# Fields whose variance at each latitude is that of the covariance, nearly.
+_NUM_DRAWS = 64
 
 
 @activity("fitting the background covariance")
@@ -104,8 +109,33 @@ def fit_forecasts(
     truncation = config.truncation
     if truncation is None:
         truncation = default_truncation(*grid)
-    fitted = fit_background(differences, channels, *grid, truncation)
+    winds = _winds(config, variables, where)
+    fitted = fit_background(differences, channels, *grid, truncation, winds)
     return fitted, len(pairs)
+
+
+def _winds(
+    config: BackgroundConfig, variables: Mapping[str, Variable], where: str
+) -> tuple[str, ...]:
+    """Names of the eastward and the northward wind, or ().
+
+    Raises:
+        ValueError: one of them is missing, or they are on different levels.
+    """
+    if config.winds is None:
+        return ()
+    levels = []
+    for name in config.winds:
+        if name not in variables:
+            raise not_available(f"{where}: the wind", name, variables)
+        values = variables[name].levels
+        levels.append(None if values is None else values.tolist())
+    if levels[0] != levels[1]:
+        raise ValueError(
+            f"assimilation.background.winds: {' and '.join(config.winds)} are on "
+            f"different levels, {got(levels[0])} and {got(levels[1])}"
+        )
+    return config.winds
 
 
 def _pairs(
@@ -150,6 +180,7 @@ def fit_background(
     latitude: np.ndarray,
     longitude: np.ndarray,
     truncation: int,
+    winds: Sequence[str] = (),
 ) -> BackgroundCovariance:
     """Fits a covariance to differences, which stand for background errors.
 
@@ -162,6 +193,8 @@ def fit_background(
         channels: name and level of each channel.
         latitude, longitude: (lat,) and (lon,) degrees of a global grid.
         truncation: largest degree of the covariance.
+        winds: names of the eastward and of the northward wind, which become potentials,
+            with a balance of the other channels; () for none.
 
     Raises:
         ValueError: the grid is not global and regular, a value is not finite, or the
@@ -187,27 +220,86 @@ def fit_background(
         squares += np.square(difference).mean(2)
         count += 1
     deviation = np.sqrt(squares / count)
+    places = [k for name in winds for k, c in enumerate(channels) if c[0] == name]
+    if winds:
+        # Of both components the same, so that potentials of the scaled winds are those
+        # of winds, up to the change of the deviation with latitude.
+        u, v = np.split(np.square(deviation[places]), 2)
+        deviation[places] = np.tile(np.sqrt((u + v) / 2), (2, 1))
     scales = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     harmonics = Harmonics(latitude, longitude, truncation)
-    degrees = np.arange(truncation + 1)
-    size = 2 * degrees + 1
-    covariance = np.zeros((len(degrees), len(channels), len(channels)))
+    size = 2 * np.arange(truncation + 1) + 1
+    # Second moments of all channels, and of the stream functions times the sine.
+    total, psi = len(channels), places[: len(places) // 2]
+    moments = np.zeros((truncation + 1, total + len(psi), total + len(psi)))
     for difference in differences():
-        coefficients = harmonics.coefficients(scales[..., None] * difference)
+        scaled = scales[..., None] * difference
+        coefficients = harmonics.coefficients(scaled)
+        if winds:
+            coefficients[:, places] = harmonics.potentials(scaled[places])
+            sine = harmonics.times_sine(coefficients[:, psi])
+            coefficients = np.concatenate([coefficients, sine], 1)
         flat = coefficients.reshape(*coefficients.shape[:2], -1)
-        covariance += flat @ flat.transpose(0, 2, 1)
-    covariance /= (count * size)[:, None, None]
-    shrunk = len(channels) / (len(channels) + count * size)
-    diagonal = np.eye(len(channels)) * covariance
-    covariance += shrunk[:, None, None] * (diagonal - covariance)
-    variance = np.einsum("n,ncc->c", size, covariance)
+        moments += flat @ flat.transpose(0, 2, 1)
+    moments /= (count * size)[:, None, None]
+    variance = np.einsum("n,ncc->c", size, moments)
+    if winds:
+        u, v = np.split(variance[places], 2)
+        variance[places] = np.tile((u + v) / 2, 2)
+        variance[total:] = variance[psi]
     unit = np.sqrt(
         np.divide(1, variance, out=np.zeros_like(variance), where=variance > 0)
     )
-    covariance *= unit[:, None] * unit
-    return BackgroundCovariance(
-        channels, harmonics, deviation, symmetric_root(covariance)
+    moments *= unit[:, None] * unit
+    covariance, balance = moments[:, :total, :total], None
+    if winds:
+        covariance, balance = _unbalanced(moments, places, count * size)
+    shrunk = total / (total + count * size)
+    diagonal = np.eye(total) * covariance
+    covariance = covariance + shrunk[:, None, None] * (diagonal - covariance)
+    root = symmetric_root(covariance)
+    fitted = BackgroundCovariance(
+        channels, harmonics, deviation, root, tuple(places), balance
     )
+    return _leveled(fitted) if winds else fitted
+
+
+def _leveled(covariance: BackgroundCovariance) -> BackgroundCovariance:
+    """Divides by the deviations that balance makes depend on latitude, from draws."""
+    rng = np.random.default_rng(0)
+    unit = replace(covariance, deviation=np.ones_like(covariance.deviation))
+    draws = (unit.fields(rng.standard_normal(unit.shape)) for _ in range(_NUM_DRAWS))
+    variance = sum(np.square(fields).mean(2) for fields in draws) / _NUM_DRAWS
+    profile = np.sqrt(np.where(variance > 0, variance, 1.0))
+    profile[[*covariance.winds]] = 1.0
+    return replace(covariance, deviation=covariance.deviation / profile)
+
+
+def _unbalanced(
+    moments: np.ndarray, places: Sequence[int], samples: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The covariance less what is in balance with the wind, and the balance.
+
+    Args:
+        moments: (degree, channel + wind, channel + wind), second moments of all
+            channels, and of the stream functions times the sine of latitude.
+        places: channels of the winds; the first half are stream functions.
+        samples: (degree,) numbers of coefficients.
+    """
+    pairs = len(places) // 2
+    total = moments.shape[1] - pairs
+    ridge = (pairs / samples)[:, None, None] * np.eye(pairs)
+    predictors = moments[:, total:, total:]
+    # Degrees without predictors have none of their variance, either.
+    regularized = predictors * (1 + ridge) + 1e-12 * np.eye(pairs)
+    weights = moments[:, :total, total:] @ np.linalg.inv(regularized)
+    weights[:, places] = 0
+    balance = np.zeros((len(moments), total, total))
+    balance[:, :, places[:pairs]] = weights
+    crossed = weights @ moments[:, total:, :total]
+    covariance = moments[:, :total, :total] - crossed - crossed.transpose(0, 2, 1)
+    covariance = covariance + weights @ predictors @ weights.transpose(0, 2, 1)
+    return covariance, balance
 
 
 def check_grid(latitude: np.ndarray, longitude: np.ndarray) -> None:

@@ -7,7 +7,7 @@ each window, with `statistics.csv` of them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +94,8 @@ class Cycling:
         folder: folder of the output.
         archive: records which windows are done.
         show: receives lines for the log.
+        first_steps: steps of the forecast that is the first background; 0 takes the
+            state of the data.
     """
 
     config: AssimilationConfig
@@ -107,6 +109,7 @@ class Cycling:
     folder: Path
     archive: Archive
     show: Callable[[str], None] = lambda line: None
+    first_steps: int = 0
     _map: ForecastMap | None = field(default=None, init=False)
 
     def run(self) -> None:
@@ -188,26 +191,38 @@ class Cycling:
 
     def _forecast(self, number: int) -> ForecastMap:
         """The forecast from the start of a window."""
-        copies, schedule = self.model.axes.num_data, self.plan.schedule
-        tasks = [Task(number, 0)] * copies
-        noise = member_noise(self.plan.config.seed, schedule, self.model)
-        forecast = map_of_reader(
-            self.model,
-            self.weights,
-            self.plan.reader,
-            [schedule.starts[number]] * copies,
-            tasks,
-            None if noise is None else noise.of(tasks),
-            range(1, schedule.num_steps + 1),
-        )
+        schedule = self.plan.schedule
+        steps = range(1, schedule.num_steps + 1)
+        forecast = self._map_from(schedule.starts[number], number, steps)
         if self._map is None:
             self._map = forecast
         return forecast.compiled_as(self._map)
 
+    def _map_from(
+        self, start: np.datetime64, number: int, steps: Sequence[int]
+    ) -> ForecastMap:
+        copies, schedule = self.model.axes.num_data, self.plan.schedule
+        tasks = [Task(number, 0)] * copies
+        noise = member_noise(self.plan.config.seed, schedule, self.model)
+        return map_of_reader(
+            self.model,
+            self.weights,
+            self.plan.reader,
+            [start] * copies,
+            tasks,
+            None if noise is None else noise.of(tasks),
+            steps,
+        )
+
     def _background(self, number: int, forecast: ForecastMap) -> dict[str, np.ndarray]:
-        """The state of the data, or the end of the forecast before, from its file."""
-        if number == 0:
+        """The first background, or the end of the forecast before, from its file."""
+        if number == 0 and not self.first_steps:
             return {key: x[0, :, -1] for key, x in forecast.state.items()}
+        if number == 0:
+            start = self.plan.schedule.valid_time(0, -self.first_steps)
+            before = self._map_from(start, 0, [self.first_steps])
+            fields = before(before.state)
+            return {key: to_host(fields[key])[0, 0] for key in before.state}
         schedule = self.plan.schedule
         end = schedule.valid_time(number - 1, schedule.num_steps)
         fields = xr.load_dataset(self._forecasts.path(Task(number - 1, 0), end))

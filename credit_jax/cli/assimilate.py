@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,11 +25,15 @@ from credit_jax.assimilation.observations import (
 )
 from credit_jax.assimilation.operators import Observer, operators_of
 from credit_jax.cli.commands import DIVERGED, OK, CommandError, run_module
-from credit_jax.cli.forecast.model import config_of, planned_forecasts, print_lines
+from credit_jax.cli.forecast.model import (
+    config_of,
+    package_of,
+    planned_forecasts,
+    print_lines,
+)
+from credit_jax.cli.forecast.options import add_model_options
 from credit_jax.cli.forecast.places import places_of
 from credit_jax.cli.options import (
-    add_checkpoint_options,
-    add_config_options,
     add_mesh_options,
     add_process_options,
     add_verify_option,
@@ -37,9 +42,11 @@ from credit_jax.cli.options import (
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.dates import date_label, duration, duration_text
 from credit_jax.config.inference import OutputConfig
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import STANDARD, shift_all
 from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast import Forecaster
+from credit_jax.packages.package import Package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.transforms.rollout import PROGNOSTIC, field_type_of
 
@@ -54,9 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `assimilate`."""
-    add_config_options(parser)
-    add_checkpoint_options(parser)
+    add_model_options(parser)
     add = parser.add_argument
+    add(
+        "--assimilation",
+        metavar="FILE",
+        help="with --package: YAML with the keys of the assimilation section",
+    )
     add("--out", required=True, metavar="DIR", help="folder of the analyses")
     add("--resume", action="store_true", help="go on after the last complete window")
     add_mesh_options(parser)
@@ -75,12 +86,18 @@ def run(args: argparse.Namespace) -> int:
         ValueError, OSError: the config, the run, its data or observations are invalid.
     """
     compile_sooner()
-    config = config_of(args, None)
+    package = package_of(args)
+    config = config_of(args, package, _sections(args, package))
     section = config.assimilation
     if section is None:
         raise ValueError(
             f"{args.config} has no assimilation section; configs/assimilate_demo.yaml "
             "is an example"
+        )
+    first_steps = 0
+    if section.first_lead is not None:
+        first_steps = _num_steps(
+            "first_lead", section.first_lead, config.data.time_step
         )
     table = read_observations(section.observations)
     covariance = read_background(section.background.file, section.background.scale)
@@ -89,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     planned = planned_forecasts(
         args,
         config,
-        None,
+        package,
         init_times=_starts(section, config.data.calendar or STANDARD),
-        num_steps=_num_steps(section, config.data.time_step),
+        num_steps=_num_steps("window", section.window, config.data.time_step),
         changes={"output": OutputConfig(), "members": 1},
     )
     plan, model, outputs = planned.plan, planned.model, planned.outputs
@@ -134,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
         Path(args.out),
         archive,
         lambda line: print_lines([line]),
+        first_steps,
     )
     try:
         cycling.run()
@@ -143,19 +161,39 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _num_steps(section: AssimilationConfig, time_step: pd.Timedelta) -> int:
-    """Steps of a window.
+def _sections(
+    args: argparse.Namespace, package: Package | None
+) -> dict[str, dict[str, Any]]:
+    """The section that packages do not hold, from its file.
+
+    Raises:
+        ValueError: a package needs the file, and a config has the section itself.
+    """
+    if package is None and args.assimilation is not None:
+        raise ValueError(
+            "--assimilation belongs to --package; a config has its section"
+        )
+    if package is None:
+        return {}
+    if args.assimilation is None:
+        raise ValueError(
+            "--package needs --assimilation FILE, as a package has no such section"
+        )
+    return {"assimilation": read_yaml(args.assimilation)}
+
+
+def _num_steps(key: str, length: str, time_step: pd.Timedelta) -> int:
+    """Steps of a window, or of a forecast.
 
     Raises:
         ValueError: it is no whole number of them.
     """
-    window = duration(section.window)
-    if window % time_step != duration("0h"):
+    if duration(length) % time_step != duration("0h"):
         raise ValueError(
-            f"assimilation.window: {section.window} is no multiple of the time step, "
+            f"assimilation.{key}: {length} is no multiple of the time step, "
             f"{duration_text(time_step)}"
         )
-    return int(window / time_step)
+    return int(duration(length) / time_step)
 
 
 def _check_windows(schedule: Schedule) -> None:

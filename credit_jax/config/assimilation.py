@@ -24,6 +24,9 @@ class BackgroundConfig(StrictModel):
         leads: the two lead times of a difference.
         truncation: largest degree of the spherical harmonics; null is the largest one
             that products of two fields of the grid resolve, at most 127.
+        winds: names of the eastward and the northward wind. Their errors are fitted as
+            those of stream functions and velocity potentials, with which errors of
+            other variables are in balance; null treats them as any variable.
         scale: factor of the fitted standard deviations, without a new fit.
     """
 
@@ -31,6 +34,7 @@ class BackgroundConfig(StrictModel):
     forecasts: str | None = None
     leads: tuple[str, str] = ("24h", "48h")
     truncation: int | None = Field(default=None, ge=1)
+    winds: tuple[str, str] | None = None
     scale: PositiveFloat = 1.0
 
     @field_validator("leads")
@@ -50,7 +54,10 @@ class AssimilationConfig(StrictModel):
         observations: files, CSV or NetCDF, with time, latitude, longitude, level,
             variable, value and error of each observation.
         background: see `BackgroundConfig`.
-        start: begin of the first window; the data have the state from which it starts.
+        start: begin of the first window.
+        first_lead: length of the forecast, from a state of the data, that is the
+            background of the first window; null takes the state of the data at
+            `start`.
         window: length of a window, a multiple of the time step.
         cycles: number of windows, one after another.
         outer_iterations: linearizations of the forecast in a window.
@@ -66,6 +73,7 @@ class AssimilationConfig(StrictModel):
     observations: tuple[str, ...] = Field(min_length=1)
     background: BackgroundConfig
     start: str
+    first_lead: str | None = None
     window: str = "24h"
     cycles: int = Field(default=1, ge=1)
     outer_iterations: int = Field(default=2, ge=1)
@@ -80,9 +88,9 @@ class AssimilationConfig(StrictModel):
         date_label(value)
         return value
 
-    @field_validator("window")
+    @field_validator("window", "first_lead")
     @classmethod
-    def _is_positive(cls, value: str) -> str:
-        if duration(value) <= duration("0h"):
+    def _is_positive(cls, value: str | None) -> str | None:
+        if value is not None and duration(value) <= duration("0h"):
             raise ValueError(f"must be a positive duration, got {value}")
         return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,7 @@ class Package:
         data: str | Path | None = None,
         *,
         unread: Sequence[str] = ("diagnostic",),
+        sections: Mapping[str, Any] = MappingProxyType({}),
     ) -> Config:
         """The config of forecasts.
 
@@ -117,12 +119,13 @@ class Package:
             overrides: see `load_config`.
             data: YAML file whose keys override those of the data section.
             unread: field types whose files are not opened.
+            sections: further sections, which packages do not hold.
 
         Raises:
             ValueError: a source has no path, or the file is no data section.
             ConfigError: the config is invalid.
         """
-        config = self.resolved()
+        config = {**self.resolved(), **sections}
         inference = config.setdefault("inference", {})
         section = inference if "data" in inference else config
         if data is not None:

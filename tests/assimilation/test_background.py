@@ -68,6 +68,41 @@ def test_coefficients_and_transpose(grid):
     assert abs(left - right) < 1e-12 * np.linalg.norm(basis.fields(x)) * len(y.ravel())
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+def test_winds_are_derivatives_of_potentials(grid):
+    """u = -dpsi/dlat + dchi/dlon / cos, v = dpsi/dlon / cos + dchi/dlat."""
+    rng, basis = np.random.default_rng(0), harmonics(grid)
+    x = rng.standard_normal((9, 2, 2, 9)) * np.tril(np.ones((9, 9)))[:, None, None]
+    x[0], x[:, :, 1, 0] = 0, 0
+    u, v = basis.winds(x)
+    n = np.arange(9)[:, None, None, None]
+    potentials = x / np.sqrt(np.maximum(n * (n + 1), 1))
+    step, (latitude, longitude) = 1e-4, GRIDS[grid]
+
+    def slope(lat, lon):
+        near = [
+            Harmonics(latitude + s * lat, longitude + s * lon, 8).fields(potentials)
+            for s in (step, -step)
+        ]
+        return (near[0] - near[1]) / np.deg2rad(2 * step)
+
+    inside = abs(latitude) < 89
+    cosine = np.cos(np.deg2rad(latitude))[:, None]
+    north, east = slope(1, 0), slope(0, 1)
+    for actual, expected in (
+        (u, -north[0] + east[1] / cosine),
+        (v, east[0] / cosine + north[1]),
+    ):
+        np.testing.assert_allclose(actual[inside], expected[inside], atol=1e-7)
+    # At a pole the wind is that near to it.
+    assert np.isfinite(u).all()
+    assert abs(u[~inside]).max(initial=0) < abs(u).max()
+    np.testing.assert_allclose(basis.potentials(np.stack([u, v])), x, atol=1e-9)
+    y = rng.standard_normal((2, *u.shape))
+    left, right = np.vdot([u, v], y), np.vdot(x, basis.winds_transposed(y))
+    assert left == pytest.approx(right, rel=1e-11)
+
+
 def test_the_root_is_that_of_the_covariance():
     """R R' has the variances S^2 times those of L L', and the same correlations."""
     b, rng = covariance(), np.random.default_rng(3)
@@ -101,6 +136,55 @@ def test_fit_finds_the_covariance():
         assert np.abs((ours - theirs) / scale).max() < 0.25, degree
     total = np.einsum("n,ncd,ncd->c", size, fitted.root, fitted.root)
     np.testing.assert_allclose(total, 1, rtol=1e-9)
+
+
+WINDS = (("U", 500.0), ("V", 500.0), ("T", 500.0))
+
+
+def geostrophic(count, seed=1, divergent=0.1, ageostrophic=0.2):
+    """Differences with winds of psi, and T of the sine of latitude times psi."""
+    rng, basis = np.random.default_rng(seed), harmonics()
+    mask = np.tril(np.ones((9, 9)))[:, None, None]
+    mask = mask / (1 + np.arange(9))[:, None, None, None]
+    drawn = []
+    for _ in range(count):
+        psi, chi, rest = rng.standard_normal((3, 9, 1, 2, 9)) * mask
+        winds = basis.winds(np.concatenate([psi, divergent * chi], 1))
+        sine = np.sin(np.deg2rad(GAUSSIAN))[:, None]
+        t = sine * basis.fields(psi) + ageostrophic * basis.fields(rest)
+        drawn.append(np.concatenate([winds, t]))
+    return drawn
+
+
+def test_winds_are_fitted_with_their_balance():
+    """T at a point changes the wind around it, in opposite directions by hemisphere."""
+    drawn = geostrophic(200)
+    names = ("U", "V")
+    fitted = fit_background(lambda: drawn, WINDS, *GRIDS["gaussian"], 8, names)
+    plain = fit_background(lambda: drawn, WINDS, *GRIDS["gaussian"], 8)
+    assert fitted.winds == (0, 1)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal(fitted.shape), rng.standard_normal((3, 16, 32))
+    left, right = np.vdot(fitted.fields(x), y), np.vdot(x, fitted.transposed(y))
+    assert left == pytest.approx(right, rel=1e-11)
+    sampled = np.stack(drawn)
+    for row in (3, 12):
+        point = np.zeros((3, 16, 32))
+        point[2, row, 8] = 1
+        expected = np.einsum("s,scyx->cyx", sampled[:, 2, row, 8], sampled) / 200
+        errors = [
+            np.linalg.norm((b.fields(b.transposed(point)) - expected)[:2])
+            / np.linalg.norm(expected[:2])
+            for b in (fitted, plain)
+        ]
+        assert errors[0] < 0.5 < 0.9 < errors[1], (row, errors)
+    deviations = np.stack(
+        [fitted.fields(rng.standard_normal(x.shape)) for _ in range(300)]
+    )
+    actual, expected = (
+        np.sqrt(np.square(f).mean((0, 2, 3))) for f in (deviations, sampled)
+    )
+    np.testing.assert_allclose(actual, expected, rtol=0.1)
 
 
 def test_few_differences_correlate_little_at_large_scales():
@@ -143,6 +227,25 @@ def test_files_and_the_order_of_a_model(tmp_path):
     np.testing.assert_allclose(actual["X/prognostic/2d/SP"], expected[2:], rtol=1e-9)
     t = actual["X/prognostic/3d/T"]
     np.testing.assert_allclose(t, expected[[1, 0]], rtol=1e-9)
+
+
+def test_files_with_winds(tmp_path):
+    """In the order of a model; a model without them is refused."""
+    drawn = geostrophic(5)
+    b = fit_background(lambda: drawn, WINDS, *GRIDS["gaussian"], 8, ("U", "V"))
+    b.write(tmp_path / "b.nc")
+    again = read_background(str(tmp_path / "b.nc"))
+    variables = [
+        OutputVariable(f"X/prognostic/3d/{name}", np.array([500.0])) for name in "TVU"
+    ]
+    of_model = covariance_of(again, variables, *GRIDS["gaussian"])
+    y = np.random.default_rng(0).standard_normal((3, 16, 32))
+    by_key = dict(zip(of_model.levels, y[[2, 1, 0], None], strict=True))
+    actual = np.concatenate([*of_model.fields(of_model.transposed(by_key)).values()])
+    expected = b.fields(b.transposed(y))[[2, 1, 0]]
+    np.testing.assert_allclose(actual, expected, atol=1e-10)
+    with pytest.raises(ValueError, match="has the winds V500, which the model lacks"):
+        covariance_of(again, variables[::2], *GRIDS["gaussian"])
 
 
 def test_misuse(tmp_path):

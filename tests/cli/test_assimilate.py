@@ -10,12 +10,13 @@ import xarray as xr
 import yaml
 
 from credit_jax.assimilation.cycling import Cycling
-from credit_jax.cli import preprocess
+from credit_jax.cli import package, preprocess
 from credit_jax.cli.assimilate import main
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.score import main as score
 from tests.adjoint.conftest import *  # noqa: F403
-from tests.forecast.tiny_run import forecast
+from tests.data.world import GRID
+from tests.forecast.tiny_run import forecast, read
 from tests.support import assert_close
 
 START, WINDOWS = pd.Timestamp("2000-01-01"), 2
@@ -192,9 +193,48 @@ def test_meshes_make_the_same_analyses(config, analyses, tmp_path, mesh):
                 assert_close(actual[path][name], dataset[name], 1e-5, f"{path} {name}")
 
 
+def test_the_first_background_is_a_forecast(config, run, tmp_path):
+    """It is the end of it at a point of the grid, which is observed at the start."""
+    row, column, later = 2, 3, START + pd.Timedelta("12h")
+    place = {"latitude": GRID["latitude"][row], "longitude": GRID["longitude"][column]}
+    value = {"variable": "SP", "value": 1e5, "error": 500.0}
+    pd.DataFrame([{"time": later, **place, **value}]).to_csv(tmp_path / "one.csv")
+    changes = {"start": later, "first_lead": "12h", "cycles": 1}
+    changes["observations"] = f"[{tmp_path / 'one.csv'}]"
+    options = [f"--set=assimilation.{key}={text}" for key, text in changes.items()]
+    assert call(config, tmp_path / "out", *options) == OK
+    innovations = contents(tmp_path / "out" / "innovations")["20000101_1200Z.nc"]
+    dates = ["--init-time", str(START), "--length", "12h"]
+    assert forecast(str(run), tmp_path / "free", *dates) == OK
+    expected = read(tmp_path / "free")["SP"].values[0, -1, row, column]
+    np.testing.assert_allclose(innovations["background"], expected, rtol=1e-6)
+
+
+def test_a_package(config, run, analyses, world, tmp_path):
+    """The same analyses as of the run; the section is in a file."""
+    raw = yaml.safe_load(config.read_text())
+    section, data = tmp_path / "section.yml", tmp_path / "data.yml"
+    section.write_text(yaml.safe_dump(raw["assimilation"]))
+    data.write_text(yaml.safe_dump({"source": raw["data"]["source"]}))
+    made, out = tmp_path / "package", tmp_path / "out"
+    run_options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    assert package.main([*run_options, "--out", str(made)]) == OK
+    options = ["--package", str(made), "--data", str(data), "--out", str(out)]
+    with chdir(config.parent):
+        assert main([*options, "--cache", "none"]) == USER_ERROR, "no section"
+        options += ["--assimilation", str(section)]
+        assert main([*options, "--cache", "none"]) == OK
+    for name, dataset in contents(analyses).items():
+        for variable in dataset.data_vars:
+            np.testing.assert_array_equal(
+                contents(out)[name][variable], dataset[variable]
+            )
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
+        ("assimilation.first_lead=9h", "first_lead: 9h is no multiple of the time"),
         ("assimilation.window=9h", "9h is no multiple of the time step, 6h"),
         ("assimilation.leave_out=[]", "error: 1 of 80, the first is row 1 of obs.csv"),
         ("assimilation.background.file=b.nc", "b.nc does not exist; credit-jax prep"),
@@ -222,4 +262,7 @@ def test_a_fit_keeps_what_is_there(config, tmp_path, capsys):
         changes = ["--overwrite", "--set", "assimilation.background.leads=[6h, 24h]"]
         assert preprocess.main([*arguments, *changes]) == USER_ERROR
         assert "have no lead time 24h" in capsys.readouterr().err
+        changes = ["--overwrite", "--set", "assimilation.background.winds=[U, V]"]
+        assert preprocess.main([*arguments, *changes]) == USER_ERROR
+        assert "the wind 'V' is not available" in capsys.readouterr().err
     assert before

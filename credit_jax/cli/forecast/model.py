@@ -48,13 +48,23 @@ def package_of(args: argparse.Namespace) -> Package | None:
     return open_package(args.package, args.base)
 
 
-def config_of(args: argparse.Namespace, package: Package | None) -> Config:
-    """The config of the run or of the package; its sections are checked."""
+def config_of(
+    args: argparse.Namespace,
+    package: Package | None,
+    sections: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """The config of the run or of the package; its sections are checked.
+
+    Args:
+        args: the options.
+        package: the package; None for a run.
+        sections: further sections of the config of a package.
+    """
     with warnings_as_notes():
         config = (
             load_config(args.config, args.set, forecasts=True)
             if package is None
-            else package.config(args.set, args.data)
+            else package.config(args.set, args.data, sections=sections)
         )
     with warnings_as_notes():
         _ = config.inference
