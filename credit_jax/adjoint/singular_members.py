@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 
 from credit_jax.adjoint.forecast_map import ForecastMap, map_of_reader
-from credit_jax.adjoint.singular_vectors import area_weights, singular_vectors
+from credit_jax.adjoint.singular_vectors import (
+    area_weights,
+    energy_factors,
+    singular_vectors,
+)
 from credit_jax.data.schedule import Task, steps_of
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import Amplitude
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.plan.forecast import ForecastPlan
@@ -21,22 +26,22 @@ class SingularMembers:
     """Perturbations by singular vectors: tasks -> what is added to their states.
 
     Vector k, from 0, is added to member 2 k + 1 and subtracted from member 2 k + 2. The
-    norm, at the start and at the end, is the mean over the perturbed variables, their
-    levels and the area of squares in units of the amplitude of each variable and level,
-    and a perturbation has norm 1. The vectors of a start date are computed once for all
-    members that follow one another.
+    size of a perturbation, 1, is the mean over the perturbed variables, their levels
+    and the area of squares in units of the amplitude of each variable and level. This
+    is the norm, at the start and at the end, too, unless that is the energy. The
+    vectors of a start date are computed once for all members that follow one another.
 
     Attributes:
         plan: selects number, lead and amplitude of the vectors.
         model: model on its mesh.
         weights: weights of `Forecaster.weights`.
-        latitude: (lat,) or (y, x) degrees.
+        outputs: variables and coordinates of the forecasts.
     """
 
     plan: ForecastPlan
     model: ParallelModel
     weights: Any
-    latitude: np.ndarray
+    outputs: Outputs
     _map: ForecastMap | None = None
     _vectors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -67,7 +72,7 @@ class SingularMembers:
         return -vectors[key][number] if odd else vectors[key][number]
 
     def vectors(self, start: int) -> dict[str, np.ndarray]:
-        """Key -> (vector, level, lat, lon) of a start date, of norm 1.
+        """Key -> (vector, level, lat, lon) of a start date, of size 1.
 
         Args:
             start: number of the start date.
@@ -86,15 +91,26 @@ class SingularMembers:
         if self._map is None:
             self._map = forecast
         forecast.compiled_as(self._map)
-        norm = self._norm(forecast.state)
+        size = self._size(forecast.state)
+        norm = size if config.norm == "deviation" else self._energy(forecast, size)
         vectors = singular_vectors(forecast, forecast.state, config.vectors, norm)
         initial = {key: x[:, :, 0] for key, x in vectors.initial.items()}
-        signs = np.array([_sign(initial, norm, k) for k in range(config.vectors)])
-        return {key: x * signs[:, None, None, None] for key, x in initial.items()}
+        factors = np.array([_factor(initial, size, k) for k in range(config.vectors)])
+        return {key: x * factors[:, None, None, None] for key, x in initial.items()}
 
-    def _norm(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _energy(
+        self, forecast: ForecastMap, usable: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Key -> (level, lat, lon) weights of the energy of the perturbed variables."""
+        where = "inference.perturbation.norm: energy"
+        instead = "take norm: deviation"
+        factors = energy_factors(self.outputs, usable, where, instead)
+        return area_weights(forecast.state, self.outputs.latitude, factors)
+
+    def _size(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Key -> (level, lat, lon) weights of squares of the perturbed variables."""
-        amplitude = Amplitude(self.plan.inference.perturbation.std, self.latitude)
+        std, latitude = self.plan.inference.perturbation.std, self.outputs.latitude
+        amplitude = Amplitude(std, latitude)
         sizes = {key: amplitude.of(key, x[0, :, 0]) for key, x in state.items()}
         # A constant level has no deviation in units of which it could change.
         usable = {
@@ -109,15 +125,16 @@ class SingularMembers:
                 "take another type"
             )
         share = dict.fromkeys(usable, 1 / len(usable))
-        weights = area_weights(state, self.latitude, share)
+        weights = area_weights(state, latitude, share)
         return {key: weights[key] / size**2 for key, size in usable.items()}
 
 
-def _sign(
-    initial: Mapping[str, np.ndarray], norm: Mapping[str, np.ndarray], number: int
+def _factor(
+    initial: Mapping[str, np.ndarray], size: Mapping[str, np.ndarray], number: int
 ) -> np.float32:
-    """The sign with which the largest value of a vector is positive."""
+    """The factor that makes a vector's size 1, and its largest value positive."""
     values = np.concatenate(
-        [(np.sqrt(norm[key]) * x[number]).ravel() for key, x in initial.items()]
+        [(np.sqrt(size[key]) * x[number]).ravel() for key, x in initial.items()]
     )
-    return np.float32(np.sign(values[np.abs(values).argmax()]))
+    sign = np.sign(values[np.abs(values).argmax()])
+    return np.float32(sign / np.linalg.norm(values))

@@ -164,12 +164,20 @@ ENERGY = {
 }
 
 
-def energy_factors(outputs: Outputs, keys: Iterable[str]) -> dict[str, float]:
+def energy_factors(
+    outputs: Outputs,
+    keys: Iterable[str],
+    where: str = "--norm energy",
+    instead: str = "name the variables and their weights, such as "
+    "--norm U=0.5,V=0.5,T=1.86,SP=3.9e-6",
+) -> dict[str, float]:
     """Key -> factor of the total energy, of the variables that have one.
 
     Args:
         outputs: the variables, with the attributes of the data.
         keys: keys of the prognostic variables.
+        where: option or key that asks for the energy, for errors.
+        instead: what to do without it, for errors.
 
     Raises:
         ValueError: no variable has such a standard name.
@@ -181,9 +189,8 @@ def energy_factors(outputs: Outputs, keys: Iterable[str]) -> dict[str, float]:
     factors = {key: ENERGY[names[key]] for key in keys if names.get(key, "") in ENERGY}
     if not factors:
         raise ValueError(
-            "--norm energy: no prognostic variable of the data has one of the standard "
-            f"names {', '.join(ENERGY)}; name the variables and their weights, such as "
-            "--norm U=0.5,V=0.5,T=1.86,SP=3.9e-6"
+            f"{where}: no prognostic variable of the data has one of the standard "
+            f"names {', '.join(ENERGY)}; {instead}"
         )
     return factors
 

@@ -200,6 +200,8 @@ class PerturbationConfig(StrictModel):
         vectors: number of singular vectors, each of which is added to one member and
             subtracted from the next.
         lead: time over which singular vectors grow most ("48h").
+        norm: norm in which they grow: "deviation", the units of `std`; or "energy", the
+            total energy of a dry atmosphere, of variables that have its standard names.
     """
 
     type: Literal["gaussian", "spherical", "bred", "lagged", "singular"] = "spherical"
@@ -209,6 +211,7 @@ class PerturbationConfig(StrictModel):
     lag: Duration = "6h"
     vectors: int = Field(default=5, ge=1)
     lead: Duration = "48h"
+    norm: Literal["deviation", "energy"] = "deviation"
 
 
 class InferenceConfig(StrictModel):

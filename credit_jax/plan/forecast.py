@@ -215,12 +215,8 @@ def plan_forecast(
     if inference.perturbation.type == "singular" and schedule.num_members > 1:
         perturbation = inference.perturbation
         findings.problems += singular_problems(perturbation, schedule, model.config)
-        findings.notes.append(
-            f"inference.perturbation.type: singular: for each of "
-            f"{counted(len(schedule.starts), 'start date')} some "
-            f"{3 * perturbation.vectors} forecasts of {perturbation.lead}, with the "
-            "tangent-linear model and the adjoint of each, are computed first"
-        )
+        starts = counted(len(schedule.starts), "start date")
+        findings.notes.append(singular_cost(perturbation, f"each of {starts}"))
     with findings.collecting():
         rollout = forecast_rollout(located, schema, schedule.num_steps)
     if rollout is None or findings.problems:
@@ -479,6 +475,15 @@ def forecast_rollout(
     postprocess = pipeline.postprocess(*channels)
     advance = Advance(pipeline, *channels) if num_steps > 1 else None
     return Rollout(num_steps, postprocess=postprocess, advance=advance)
+
+
+def singular_cost(config: PerturbationConfig, each: str = "each start date") -> str:
+    """What perturbations by singular vectors cost, for notes."""
+    return (
+        f"inference.perturbation.type: singular: for {each} some {3 * config.vectors} "
+        f"forecasts of {config.lead}, with the tangent-linear model and the adjoint of "
+        "each, are computed first"
+    )
 
 
 def singular_problems(

@@ -87,6 +87,29 @@ def test_pairs_of_norm_1_grow_by_the_singular_values(computed):
             assert_close(pair, 2 * first.sel(number=0), 1e-6, name)
 
 
+def test_the_norm_of_energy(config, computed, tmp_path, monkeypatch, capsys):
+    """Variables that have no energy are not perturbed; sizes are those of `std`."""
+    energy = (*SINGULAR, "--set", "inference.perturbation.norm=energy")
+    assert forecast(config, tmp_path / "none", *energy) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "norm: energy: no prognostic variable of the data has one of" in error
+
+    def factors(outputs, keys, where, instead):
+        return {key: 0.5 for key in keys if key.endswith(("/U", "/T"))}
+
+    monkeypatch.setattr(singular_members, "energy_factors", factors)
+    assert forecast(config, tmp_path / "energy", *energy) == 0
+    store, other = read(tmp_path / "energy"), read(computed[0])
+    starts, others = (x.isel(prediction_timedelta=0) for x in (store, other))
+    names = [name for name in store.data_vars if np.isfinite(starts[name]).all()]
+    for member in (1, 3):
+        assert_close(sizes(store, member, 0, names), np.ones(2), 1e-3, "size")
+        pair = starts["SP"].sel(number=[0, member])
+        np.testing.assert_array_equal(*pair.transpose("number", ...).values)
+        change = starts["T"].sel(number=member) - others["T"].sel(number=member)
+        assert abs(change).max() > 0, "another norm, other vectors"
+
+
 def test_members_made_in_parts_are_the_same_bitwise(config, computed, tmp_path):
     for shard in ("3/3", "1/3", "2/3"):
         options = ("--shard", shard, "--batch", "2")

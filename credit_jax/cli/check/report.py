@@ -25,6 +25,7 @@ from credit_jax.data import ChannelSchema
 from credit_jax.demo.dataset import expected_files
 from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.channel_problems import schema_of
+from credit_jax.plan.forecast import singular_cost
 from credit_jax.plan.memory import estimate_memory
 from credit_jax.plan.roofline import DEVICES, StepBound, step_bound
 from credit_jax.training.rehearsal import rehearse
@@ -104,7 +105,13 @@ def check_config(
     if not problems and trains:
         problems = _heard(lambda: tuple(rehearse(plan)), ignored, notes)
     try:
-        _heard(lambda: config.inference, ignored, notes)
+        inference = _heard(lambda: config.inference, ignored, notes)
+        if (
+            inference
+            and inference.members > 1
+            and inference.perturbation.type == "singular"
+        ):
+            notes.append(singular_cost(inference.perturbation))
     except ValueError as error:
         if trains:
             notes += [f"{line} (training does not read it)" for line in _lines(error)]

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     print_lines(header(args.package or args.config, plan, model, checkpoint))
     changes = None
     if plan.inference.perturbation.type == "singular":
-        changes = SingularMembers(plan, model, weights, outputs.latitude)
+        changes = SingularMembers(plan, model, weights, outputs)
     promise = "the command ends after the forecasts in progress"
     with StopRequests(stop_at, promise=promise) as requests:
         campaign = Campaign.of_plan(

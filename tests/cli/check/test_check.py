@@ -287,6 +287,11 @@ def test_configs_of_forecasts_alone(tmp_path, capsys, dates):
     path.write_text(yaml.safe_dump(alone))
     assert main(["--config", str(path)]) == 0
     assert "neither loss nor trainer" in capsys.readouterr().out
+    alone["inference"] = {"members": 3, "perturbation": {"type": "singular"}}
+    path.write_text(yaml.safe_dump(alone))
+    assert main(["--config", str(path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "for each start date some 15 forecasts of 48h, with the tangent" in shown
     alone["inference"] = {"output": {"format": "grib"}}
     alone["model"]["levels"] = 3
     path.write_text(yaml.safe_dump(alone))
