@@ -28,6 +28,7 @@ from credit_jax.transforms import (
     constant_fields,
     initial_entries,
     newest,
+    units_after,
 )
 
 # Named fields in physical units, (batch, level, time, lat, lon) each, and the tasks.
@@ -67,6 +68,11 @@ class ForecastReader:
     schema: ChannelSchema
     perturb: Perturb | None = None
     finite: bool = True
+
+    @property
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key of a channel's variable -> its unit and file, those that are known."""
+        return units_after(self.pipeline, self.data.units())
 
     def first(self, tasks: Sequence[Task]) -> FirstStep:
         """Reads the initial states of some tasks, stacked along the batch dim.

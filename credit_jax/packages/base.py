@@ -9,7 +9,6 @@ from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.models.model_def import ModelDef
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.packages.channel_table import order_of
-from credit_jax.packages.manifest import CHANNELS
 from credit_jax.packages.package import Package, open_package
 from credit_jax.plan.finetune import Base
 from credit_jax.state_dict.key_map import Arrays, HostModelState
@@ -42,7 +41,7 @@ def open_package_base(base: Base, weights: str | None) -> BaseWeights:
         read,
         _channels(package),
         package.coordinates,
-        _units(package),
+        package.units,
     )
 
 
@@ -61,17 +60,6 @@ def _channels(package: Package) -> ChannelSchema:
             )
         )
     return ChannelSchema(*parts)
-
-
-def _units(package: Package) -> dict[str, tuple[str, str]]:
-    """Key -> unit of its variables, and the file that says so."""
-    where = str(package.path / CHANNELS)
-    return {
-        entry["key"]: (entry["units"], where)
-        for entries in package.channels.values()
-        for entry in entries
-        if isinstance(entry["units"], str)
-    }
 
 
 def _values(levels: Sequence[float | None]) -> CoordinateValues | None:

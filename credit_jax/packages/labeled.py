@@ -192,13 +192,11 @@ class DatasetForecaster:
     @cached_property
     def _units(self) -> dict[str, str]:
         """Key -> units of the variables of a state, those that are known."""
-        known: dict[str, Any] = dict(self.states.reader.data.attributes())
-        if isinstance(self.states.checkpoint, Package):
-            for entry in self.states.checkpoint.channels["input"]:
-                known.setdefault(entry["key"], entry)
-        return {
+        recorded = {k: unit for k, (unit, _) in self.states.checkpoint.units.items()}
+        files = self.states.reader.data.attributes()
+        return recorded | {
             key: str(entry["units"])
-            for key, entry in known.items()
+            for key, entry in files.items()
             if entry.get("units")
         }
 
@@ -378,6 +376,7 @@ def open_forecaster(
     source: str | Path,
     *,
     data: str | Path | None = None,
+    base: str | Path | None = None,
     step: int | None = None,
     weights: str | None = None,
     overrides: Sequence[str] = (),
@@ -391,6 +390,8 @@ def open_forecaster(
     Args:
         source: folder of a run of `credit-jax train` or `convert`, or of a package.
         data: path of the YAML file that says where the dynamic forcing of a package is.
+        base: run, package or checkpoint of CREDIT that the adapters of a package of
+            them were trained on; None for a package or a run with all weights.
         step: step of the checkpoint of a run; None is the newest.
         weights: "average", "last", or None for the moving average if there is one.
         overrides: texts "KEY=VALUE" that replace values of the config.
@@ -400,16 +401,17 @@ def open_forecaster(
         matmul_precision: see `trainer.matmul_precision`.
 
     Raises:
-        FileNotFoundError: there is no run and no package.
-        ValueError: a file of it is invalid, the mesh does not fit the model, or forcing
-            has no path.
+        FileNotFoundError: there is no run and no package, or no base.
+        ValueError: a file of it is invalid, the base is missing, needless or another
+            one, the mesh does not fit the model, forcing has no path, or data are in
+            another unit than those of the training.
 
     >>> credit_jax.open_forecaster("RUN").variables
     ('U', 'T', 'SP')
     """
     checkpoint: Any
     if is_package(source):
-        checkpoint = open_package(source)
+        checkpoint = open_package(source, base)
         held = AVERAGE if checkpoint.average else LAST
         if weights not in (None, held) or step not in (None, checkpoint.step):
             raise ValueError(
@@ -417,6 +419,8 @@ def open_forecaster(
                 f"of checkpoint {checkpoint.step}; got weights={weights!r}, "
                 f"step={step}: leave them out, or open the run"
             )
+    elif base is not None:
+        raise ValueError(f"base: {source} is a run with all its weights; leave it out")
     else:
         checkpoint = open_weights(source, step, weights)
     states = load_forecaster(

@@ -92,6 +92,17 @@ class Package:
             else Coordinates.from_json(recorded, str(self.path))
         )
 
+    @cached_property
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key -> unit of variables of its channels, and the file that says so."""
+        where = str(self.path / file_names.CHANNELS)
+        return {
+            entry["key"]: (entry["units"], where)
+            for entries in self.channels.values()
+            for entry in entries
+            if isinstance(entry["units"], str)
+        }
+
     @property
     def training_dates(self) -> tuple[DateRange, ...]:
         """Date ranges of the training; () if unknown."""

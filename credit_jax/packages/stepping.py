@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.config import Config, load_config
+from credit_jax.config import Config, ConfigError, load_config
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import CONFIG_NAME
@@ -50,6 +50,7 @@ from credit_jax.plan.forecast import (
     forecast_schema,
     unknown_variables,
 )
+from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 
@@ -361,6 +362,9 @@ def load_forecaster(
     no_dates = np.array([], "datetime64[ns]")
     schedule = Schedule(no_dates, 1, opened.timestep, opened.calendar)
     reader = ForecastReader(state, pipeline, schedule, schema)
+    others = unit_problems(checkpoint.units, reader.units)
+    if others and inference.preblocks is None:
+        raise ConfigError(others, str(checkpoint.path))
     # With more than one step, each makes the input of the next.
     step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
     weights = Forecaster(model, *checkpoint.restore(model)).weights

@@ -98,7 +98,8 @@ class BaseWeights:
                 trained with other channels, and `new` is None; or see `match_channels`.
         """
         if problems := unit_problems(self.units, units):
-            raise ConfigError(problems)
+            other = "" if new is None else ", or give the variable another name"
+            raise ConfigError([f"{problem}{other}" for problem in problems])
         if new is not None and self.channels is None:
             raise ConfigError(
                 [

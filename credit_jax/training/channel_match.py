@@ -86,8 +86,7 @@ def unit_problems(base: VariableUnits, ours: VariableUnits) -> list[str]:
         if differ(unit, expected):
             problems.append(
                 f"{path}: variable {name.split('/')[-1]!r} has units {unit!r}, "
-                f"expected {expected!r} as in {where}; bring the file to that unit, or "
-                "give the variable another name"
+                f"expected {expected!r} as in {where}; bring the file to that unit"
             )
     return problems
 

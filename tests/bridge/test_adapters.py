@@ -53,9 +53,28 @@ def test_a_run_with_adapters(
     given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
     code, text = bridge("convert", "--to", "torch", *given)
     assert code == OK, text
+    of_base = "--checkpoint", tmp_path / "base", "--out", tmp_path / "base_torch"
+    code, text = bridge("convert", "--to", "torch", *of_base)
+    assert code == OK, text
+    # CREDIT's file is as good a base, for its package and for training.
+    file = tmp_path / "base_torch" / "checkpoint.pt"
+    given = "--checkpoint", packed, "--base", file, "--out", tmp_path / "of_file"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == OK, text
+    config["save_loc"] = str(tmp_path / "again")
+    config["trainer"]["finetune"] = finetune | {"from": str(file)}
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    assert train(["--config", str(path), "--cache", "none"]) == OK
+    again = tmp_path / "again_package"
+    options = ["--checkpoint", str(tmp_path / "again"), "--weights", "last"]
+    assert package.main([*options, "--adapters", "--out", str(again)]) == OK
+    given = "--checkpoint", again, "--base", file, "--out", tmp_path / "of_file_alone"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == OK, text
+    names = ("torch", "sums", "back", "of_file", "of_file_alone")
     expected, *others = (
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
-        for name in ("torch", "sums", "back")
+        for name in names
     )
     for other in others:
         assert expected["model_state_dict"].keys() == other["model_state_dict"].keys()

@@ -15,6 +15,7 @@ from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.train import main as train
 from credit_jax.models.registry import build
+from credit_jax.packages.labeled import open_forecaster
 from credit_jax.packages.manifest import ADAPTERS, WEIGHTS
 from credit_jax.packages.package import open_package
 from credit_jax.training.run_weights import open_weights
@@ -64,7 +65,7 @@ def adapters(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_with_its_base_it_is_the_run_bit_for_bit(
-    tuned: Path, adapters: Path, base: Path, data: Path, tmp_path: Path
+    world: Path, tuned: Path, adapters: Path, base: Path, data: Path, tmp_path: Path
 ) -> None:
     assert (adapters / ADAPTERS).is_file()
     assert not (adapters / WEIGHTS).exists()
@@ -86,6 +87,17 @@ def test_with_its_base_it_is_the_run_bit_for_bit(
     a, b = (xr.open_dataset(tmp_path / name / "forecast.zarr").load() for name in "ab")
     xr.testing.assert_identical(a.drop_attrs(), b.drop_attrs())
     assert "--base BASE" in (adapters / "README.md").read_text()
+    with xr.open_dataset(world / "w_2000.nc") as fields:
+        initial = fields.sel(time=[np.datetime64("2000-01-01", "ns")]).load()
+    steps = open_forecaster(moved, data=data, base=base)(initial, 3)
+    for lead, step in enumerate(steps, 1):
+        for name in ("T", "U", "SP"):
+            stored = a[name].isel(time=0, prediction_timedelta=lead)
+            assert np.array_equal(step[name].values.squeeze(), stored.values.squeeze())
+    with pytest.raises(ValueError, match="base must name the run, package or checkp"):
+        open_forecaster(moved, data=data)
+    with pytest.raises(ValueError, match="is a run with all its weights; leave it out"):
+        open_forecaster(tuned, base=base)
 
 
 def test_a_package_of_the_base_is_the_base(

@@ -15,6 +15,7 @@ from credit_jax.checkpoint import EMA, CheckpointStore
 from credit_jax.cli import package
 from credit_jax.cli.check import command as check
 from credit_jax.cli.commands import OK
+from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.train import main
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
@@ -157,6 +158,9 @@ def test_a_variable_in_another_unit_is_refused(
     trained, packed = tmp_path / "trained", tmp_path / "package"
     shutil.move(tmp_path / "run", trained)
     assert package.main(["--checkpoint", str(trained), "--out", str(packed)]) == OK
+    data, paths = tmp_path / "data.yml", {"path": f"{tmp_path}/degC/w_%Y.nc"}
+    variables = dict.fromkeys(("prognostic", "dynamic_forcing"), paths)
+    write_yaml(data, {"source": {"ERA5": {"variables": variables}}})
     for place, where in (
         (trained, f"checkpoint {trained}/checkpoints/2"),
         (packed, f"{packed}/channels.json"),
@@ -171,6 +175,12 @@ def test_a_variable_in_another_unit_is_refused(
         assert problem in text
         config = str(tmp_path / "config.yml")
         assert check.main(["--config", config, "--devices", "1"]) != OK
+        assert problem in " ".join("".join(capsys.readouterr()).split())
+        of_run = ["--config", config, "--checkpoint", str(place)]
+        of_package = ["--package", str(place), "--data", str(data)]
+        given = of_package if place == packed else of_run
+        options = [*given, "--init-time", "2000-01-01", "--steps", "1"]
+        assert forecast.main([*options, "--out", str(tmp_path / "no")]) != OK
         assert problem in " ".join("".join(capsys.readouterr()).split())
         code, text = run(section, "--fresh", **units["K"])
         assert code == OK, text
@@ -198,6 +208,14 @@ def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None
     frozen = {**section, "moments": True, "freeze": ["*/up"]}
     code, text = run(frozen, "--fresh", **alone)
     assert code == OK, text
+    lora = {"rank": 1, "alpha": 2, "targets": ["dense/up"]}
+    adapted = {**section, "lora": lora, "train": ["dense/bias"]}
+    biases = []
+    for moments in (True, False):
+        code, text = run({**adapted, "moments": moments}, "--fresh", **alone)
+        assert code == OK, text
+        biases.append(weights_of(folder)[0]["dense/bias"])
+    assert not np.array_equal(*biases), "what is trained besides has moments"
     code, text = run({"from": str(base), "moments": True}, "--fresh", **alone)
     assert code != OK
     assert "moments: " in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,10 +11,13 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.training.optimizer import adamw, clip_by_global_norm
-from credit_jax.training.state import state_specs
+from credit_jax.models.model_def import ModelDef
+from credit_jax.nn.low_rank import LowRank
+from credit_jax.training.optimizer import ADAM, adamw, clip_by_global_norm
+from credit_jax.training.state import init_state, state_specs, with_moments
+from credit_jax.training.step import make_train_step
 from tests.support import assert_close, assert_trees_close, mark_slow
-from tests.training.toy_runs import MODEL_DEF, toy_model, train_toy
+from tests.training.toy_runs import MODEL_DEF, mse, toy_batches, toy_model, train_toy
 
 MESH = {"dp": 2, "tp": 2, "domain": 2}
 RATE = optax.cosine_decay_schedule(1e-2, 20)
@@ -161,3 +165,42 @@ def test_a_vector_of_small_parameters_is_updated_as_each_by_itself() -> None:
             assert moments.keys() == MODEL_DEF.param_specs.keys()
             assert all(np.any(moment) for moment in moments.values())
     assert_trees_close(runs[0].params, runs[1].params, 1e-6, "parameters")
+
+
+ADAPTED = replace(
+    MODEL_DEF,
+    frozen=frozenset(MODEL_DEF.param_specs) - {"dense/bias"},
+    low_rank=LowRank(2, 1.0, frozenset({"dense/up", "dense/down"})),
+)
+
+
+@pytest.mark.parametrize("model_def", [MODEL_DEF, ADAPTED], ids=["all", "adapters"])
+def test_moments_of_another_state_go_on_over_meshes(model_def: ModelDef) -> None:
+    """With adapters those of what is trained besides; adapters begin with 0."""
+    optimizer, schedule = adamw(), optax.constant_schedule(1e-2)
+    trained = train_toy(toy_model(), optimizer, 2, schedule=schedule)[1]
+    adam = trained.opt_state[ADAM]
+    mu, nu = (
+        {path: x for path, x in part.items() if path in model_def.trainable}
+        for part in adam[1:]
+    )
+    assert ("dense/up" in mu) == (model_def is MODEL_DEF)
+    moments = optax.ScaleByAdamState(adam.count, mu, nu)
+    updated = []
+    for degrees, go_on in (({}, True), (MESH, True), ({}, False)):
+        model = toy_model(model_def=model_def, **degrees)
+        state = init_state(model, optimizer, jax.random.key(0))
+        if go_on:
+            state = with_moments(state, moments)
+            placed = jax.device_get(state).opt_state[ADAM].mu
+            for path, value in placed.items():
+                assert np.array_equal(value, mu.get(path, np.zeros_like(value))), path
+        step = make_train_step(model, optimizer, mse, schedule=schedule)
+        state, _ = step(state, *toy_batches(model, 1))
+        updated.append(jax.device_get(state))
+    one, mesh, fresh = updated
+    for name in ("mu", "nu"):
+        parts = [getattr(state.opt_state[ADAM], name) for state in (mesh, one)]
+        assert_trees_close(*parts, 1e-5, name)
+    assert_trees_close(mesh.params, one.params, 1e-6, "parameters")
+    assert not np.allclose(one.params["dense/bias"], fresh.params["dense/bias"])
