@@ -25,6 +25,7 @@ import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.assimilation_bound import LEAD, bound
 from benchmarks.assimilation_gradients import gradients, likeness
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.config import load_config
@@ -49,6 +50,11 @@ Settings were chosen on four other days, from 22 May.
 ![Errors by window]({NAME}.png)"""
 
 
+_BOUND = f"""## What the observations can say
+
+The best linear estimate with the same B: errors of {LEAD} forecasts of training \
+days, corrected by all observations of a day, {4 * SHARE:.0%} of the points, as if \
+they were of one time and no forecast, nor its error, were between them."""
 _GRADIENTS = """## The adjoint
 
 The gradient of a mean of T (level 4 of 8, 40 to 60 N, 180 to 220 E) by the fields a \
@@ -71,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = _errors(folder)
     bitwise = _same(folder / "killed", folder / "analyses")
     difference = _difference(folder / "mesh", folder / "analyses")
-    alike = _alike(folder)
+    alike, limit = _alike(folder), _limit(folder)
     options.out.mkdir(parents=True, exist_ok=True)
     _plot(errors, options.out / f"{NAME}.png")
     statistics = pd.read_csv(folder / "analyses" / "statistics.csv")
@@ -90,9 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "resumed_bitwise": bitwise,
         "mesh_difference": difference,
         "gradients": alike,
+        "bound": limit,
     }
     tables = _table(errors, spread), _windows(errors, statistics)
-    sections = [_INTRO, *tables, verdict, _GRADIENTS, _gradient_table(alike)]
+    sections = [_INTRO, *tables, verdict, _BOUND, _bound_table(limit)]
+    sections += [_GRADIENTS, _gradient_table(alike)]
     keys = ("start", "first_lead", "window", "cycles", "inner_iterations")
     section: Any = load_config(CONFIG).assimilation
     config = {key: getattr(section, key) for key in keys}
@@ -162,6 +170,15 @@ def _kill(command: Sequence[str], innovations: Path) -> None:
     process.wait()
 
 
+def noise_sizes() -> dict[str, xr.DataArray]:
+    """Name -> standard deviations of the noise, of each level."""
+    climate, sizes = xr.open_zarr(DATA / "demo_2000.zarr"), {}
+    for name in VARIABLES:
+        spread = climate[name].load().var("time").mean(["latitude", "longitude"])
+        sizes[name] = NOISE * np.sqrt(spread).astype(float)
+    return sizes
+
+
 def observe(start: pd.Timestamp, length: pd.Timedelta) -> pd.DataFrame:
     """Draws observations of the truth.
 
@@ -171,14 +188,12 @@ def observe(start: pd.Timestamp, length: pd.Timedelta) -> pd.DataFrame:
     Returns:
         Columns of a file of `assimilation.observations`.
     """
-    years = [xr.open_zarr(DATA / f"demo_{year}.zarr") for year in (2000, 2001)]
+    truth = xr.open_zarr(DATA / "demo_2001.zarr")
+    truth = truth.sel(time=slice(start, start + length - pd.Timedelta("6h")))
     rng, tables = np.random.default_rng(0), []
-    for name in VARIABLES:
-        climate, field = (year[name].load() for year in years)
-        spread = climate.var("time").mean(["latitude", "longitude"])
-        field = field.sel(time=slice(start, start + length - pd.Timedelta("6h")))
-        sizes = NOISE * np.sqrt(spread).broadcast_like(field)
-        both = xr.Dataset({"value": field, "error": sizes.astype(float)})
+    for name, sizes in noise_sizes().items():
+        field = truth[name].load()
+        both = xr.Dataset({"value": field, "error": sizes.broadcast_like(field)})
         rows = both.to_dataframe().reset_index()
         rows = rows[rng.random(len(rows)) < SHARE].assign(variable=name)
         rows["value"] += rows["error"] * rng.standard_normal(len(rows))
@@ -248,7 +263,7 @@ def _table(errors: Mapping[str, pd.DataFrame], spread: Any) -> Table:
     later = {name: _pooled(table, 2) for name, table in errors.items()}
     analysis, background, free = "analysis", "background", "free run"
     header = ["10 windows", *SYSTEMS, "/ background", "from the third on", "/ free run"]
-    header.append("spread")
+    header += ["spread", "from the third on"]
     rows = []
     for name in VARIABLES:
         ratios = [
@@ -256,13 +271,13 @@ def _table(errors: Mapping[str, pd.DataFrame], spread: Any) -> Table:
             later[analysis][name] / later[background][name],
             pooled[analysis][name] / pooled[free][name],
         ]
-        values = spread.get_group(name)
+        values = spread.get_group(name).to_numpy()
         rows.append(
             [
                 name,
                 *(f"{pooled[system][name]:.3g}" for system in SYSTEMS),
                 *(f"{ratio:.2f}" for ratio in ratios),
-                f"{values.min():.2f} to {values.max():.2f}",
+                *(f"{x.min():.2f} to {x.max():.2f}" for x in (values, values[2:])),
             ]
         )
     return Table("Errors of ten windows", header, rows)
@@ -289,6 +304,22 @@ def _alike(folder: Path) -> dict[str, list[float]]:
     section: Any = load_config(CONFIG).assimilation
     pair = gradients(folder / "run", DATA, pd.Timestamp(section.start))
     return likeness(*pair, str(folder / "background.nc"))
+
+
+def _limit(folder: Path) -> dict[str, tuple[float, float]]:
+    """See `assimilation_bound.bound`, of the observations of a day."""
+    noise = {name: sizes.values for name, sizes in noise_sizes().items()}
+    store, data = folder / "nmc" / "forecast.zarr", DATA / "demo_2001.zarr"
+    return bound(store, data, str(folder / "background.nc"), noise, 4 * SHARE)
+
+
+def _bound_table(limit: Mapping[str, tuple[float, float]]) -> Table:
+    header = ["errors", "before", "after", "ratio"]
+    rows = [
+        [name, f"{before:.3g}", f"{after:.3g}", f"{after / before:.2f}"]
+        for name, (before, after) in limit.items()
+    ]
+    return Table("The best linear estimate", header, rows)
 
 
 def _gradient_table(alike: Mapping[str, list[float]]) -> Table:

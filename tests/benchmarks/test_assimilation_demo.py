@@ -62,7 +62,7 @@ def _runs(folder, truth):
             (truth.sel(time=[valid]) + error).to_netcdf(path, engine="h5netcdf")
     rows = [
         {"window": f"w{k}", "variable": v, "spread": 0.9 + k / 10, "chi_squared": 1.0}
-        for k in range(2)
+        for k in range(3)
         for v in VARIABLES
     ]
     pd.DataFrame(rows).to_csv(folder / "analyses" / "statistics.csv")
@@ -75,6 +75,7 @@ def test_the_report(data, tmp_path, monkeypatch):
     runs, out = tmp_path / "runs", tmp_path / "out"
     _runs(runs, data)
     monkeypatch.setattr(assimilation_demo, "_make", lambda folder: 90.0)
+    monkeypatch.setattr(assimilation_demo, "_limit", lambda folder: {"T": (2.0, 1.0)})
     alike = {"T": [0.1, 0.2, 0.3, 0.04]}
     monkeypatch.setattr(assimilation_demo, "_alike", lambda folder: alike)
     options = ["--folder", str(runs), "--out", str(out)]
@@ -83,7 +84,8 @@ def test_the_report(data, tmp_path, monkeypatch):
     # The first background is that of the free run.
     background = np.sqrt((16 + 9 * 4) / 10)
     row = f"| U | 4 | {background:.3g} | 1 | {1 / background:.2f} | 0.50 | 0.25 |"
-    assert f"{row} 0.90 to 1.00 |" in text
+    assert f"{row} 0.90 to 1.10 | 1.10 to 1.10 |" in text
+    assert "| T | 2 | 1 | 0.50 |" in text
     assert "| T | 0.10 | 0.20 | 0.30 | 4.0% |" in text
     assert "The windows took 1.5 minutes" in text
     assert "is the same, bit for bit" in text
