@@ -39,8 +39,9 @@ CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
 .PHONY: check-style check-spelling check-words check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
+# On Linux, malloc with huge pages: 11.5 samples a second instead of 9.6, with half the system's time.
 train: .venv/.train
-	$(BIN)/credit-jax train --config configs/tp2_domain2.yaml --fresh
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/credit-jax train --config configs/tp2_domain2.yaml --fresh
 
 test: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-words check-layers

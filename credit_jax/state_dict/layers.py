@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
@@ -110,7 +110,22 @@ def pixel_shuffle_decoder() -> Iterator[Rule]:
     yield from weight_and_bias("up_block4.2", "head/out", CONV_2D)
 
 
-def encoder_decoder_blocks(config: Any) -> list[str]:
+@runtime_checkable
+class EncoderDecoder(Protocol):
+    """Sizes of a crossformer that its blocks depend on."""
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Rows and columns of a patch."""
+        ...
+
+    @property
+    def depth(self) -> Sequence[int]:
+        """Number of transformer layers of each stage."""
+        ...
+
+
+def encoder_decoder_blocks(config: EncoderDecoder) -> list[str]:
     """Blocks of crossformer encoders and decoders: see `TorchModel.block_names`."""
     names = [] if config.patch == (1, 1) else ["cube_embedding"]
     for stage, depth in enumerate(config.depth):
@@ -118,6 +133,6 @@ def encoder_decoder_blocks(config: Any) -> list[str]:
     return [*names, *(f"up_block{number}" for number in (1, 2, 3, 4))]
 
 
-def unused_patch_embedding(config: Any) -> list[str]:
+def unused_patch_embedding(config: EncoderDecoder) -> list[str]:
     """The patch embedding if a patch is one point: CREDIT creates but ignores it."""
     return ["cube_embedding"] if config.patch == (1, 1) else []

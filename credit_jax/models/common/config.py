@@ -60,6 +60,10 @@ class ModelConfig(StrictModel):
                 )
         return self
 
+    def channel_problems(self) -> list[str]:
+        """Returns errors of the numbers of channels."""
+        return []
+
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """Specs of the inputs by name; "y" is reserved for the target."""

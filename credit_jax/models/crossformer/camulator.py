@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 from credit_jax.models.common.frames import FrameFold
 from credit_jax.models.common.pixel_shuffle import Head, UpBlock
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
@@ -43,7 +42,7 @@ class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderDecoderConfig.problems`."""
-        return [*checks.kernel_problems(self), *super().problems(tensor, domain)]
+        return [*self.kernel_problems(), *super().problems(tensor, domain)]
 
 
 class Camulator(EncoderDecoder):

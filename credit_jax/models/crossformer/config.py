@@ -11,13 +11,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import PositiveInt
 
-from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.common.frames import FrameFold, unseen_frames
+from credit_jax.config.messages import divisors
+from credit_jax.models.common.config import MAX_DEPTH, ModelConfig
+from credit_jax.models.common.frames import FrameFold, mean_problems, unseen_frames
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.crossformer import checks
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
@@ -122,6 +122,146 @@ class StagesConfig(ModelConfig):
                 self.global_window_size[index],
             )
 
+    def shape_problems(self) -> list[str]:
+        """Returns errors of keys that do not depend on the grid."""
+        problems = []
+        if len(self.cross_embed_kernel_sizes) != 4:
+            problems.append(
+                "model.cross_embed_kernel_sizes has "
+                f"{len(self.cross_embed_kernel_sizes)} entries; expected 4, one list "
+                "of kernel sizes a stage"
+            )
+        empty = [
+            i for i, sizes in enumerate(self.cross_embed_kernel_sizes) if not sizes
+        ]
+        for index in empty:
+            problems.append(
+                f"model.cross_embed_kernel_sizes[{index}] is empty; expected at least "
+                "one kernel size"
+            )
+        if min(self.depth) < 0:
+            problems.append(
+                f"model.depth is {list(self.depth)}; expected no negative entry"
+            )
+        if max(self.depth) > MAX_DEPTH:
+            problems.append(
+                f"model.depth is {list(self.depth)}; expected at most {MAX_DEPTH} "
+                "blocks a stage"
+            )
+        problems += self.channel_problems()
+        for index, channels in enumerate(self.dim):
+            if channels < self.dim_head:
+                problems.append(
+                    f"model.dim[{index}] is {channels}, smaller than dim_head "
+                    f"{self.dim_head}; set dim_head to at most {min(self.dim)}"
+                )
+        return problems
+
+    def stage_problems(self) -> list[str]:
+        """Returns errors of embedding kernels, their channels, and window sizes."""
+        problems = []
+        geometry = self.geometry()
+        above = geometry.patched
+        for index, stage in enumerate(geometry.stages):
+            problems += self._embed_problems(index, above)
+            above = stage.height, stage.width
+            if self.depth[index]:
+                problems += self._window_problems(index, stage)
+        return problems
+
+    def _window_problems(self, index: int, stage: StageGeometry) -> list[str]:
+        """Returns errors of windows that do not divide the sides of a stage."""
+        return [
+            f"model.{kind}_window_size[{index}] is {window}, which does not divide the "
+            f"{name} {size} of stage {index} ({self._trail(name, index)}); would fit: "
+            f"{divisors(size)}"
+            for name, size in (("height", stage.height), ("width", stage.width))
+            for kind in ("local", "global")
+            for window in [getattr(stage, f"{kind}_window")]
+            if size < 1 or size % window
+        ]
+
+    def _embed_problems(self, index: int, above: tuple[int, int]) -> list[str]:
+        """Returns errors of kernels that do not fit the field of the previous stage."""
+        problems = []
+        kernels = sorted(self.cross_embed_kernel_sizes[index])
+        stride = self.cross_embed_strides[index]
+        where = f"model.cross_embed_kernel_sizes[{index}]"
+        for points in above:
+            sizes = self.scale_sizes(index, points)
+            problems += [
+                f"{where} has {kernel}, but stage {index} gets {above[0]} x {above[1]} "
+                f"points and its stride is {stride}: no output point is left; use a "
+                "larger grid or padding"
+                for kernel, size in zip(kernels, sizes, strict=True)
+                if size < 1
+            ]
+            if len(set(sizes)) > 1:
+                problems.append(
+                    f"{where} is {kernels}, which make {sizes} of {points} points with "
+                    f"stride {stride}; they are joined, so they must make the same: "
+                    f"choose kernels that are all odd or all even"
+                )
+        if self.dim[index] < 2 ** len(kernels) // 2:
+            problems.append(
+                f"{where} has {len(kernels)} kernels for {self.dim[index]} channels; "
+                f"expected 1 to {self.dim[index].bit_length()}"
+            )
+        return list(dict.fromkeys(problems))
+
+    def group_problems(self) -> list[str]:
+        """Returns errors of channels that the groups of decoder norms do not divide."""
+        problems = []
+        for index in range(3):
+            channels = self.dim[3] // 2 ** (index + 1)
+            if not channels or channels % self.dim[0]:
+                problems.append(
+                    f"decoder block {index + 1} has dim[3] / {2 ** (index + 1)} = "
+                    f"{channels} channels, which the {self.dim[0]} groups "
+                    "(model.dim[0]) of its GroupNorm do not divide; choose dim[3] a "
+                    f"multiple of {8 * self.dim[0]}"
+                )
+        return problems
+
+    def tensor_problems(self, tensor: int) -> list[str]:
+        """Returns errors of heads and units that the tp degree does not divide."""
+        problems = []
+        for index, channels in enumerate(self.dim):
+            heads, hidden = channels // self.dim_head, 4 * channels
+            if self.depth[index] and heads % tensor:
+                problems.append(
+                    f"stage {index} has {channels} // {self.dim_head} = {heads} heads, "
+                    f"which tensor = {tensor} of the parallelism does not divide; "
+                    f"would fit: {divisors(heads)}, or a smaller model.dim_head"
+                )
+            elif self.depth[index] and hidden % tensor:
+                problems.append(
+                    f"stage {index} has 4 * {channels} = {hidden} feed-forward units, "
+                    f"which tensor = {tensor} of the parallelism does not divide"
+                )
+        return problems
+
+    def kernel_problems(self) -> list[str]:
+        """Returns errors of kernels below their stride, for symmetric padding."""
+        return [
+            f"model.cross_embed_kernel_sizes[{index}] is {list(sizes)} with stride "
+            f"{stride}; expected kernels of at least the stride"
+            for index, sizes in enumerate(self.cross_embed_kernel_sizes[:4])
+            for stride in [self.cross_embed_strides[index]]
+            if any(size < stride for size in sizes)
+        ]
+
+    def _trail(self, name: str, index: int) -> str:
+        """Returns the arithmetic of the size of a stage: "45 + 19 padding / 2 / 2"."""
+        size = self.image_height if name == "height" else self.image_width
+        pad, dim = self.padding, 0 if name == "height" else 1
+        added = sum((pad.pad_lat, pad.pad_lon)[dim]) if pad else 0
+        patch = self.patch[dim]
+        steps = [f"{size} + {added} padding" if added else str(size)]
+        steps += [f"/ patch {patch}"] if patch > 1 else []
+        steps += [f"/ {stride}" for stride in self.cross_embed_strides[: index + 1]]
+        return " ".join(steps)
+
 
 class EncoderDecoderConfig(PaddedConfig, StagesConfig):
     """Keys of an encoder and a decoder, with padding and cropping.
@@ -169,16 +309,78 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
             domain: domain-parallel degree; any degree works, but shards may be idle.
         """
         return [
-            *checks.shape_problems(self),
-            *checks.patch_problems(self),
-            *checks.dropout_problems(self),
+            *self.shape_problems(),
+            *self.patch_problems(),
+            *self.dropout_problems(),
         ] or [
             *padding_problems(self.padding, self.image_height, self.image_width),
-            *checks.stage_problems(self),
-            *checks.decoder_problems(self),
-            *checks.tensor_problems(self, tensor),
+            *self.stage_problems(),
+            *self.decoder_problems(),
+            *self.tensor_problems(tensor),
             *self.post_problems(),
         ]
+
+    def patch_problems(self) -> list[str]:
+        """Returns errors of patches and of frames."""
+        problems = []
+        if (self.patch_height == 1) != (self.patch_width == 1):
+            problems.append(
+                f"model.patch_height is {self.patch_height} and model.patch_width is "
+                f"{self.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
+                "patches only then)"
+            )
+        mean = self.frame_fold == "mean"
+        if self.patch != (1, 1) and self.frames > 1 and not mean:
+            problems.append(
+                f"model.frames is {self.frames} with patches of {self.patch_height} x "
+                f"{self.patch_width}; expected frames: 1 (CREDIT's patch embedding "
+                "cannot take more), or patch_height: 1 and patch_width: 1"
+            )
+        if self.patch == (1, 1) and mean:
+            problems += mean_problems(self.frames)
+        return problems
+
+    def dropout_problems(self) -> list[str]:
+        """Returns errors of dropout rates."""
+        problems = []
+        for name in ("attn_dropout", "ff_dropout"):
+            rate = getattr(self, name)
+            if not 0.0 <= rate < 1.0:
+                problems.append(f"model.{name} is {rate}; expected 0 <= {name} < 1")
+        return problems
+
+    def decoder_problems(self) -> list[str]:
+        """Returns errors of skip connections, groups and cropping."""
+        problems = []
+        stages = self.geometry().stages
+        for index in (1, 2, 3):
+            small, large = stages[index], stages[index - 1]
+            if (small.height * 2, small.width * 2) != (large.height, large.width):
+                problems.append(
+                    f"stage {index} has {small.height} x {small.width} points; the "
+                    f"decoder doubles it to {small.height * 2} x {small.width * 2}, "
+                    f"but stage {index - 1}, which it is joined with, has "
+                    f"{large.height} x {large.width}; "
+                    f"model.cross_embed_strides[{index}] must be 2 and height and "
+                    "width of the stage above even: change the padding"
+                )
+        problems += self.group_problems()
+        pad, decoded = self.padding, self.geometry().decoded
+        if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
+            problems.append(
+                f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
+                f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
+                "left; use less padding or smaller strides"
+            )
+        output = self.geometry().output
+        grid = self.image_height, self.image_width
+        if not problems and output != grid:
+            problems.append(
+                f"model.interp is false and the decoder makes {output[0]} x "
+                f"{output[1]} points of the {grid[0]} x {grid[1]} of the grid; set "
+                "interp: true, or model.cross_embed_strides[0]: 2 without patches"
+            )
+        return problems
 
 
 class EncoderConfig(VariableKeys, EncoderDecoderConfig):

@@ -15,7 +15,6 @@ from pydantic import BeforeValidator
 from credit_jax.config.base import Unavailable
 from credit_jax.models.common.padding import flat_padding_problems
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
-from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
@@ -79,7 +78,7 @@ class CrossFormerKeys(EncoderConfig):
 
     def _family_problems(self) -> list[str]:
         problems = flat_padding_problems(self.padding_conf, self.pad_lat, self.pad_lon)
-        return [*problems, *checks.kernel_problems(self)]
+        return [*problems, *self.kernel_problems()]
 
 
 class CrossFormerConfig(CrossFormerKeys):

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 from credit_jax.models.diffusion.config import DiffusionKeys
@@ -53,7 +52,7 @@ class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConf
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderDecoderConfig.problems`."""
-        problems = [*self.process_problems(), *checks.kernel_problems(self)]
+        problems = [*self.process_problems(), *self.kernel_problems()]
         if self.patch != (1, 1):
             problems.append(
                 f"model.patch_height and model.patch_width are {self.patch[0]} and "

@@ -7,9 +7,9 @@ layers of the time embedding between the patch embedding and the decoder.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from credit_jax.models.crossformer import crossformer_keys
+from credit_jax.models.crossformer.diffusion import DiffusionCrossFormerConfig
 from credit_jax.models.diffusion.process_keys import below_process, process_buffers
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule
@@ -33,11 +33,11 @@ def _rules() -> Iterator[Rule]:
     yield from decoder
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: DiffusionCrossFormerConfig) -> list[str]:
     return [f"model.{name}" for name in encoder_decoder_blocks(config)]
 
 
-def _idle_modules(config: Any) -> list[str]:
+def _idle_modules(config: DiffusionCrossFormerConfig) -> list[str]:
     return [f"model.{name}" for name in unused_patch_embedding(config)]
 
 

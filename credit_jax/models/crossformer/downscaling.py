@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 from credit_jax.models.common.frames import FrameFold
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
 from credit_jax.models.common.variables import ChannelCountKeys
-from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
@@ -50,7 +49,7 @@ class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderDecoderConfig.problems`."""
-        return [*checks.kernel_problems(self), *super().problems(tensor, domain)]
+        return [*self.kernel_problems(), *super().problems(tensor, domain)]
 
 
 class DownscalingCrossFormer(EncoderDecoder):

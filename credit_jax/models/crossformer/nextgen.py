@@ -16,9 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
+from credit_jax.config.messages import divisors
 from credit_jax.models.common.pixel_shuffle import Head, UpBlock
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.crossformer.level_attention import LevelAttention, Levels
@@ -84,10 +84,10 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderDecoderConfig.problems`."""
-        return [*checks.shape_problems(self), *self._level_problems()] or [
-            *checks.stage_problems(self),
-            *checks.group_problems(self),
-            *checks.tensor_problems(self, tensor),
+        return [*self.shape_problems(), *self._level_problems()] or [
+            *self.stage_problems(),
+            *self.group_problems(),
+            *self.tensor_problems(tensor),
         ]
 
     def _level_problems(self) -> list[str]:
@@ -101,7 +101,7 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
             problems.append(
                 f"model.channels is {self.channels}, which model.col_attn_heads = "
                 f"{self.col_attn_heads} does not divide; would fit: "
-                f"{checks.divisors(self.channels)}"
+                f"{divisors(self.channels)}"
             )
         smallest = min(self.image_height, self.image_width)
         if self.col_attn_stride > smallest:

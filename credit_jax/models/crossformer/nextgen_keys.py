@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax.models.crossformer.nextgen import NextGenWXFormerConfig
 from credit_jax.models.crossformer.wxformer_keys import BRANCH
 from credit_jax.state_dict.arrangement import CONV_2D, LINEAR, Arrangement
 from credit_jax.state_dict.key_table import Rule
@@ -50,7 +51,7 @@ def _level_attention(torch: str, ours: str) -> Iterator[Rule]:
     yield Rule(f"{torch}.proj.weight", f"{ours}/proj", LINEAR)
 
 
-def _blocks(config: Any) -> list[str]:
+def _blocks(config: NextGenWXFormerConfig) -> list[str]:
     names = encoder_decoder_blocks(config)
     names.insert(names.index("up_block1"), "spectral_bottleneck")
     return [*names, *(["dec_col_attn"] if config.decoder_col_attn else [])]

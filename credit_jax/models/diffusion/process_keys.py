@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.state_dict.key_table import Rule
 
 
@@ -16,6 +16,6 @@ def below_process(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(replace(rule, torch=f"model.{rule.torch}") for rule in rules)
 
 
-def process_buffers(config: Any) -> Mapping[str, np.ndarray]:
+def process_buffers(config: DiffusionKeys) -> Mapping[str, np.ndarray]:
     """The buffers of the process, which precede the keys of the network."""
     return config.process.tables

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from credit_jax.models.graph.graph import GraphConfig
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import scale_and_bias, weight_and_bias
@@ -36,14 +36,14 @@ def _rules() -> Iterator[Rule]:
     yield from scale_and_bias("dec_norm", "unused_norm")
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: GraphConfig) -> list[str]:
     # Not compared: in credit_jax norms are parts of blocks, and CREDIT has the node dim
     # first.
     del config
     return ["encoder, normalized", "decoder, on the grid"]
 
 
-def _idle_modules(config: Any) -> list[str]:
+def _idle_modules(config: GraphConfig) -> list[str]:
     norms = ["edge_layer_norm", "enc_norm", "dec_norm"]
     for i in range(config.n_blocks):
         norms += [f"graph_blocks.{i}.norm_layer", f"graph_norm_layers.{i}"]

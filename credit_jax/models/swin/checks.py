@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.config import MAX_DEPTH
+from credit_jax.models.common.config import MAX_DEPTH, ModelConfig
 from credit_jax.models.swin.u_transformer import StageSizes
 from credit_jax.ops.padding import Pair
 
 
-def rate_problems(config: Any, names: tuple[str, ...]) -> list[str]:
+def rate_problems(config: ModelConfig, names: tuple[str, ...]) -> list[str]:
     """Returns errors of dropout rates."""
     return [
         f"model.{name} is {rate}; expected 0 <= {name} < 1"
@@ -100,73 +98,4 @@ def frame_problems(frames: int, cube: int) -> list[str]:
     return [
         f"model.frames is {frames} and model.frame_patch_size {cube}; expected one "
         f"patch of frames: frame_patch_size from {frames // 2 + 1} to {frames}"
-    ]
-
-
-def grid_problems(config: Any) -> list[str]:
-    """Returns errors of patches, windows, frames and channels of `swin`."""
-    problems = []
-    patch = config.patch_size
-    for name, size, count, window in zip(
-        ("rows", "columns"), config.padded, config.patches, config.window, strict=True
-    ):
-        if size % patch:
-            problems.append(
-                f"model.patch_size is {patch}, which does not divide the {size} {name} "
-                f"of the padded grid; would fit: {divisors(size)}"
-            )
-        elif window < 2:
-            problems.append(
-                f"the windows have {window} {name}: {size} points // img_window_ratio "
-                f"{config.img_window_ratio}, or model.window_size; expected at least 2"
-            )
-        elif count % window:
-            problems.append(
-                f"the {count} {name} of patches are not whole windows of {window} "
-                f"({size} points // img_window_ratio {config.img_window_ratio}, or "
-                f"model.window_size); would fit: {divisors(count)}"
-            )
-    if config.frames > 3:
-        problems.append(
-            f"model.frames is {config.frames}; expected 1 to 3: the model takes the "
-            "mean of two frames, and CREDIT fails where a third and a fourth make "
-            "another mean"
-        )
-    if config.residual and config.input_channels < config.output_channels:
-        problems.append(
-            f"model.residual adds the input to the output, but they have "
-            f"{config.input_channels} and {config.output_channels} channels; expected "
-            "at least as many channels in as out"
-        )
-    return problems
-
-
-def head_problems(config: Any, tensor: int) -> list[str]:
-    """Returns errors of the stages of `swin`.
-
-    Args:
-        config: config of the model.
-        tensor: tensor-parallel degree.
-    """
-    depths, heads, dim = config.depths, config.num_heads, config.embed_dim
-    if len(depths) != len(heads) or not depths:
-        return [
-            f"model.depths has {len(depths)} entries and model.num_heads {len(heads)}; "
-            "expected as many, one for each stage"
-        ]
-    problems = [
-        f"model.num_heads has {number}, which does not divide embed_dim {dim}; would "
-        f"fit: {divisors(dim)}"
-        for number in dict.fromkeys(heads)
-        if dim % number
-    ]
-    if max(depths) > MAX_DEPTH:
-        problems.append(f"model.depths has {max(depths)}; expected at most {MAX_DEPTH}")
-    if config.mlp_ratio * dim < 1:
-        problems.append(f"model.mlp_ratio is {config.mlp_ratio}; expected more than 0")
-    return problems or [
-        f"model.num_heads has {number}, which tensor = {tensor} of the "
-        f"parallelism does not divide; would fit: {divisors(number)}"
-        for number in dict.fromkeys(heads)
-        if number % tensor
     ]

@@ -105,7 +105,7 @@ class DscaleConfig(UTransformerConfig):
         return "proj_drop", "attn_drop", "drop_path"
 
 
-class Dscale(UTransformerModel):
+class Dscale(UTransformerModel[DscaleConfig]):
     """The Dscale model; see `DscaleConfig` for its keys."""
 
     def __init__(self, config: DscaleConfig) -> None:
@@ -125,7 +125,7 @@ class Dscale(UTransformerModel):
                 time_encode_dim).
             context: context of the forward pass.
         """
-        config: Any = self.config
+        config = self.config
         x = inputs["x"]
         seen = context.precision.cast(x)[:, :, : config.frame_patch_size]
         field = enter(seen, config.image_height, context, config.padding)

@@ -101,7 +101,7 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
         ]
 
 
-class Fuxi(UTransformerModel):
+class Fuxi(UTransformerModel[FuxiConfig]):
     """The Fuxi model; see `FuxiConfig` for its keys."""
 
     def __init__(self, config: FuxiConfig) -> None:
@@ -119,7 +119,7 @@ class Fuxi(UTransformerModel):
             inputs: "x", (batch, channel, time, rows, lon).
             context: context of the forward pass.
         """
-        config: Any = self.config
+        config = self.config
         x = inputs["x"]
         seen = context.precision.cast(x)[:, :, : config.frame_patch_size]
         field = enter(seen, config.image_height, context, config.padding)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from credit_jax.models.swin.fuxi import FuxiConfig
+from credit_jax.models.swin.u_transformer_model import UTransformerConfig
 from credit_jax.state_dict.arrangement import (
     CONV_2D,
     CONV_TRANSPOSE_2D,
@@ -61,13 +62,13 @@ def _rules() -> Iterator[Rule]:
     yield from weight_and_bias("fc", "head/linear", LINEAR)
 
 
-def u_transformer_blocks(config: Any) -> list[str]:
+def u_transformer_blocks(config: UTransformerConfig) -> list[str]:
     """Blocks of a U-Transformer: see `TorchModel.block_names`."""
     layer = ["u_transformer.layer"] if config.depth else []
     return ["u_transformer.down", *layer, "u_transformer.up", "fc"]
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: FuxiConfig) -> list[str]:
     return ["cube_embedding", *u_transformer_blocks(config)]
 
 

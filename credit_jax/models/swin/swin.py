@@ -10,7 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
+from credit_jax.config.messages import divisors
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
+from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.common.entry import correct, enter, leave
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padded_config import PaddedConfig
@@ -202,9 +204,80 @@ class SwinConfig(VariableKeys, PaddedConfig):
             *self.channel_problems(),
             *checks.rate_problems(self, rates),
             *padding_problems(self.padding, *self.img_size),
-            *checks.grid_problems(self),
-            *checks.head_problems(self, tensor),
+            *self._grid_problems(),
+            *self._head_problems(tensor),
             *self.post_problems(),
+        ]
+
+    def _grid_problems(self) -> list[str]:
+        """Returns errors of patches, windows, frames and channels of `swin`."""
+        problems = []
+        patch = self.patch_size
+        for name, size, count, window in zip(
+            ("rows", "columns"), self.padded, self.patches, self.window, strict=True
+        ):
+            if size % patch:
+                problems.append(
+                    f"model.patch_size is {patch}, which does not divide the {size} "
+                    f"{name} of the padded grid; would fit: {divisors(size)}"
+                )
+            elif window < 2:
+                problems.append(
+                    f"the windows have {window} {name}: {size} points // "
+                    f"img_window_ratio {self.img_window_ratio}, or model.window_size; "
+                    "expected at least 2"
+                )
+            elif count % window:
+                problems.append(
+                    f"the {count} {name} of patches are not whole windows of {window} "
+                    f"({size} points // img_window_ratio {self.img_window_ratio}, or "
+                    f"model.window_size); would fit: {divisors(count)}"
+                )
+        if self.frames > 3:
+            problems.append(
+                f"model.frames is {self.frames}; expected 1 to 3: the model takes the "
+                "mean of two frames, and CREDIT fails where a third and a fourth make "
+                "another mean"
+            )
+        if self.residual and self.input_channels < self.output_channels:
+            problems.append(
+                f"model.residual adds the input to the output, but they have "
+                f"{self.input_channels} and {self.output_channels} channels; expected "
+                "at least as many channels in as out"
+            )
+        return problems
+
+    def _head_problems(self, tensor: int) -> list[str]:
+        """Returns errors of the stages of `swin`.
+
+        Args:
+            tensor: tensor-parallel degree.
+        """
+        depths, heads, dim = self.depths, self.num_heads, self.embed_dim
+        if len(depths) != len(heads) or not depths:
+            return [
+                f"model.depths has {len(depths)} entries and model.num_heads "
+                f"{len(heads)}; expected as many, one for each stage"
+            ]
+        problems = [
+            f"model.num_heads has {number}, which does not divide embed_dim {dim}; "
+            f"would fit: {divisors(dim)}"
+            for number in dict.fromkeys(heads)
+            if dim % number
+        ]
+        if max(depths) > MAX_DEPTH:
+            problems.append(
+                f"model.depths has {max(depths)}; expected at most {MAX_DEPTH}"
+            )
+        if self.mlp_ratio * dim < 1:
+            problems.append(
+                f"model.mlp_ratio is {self.mlp_ratio}; expected more than 0"
+            )
+        return problems or [
+            f"model.num_heads has {number}, which tensor = {tensor} of the "
+            f"parallelism does not divide; would fit: {divisors(number)}"
+            for number in dict.fromkeys(heads)
+            if number % tensor
         ]
 
 

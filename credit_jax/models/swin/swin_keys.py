@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from credit_jax.models.swin.fuxi_keys import FROM_HEADS, QUERY_KEY_VALUE
+from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.state_dict.arrangement import CONV_2D, LINEAR, Arrangement
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import scale_and_bias, weight_and_bias
@@ -43,7 +43,7 @@ def _block(torch: str, ours: str) -> Iterator[Rule]:
     yield from scale_and_bias(f"{torch}.norm2", f"{ours}/norm_1")
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: SwinConfig) -> list[str]:
     stages = [f"stages.{index}" for index in range(len(config.depths))]
     # With `full_pos_embed` our output includes the position, unlike that of CREDIT's
     # patch_embed. "pos_embed" is no module, so it is not compared.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +28,54 @@ from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import DECODER, EMBEDDING
 
+Config = TypeVar("Config", bound="UTransformerConfig")
 Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
+
+
+@runtime_checkable
+class UTransformerKeys(Protocol):
+    """What a subclass of `UTransformerConfig` defines, as keys or of other keys."""
+
+    @property
+    def image_height(self) -> int:
+        """Rows of the grid."""
+        ...
+
+    @property
+    def image_width(self) -> int:
+        """Columns of the grid."""
+        ...
+
+    @property
+    def patch(self) -> Pair:
+        """Rows and columns of a patch."""
+        ...
+
+    @property
+    def frames(self) -> int:
+        """Frames of the input."""
+        ...
+
+    @property
+    def frame_patch_size(self) -> int:
+        """Frames of a patch."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Channels of the U-Transformer."""
+        ...
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of a frame of the output."""
+        ...
 
 
 class UTransformerConfig(PaddedConfig):
     """Keys shared by fuxi, wrf and dscale, with CREDIT's defaults.
 
-    A subclass defines `image_height`, `image_width`, `patch`, `frames`,
-    `frame_patch_size`, `dim`, and channels of input and output.
+    A subclass defines what `UTransformerKeys` has, and the channels of the input.
 
     Attributes:
         num_groups: number of groups of the norms of down- and upsampling; an integer
@@ -178,9 +218,9 @@ class UTransformerConfig(PaddedConfig):
         ]
 
 
-def _keys(config: UTransformerConfig) -> Any:
-    """Returns the config as Any, to read the keys that subclasses define."""
-    return config
+def _keys(config: UTransformerConfig) -> UTransformerKeys:
+    """Returns the config with the keys that subclasses define."""
+    return cast(UTransformerKeys, config)
 
 
 class PatchHead(nnx.Module):
@@ -216,10 +256,10 @@ class Film(nnx.Module):
         return field.like(scale * field.data + shift)
 
 
-class UTransformerModel(nnx.Module):
+class UTransformerModel(nnx.Module, Generic[Config]):
     """Base class of models with a U-Transformer, without the patch embedding."""
 
-    def __init__(self, config: UTransformerConfig) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
         rows, columns = _keys(config).patch
         channels = config.stage.channels

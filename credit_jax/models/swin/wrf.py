@@ -181,7 +181,7 @@ class WRFConfig(UTransformerConfig):
         return [*problems, *super().problems(tensor, domain)]
 
 
-class WRF(UTransformerModel):
+class WRF(UTransformerModel[WRFConfig]):
     """The WRF model; see `WRFConfig` for its keys."""
 
     def __init__(self, config: WRFConfig) -> None:
@@ -205,7 +205,7 @@ class WRF(UTransformerModel):
                 grid, and "x_extra", (batch, time_encode_dim).
             context: context of the forward pass.
         """
-        config: Any = self.config
+        config = self.config
         outside, cast = config.param_outside, context.precision.cast
         x = inputs["x"]
         seen = cast(x)[:, :, : config.frame_patch_size]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from credit_jax.models.swin.fuxi_keys import u_transformer, u_transformer_blocks
+from credit_jax.models.swin.wrf import WRFConfig
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import patch_embedding, weight_and_bias
@@ -22,7 +22,7 @@ def _rules() -> Iterator[Rule]:
     yield from weight_and_bias("film", "film", LINEAR)
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: WRFConfig) -> list[str]:
     # The output of "film" is the modulated field in credit_jax, but the modulating
     # vector in CREDIT. The changed name is no module, so it is not compared.
     return [*EMBEDDINGS, "film, applied", *u_transformer_blocks(config)]

@@ -6,9 +6,9 @@ The buffers of the process, then the keys of the network under "model.".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from credit_jax.models.diffusion.process_keys import below_process, process_buffers
+from credit_jax.models.unet.diffusion import DiffusionUNetConfig
 from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
     CONV_2D,
@@ -75,7 +75,7 @@ def _rules() -> Iterator[Rule]:
     yield from weight_and_bias("final_conv", "final/conv", CONV_2D)
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: DiffusionUNetConfig) -> list[str]:
     count = len(config.dim_mults)
     names = ["init_conv"]
 

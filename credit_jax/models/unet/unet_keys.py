@@ -6,8 +6,8 @@ The names are those of segmentation_models_pytorch's Unet, under "model.".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from credit_jax.models.unet.config import UNetKeys
 from credit_jax.state_dict.arrangement import CONV_2D, POINTWISE, Arrangement
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import scale_and_bias, weight_and_bias
@@ -60,7 +60,7 @@ def _scse(torch: str, ours: str) -> Iterator[Rule]:
     yield Rule(f"{torch}.sSE.0.bias", f"{ours}/points_bias", SCALAR)
 
 
-def _blocks(config: Any) -> list[str]:
+def _blocks(config: UNetKeys) -> list[str]:
     """See `TorchModel.block_names`; Runge-Kutta runs them four times."""
     depth = config.architecture.encoder_depth
     names = ["model.encoder.relu"]
@@ -71,7 +71,7 @@ def _blocks(config: Any) -> list[str]:
     return names * (4 if config.rk4_integration else 1)
 
 
-def _idle(config: Any) -> list[str]:
+def _idle(config: UNetKeys) -> list[str]:
     """Layers beyond the encoder's depth, and attention of the block without a skip."""
     depth = config.architecture.encoder_depth
     last = f"model.decoder.blocks.{depth - 1}.attention1"
