@@ -11,7 +11,7 @@ from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks
 from tests.forecast.test_diffusion import DIFFUSION
 from tests.forecast.tiny_run import forecast, make_run, read
-from tests.support import assert_close
+from tests.support import assert_close, mark_slow
 
 TYPES = {
     "gaussian": {"type": "gaussian", "std": 0.1},
@@ -91,7 +91,10 @@ def batches(config, folder, *options):
     return read(folder / "batch 1")
 
 
-@pytest.mark.parametrize("mesh", ["data=none", "data=ddp,domain=2"])
+MESHES = ["data=none", "data=ddp,domain=2"]
+
+
+@pytest.mark.parametrize("mesh", mark_slow(MESHES, but=MESHES[1:]))
 def test_members_of_a_wide_model_are_bitwise_those_alone(world, tmp_path, mesh):
     inference = {
         "batch_forecast": BATCH | {"last_init_date": "2000-01-01"},

@@ -197,6 +197,7 @@ def test_one_device_keeps_its_loop_over_equal_blocks() -> None:
     assert "stablehlo.while" in _traced("train", {}).lower().as_text()
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_send_nothing_a_second_time() -> None:
     """Results of collectives are saved; a decoder norm sends once in each pass."""
     kept, again = (

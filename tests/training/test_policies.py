@@ -163,6 +163,7 @@ def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> No
     runs.checkpoints.close()
 
 
+@pytest.mark.slow
 def test_remat_saves_memory_in_its_order() -> None:
     """Full remat saves least; selective remat saves all but attention.
 
@@ -223,6 +224,7 @@ def test_weights_travel_in_bfloat16_and_gradients_in_float32() -> None:
     assert not any("bf16" in types for types in scatters), "gradients are summed wide"
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
     policy = default_mp_policy(reduce_dtype="bfloat16", output_dtype="bfloat16")
     model, step, state = _build(HSDP, mp_policy=policy)
@@ -292,6 +294,7 @@ def float16() -> Any:
     return model, step, lambda: jax.tree.map(jnp.copy, state)
 
 
+@pytest.mark.slow
 def test_float16_leaves_out_updates_that_overflow(float16: Any) -> None:
     """With a target of 1e5 the gradient overflows float16 at the first scale."""
     model, step, fresh = float16

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from benchmarks.accelerator import ptx
 from benchmarks.accelerator.ptx import entry, parse
 from tests.benchmarks.accelerator.machine_code import POWERS, PRODUCT
 
@@ -49,7 +52,8 @@ def test_copies_behind_the_last_turn_read_nothing() -> None:
         assert parse(text).is_pipelined
 
 
-def test_a_program_without_an_end_is_refused() -> None:
+def test_a_program_without_an_end_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ptx, "_MOST", 100_000)
     endless = POWERS.replace("setp.ne.b32  %p1, %r36, 6400", "setp.ne.b32  %p1, 0, 1")
     with pytest.raises(ValueError, match="powers_0_flops: a program with no end"):
         parse(endless).work((0, 0, 0))

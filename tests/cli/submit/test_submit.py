@@ -254,6 +254,7 @@ def test_a_fake_scheduler(
     assert "is not on this machine" in text
 
 
+@pytest.mark.slow
 def test_a_chain_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: None
 ) -> None:

@@ -31,6 +31,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, BLOCK, "two frames, plain", "xla")
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, CASES["earth"], "earth")
 

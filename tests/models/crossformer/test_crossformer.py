@@ -35,6 +35,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, BLOCK, "mirror, plain", "xla")
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, BLOCK, "mirror")
 

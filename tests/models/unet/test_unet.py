@@ -17,13 +17,14 @@ from tests.models.parity import (
 )
 from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
 from tests.support.credit_modules import credit_attribute
+from tests.support.slow import mark_slow
 
 BLOCKS = {**CASES, "downscaling": DOWNSCALING}
 # In the deep models rounding flips the sign of some units, at which the gradient jumps,
 # and four networks in a row amplify this. The float32 difference from CREDIT depends on
 # the CPU (9e-4 and 1.3e-5 were measured), so that these are compared in float64.
 FLOAT32 = ["downscaling"]
-FLOAT64 = ["two frames", "groups", "tendency"]
+FLOAT64 = mark_slow(["two frames", "groups", "tendency"], but=["two frames"])
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
 
