@@ -254,7 +254,7 @@ def _grid_variables(
 
 def _latitude_files(config: Config) -> Iterator[str]:
     """Files with the latitudes of row weights."""
-    places = [config.loss.latitude_file[1] if config.loss.weighs_rows else None]
+    places = [config.loss.latitude_file[1] if config.loss.needs_latitude else None]
     if config.metrics is not None:
         places.append(config.metrics.args.get("latitude_weights"))
     yield from (os.path.expandvars(path) for path in places if path)

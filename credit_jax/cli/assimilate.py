@@ -42,7 +42,7 @@ from credit_jax.cli.options import (
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.dates import date_label, duration, duration_text
 from credit_jax.config.inference import OutputConfig
-from credit_jax.config.yaml_file import read_yaml
+from credit_jax.config.load import read_with_objects
 from credit_jax.data.calendars import STANDARD, shift_all
 from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast import Forecaster
@@ -179,7 +179,7 @@ def _sections(
         raise ValueError(
             "--package needs --assimilation FILE, as a package has no such section"
         )
-    return {"assimilation": read_yaml(args.assimilation)}
+    return {"assimilation": read_with_objects(args.assimilation)}
 
 
 def _num_steps(key: str, length: str, time_step: pd.Timedelta) -> int:

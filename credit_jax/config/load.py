@@ -12,7 +12,7 @@ import yaml
 from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, parse
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.credit_keys import NEVER_READ
-from credit_jax.config.custom_objects import register_objects
+from credit_jax.config.custom_objects import SECTION, register_objects
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
@@ -352,6 +352,24 @@ def _index(here: Sequence[Any], part: str, done: Sequence[str]) -> int:
     return int(part)
 
 
+def read_with_objects(path: str | Path) -> dict[str, Any]:
+    """Reads a file of some sections, and registers its `custom_objects`.
+
+    Args:
+        path: path of a YAML file.
+
+    Returns:
+        The other sections.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: the file is not a YAML mapping, or an object cannot be registered.
+    """
+    mapping = read_yaml(path)
+    register_objects(mapping, source=str(path))
+    return {key: value for key, value in mapping.items() if key != SECTION}
+
+
 def read_model_section(path: str | Path) -> Mapping[str, Any]:
     """Reads the model section of a config file, without validation.
 
@@ -362,9 +380,7 @@ def read_model_section(path: str | Path) -> Mapping[str, Any]:
         ConfigError: the file is not a YAML mapping, has no such section, or an object
             of `custom_objects` cannot be registered.
     """
-    mapping = read_yaml(path)
-    register_objects(mapping, source=str(path))
-    section = mapping.get("model")
+    section = read_with_objects(path).get("model")
     if not isinstance(section, Mapping):
         raise ConfigError(["model: missing; this section is required"], str(path))
     return section

@@ -7,6 +7,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from credit_jax.config.base import StrictModel
 
 BASE, RING = "base", "ring-crps"
+# Losses of spherical harmonics, which are functions of latitude.
+SPHERICAL = ("spherical", "amse")
 VarWeighting = Literal["inverse_variance", "manual", "learnable", "none"]
 # The values of `var_weighting` that need variances.
 SCALED = ("inverse_variance", "learnable")
@@ -201,6 +203,13 @@ class LossConfig(StrictModel):
         if self.type is None:
             return self.use_latitude_weights
         return self.is_base and bool(self.args.get("use_latitude_weights"))
+
+    @property
+    def needs_latitude(self) -> bool:
+        """Whether the losses are functions of latitude."""
+        return self.weighs_rows or bool(
+            {self.name, self.validation_loss} & {*SPHERICAL}
+        )
 
     @property
     def is_weighted(self) -> bool:

@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.physics.harmonics import legendre_functions
+
 # Harmonics whose variance is below this fraction of the largest are left out.
 _SMALLEST = 1e-8
 
@@ -59,35 +61,3 @@ class SphericalNoise:
     @cached_property
     def _legendre(self) -> np.ndarray:
         return legendre_functions(self.latitude, len(self._deviations))
-
-
-def legendre_functions(
-    latitude: np.ndarray, count: int
-) -> Float[np.ndarray, "degree order lat"]:
-    """Returns the Legendre functions P of real spherical harmonics.
-
-    Of each degree, the sum over orders of P^2 is 2 degree + 1: the addition theorem,
-    which makes the variance of a random field the same everywhere.
-
-    Args:
-        latitude: (lat,) degrees.
-        count: number of degrees, from 0.
-    """
-    sine = np.sin(np.deg2rad(latitude))
-    cosine = np.cos(np.deg2rad(latitude))
-    polynomials = np.zeros((count, count, len(sine)))
-    diagonal = np.ones_like(sine)
-    for m in range(count):
-        if m > 0:
-            diagonal = diagonal * cosine * np.sqrt((2 * m + 1) / (2 * m))
-        polynomials[m, m] = diagonal
-        if m + 1 < count:
-            polynomials[m + 1, m] = np.sqrt(2 * m + 3) * sine * diagonal
-        for n in range(m + 2, count):
-            a = np.sqrt((4 * n**2 - 1) / (n**2 - m**2))
-            b = np.sqrt(((n - 1) ** 2 - m**2) / (4 * (n - 1) ** 2 - 1))
-            polynomials[n, m] = a * (
-                sine * polynomials[n - 1, m] - b * polynomials[n - 2, m]
-            )
-    polynomials[:, 1:] *= np.sqrt(2)
-    return polynomials

@@ -55,7 +55,8 @@ def build_loss(
             may be a whole key ("ERA5/prognostic/3d/U"), of which `variable_weights`
             names the last part. Needed with `use_variable_weights`, with `type: base`
             and by losses of single variables.
-        latitude: (lat,) degrees north; needed with `use_latitude_weights`.
+        latitude: (lat,) degrees north; needed with `use_latitude_weights`, and by
+            losses of spherical harmonics.
         variances: variances of the targets by key, see `fields.target_variances`;
             needed with `var_weighting: inverse_variance`.
         levels: values of the levels of each target variable by key, None for variables
@@ -105,6 +106,7 @@ def build_loss(
     terms = [] if validation else _spectral_terms(config)
     settings: dict[str, Any] = {
         "row_weights": row_weights,
+        "latitude": latitude,
         "channel_weights": _channel_weights(config, channels, by_level),
     }
     if channels is not None:

@@ -28,6 +28,11 @@ from credit_jax.losses.elementwise import (
     xsigmoid,
     xtanh,
 )
+from credit_jax.losses.harmonics import (
+    HarmonicParameters,
+    build_amse,
+    build_spherical,
+)
 from credit_jax.losses.spectrum import (
     SpectrumParameters,
     build_power,
@@ -49,6 +54,8 @@ LOSSES: dict[str, LossEntry] = {
     "ring-crps": pointwise(build_ring_crps),
     "spectral": LossEntry(build_spectral, SpectrumParameters),
     "power": LossEntry(build_power, SpectrumParameters),
+    "spherical": LossEntry(build_spherical, HarmonicParameters),
+    "amse": LossEntry(build_amse, HarmonicParameters),
     "covmse": LossEntry(build_covmse, CovarianceParameters),
 }
 open_registry("loss", LossEntry, LOSSES, LOSSES.__setitem__)

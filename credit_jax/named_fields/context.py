@@ -7,6 +7,7 @@ function of whole fields is written with
     elementwise values         context.mean, channel_mean, variable_mean
     single variables           context.channels.slices
     spectra along longitude    jnp.fft.rfft(x, axis=-1), then context.row_mean
+    transforms along latitude  an einsum with context.local_rows, then context.row_sum
     whole fields               context.gather_rows, then context.gathered()
     ensemble members           context.members
 
@@ -40,6 +41,7 @@ class FieldContext:
         channels: the variables of the channels, or None if unknown.
         row_weights: (lat,) area weight of every row, with mean 1; None for equal
             weights.
+        latitude: (lat,) degrees north of every row; None if unknown.
         channel_weights: (channel,) factor of every channel in `mean`; None is 1.
         sample_weights: (samples,) factor of every local sample in `mean`; None is 1.
         num_members: ensemble members of each sample. The batch dim of a prediction
@@ -55,6 +57,7 @@ class FieldContext:
     reducer: FieldReducer
     channels: ChannelLayout | None = None
     row_weights: Float[np.ndarray, " lat"] | None = None
+    latitude: Float[np.ndarray, " lat"] | None = None
     channel_weights: Float[np.ndarray, " channel"] | None = None
     sample_weights: Float[Array, " samples"] | None = None
     num_members: int = 1
@@ -98,6 +101,10 @@ class FieldContext:
     def row_mean(self, values: ChannelFields) -> Float[Array, "batch channel time lon"]:
         """Mean of values * row weight over all latitudes; `lon` may be wavenumbers."""
         return self.reducer.row_mean(values, self.row_weights)
+
+    def row_sum(self, values: Float[Array, ...]) -> Float[Array, ...]:
+        """Sum over the shards of what each computed of its own rows."""
+        return self.reducer.row_sum(values)
 
     def data_mean(self, values: Float[Array, "batch ..."]) -> Float[Array, ...]:
         """Mean over the samples of all data-parallel ranks."""

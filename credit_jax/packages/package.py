@@ -18,7 +18,9 @@ from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
-from credit_jax.config.load import config_of
+from credit_jax.config.load import config_of, read_with_objects
+from credit_jax.config.sources.local import LocalConfig
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.schema import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
@@ -128,7 +130,8 @@ class Package:
 
         Args:
             overrides: see `load_config`.
-            data: YAML file whose keys override those of the data section.
+            data: YAML file whose keys override those of the data section; its
+                `custom_objects` are those of the user.
             unread: field types whose files are not opened.
             sections: further sections, which packages do not hold.
 
@@ -304,15 +307,17 @@ def _inside(config: Mapping[str, Any]) -> list[Reference]:
 def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
     """Sets missing paths of variables that forecasts do not read to a placeholder."""
     for source in data["source"].values():
+        section = SOURCE_CONFIGS.get(str(source.get("dataset_type")))
+        reads_files = section is not None and issubclass(section, LocalConfig)
         variables = source.get("variables") or {}
         for kind in kinds:
-            if source.get("dataset_type") == "local" and variables.get(kind):
+            if reads_files and variables.get(kind):
                 variables[kind].setdefault("path", _NOWHERE)
 
 
 def _read_places(path: str | Path) -> dict[str, Any]:
     """Reads the keys of a data section from a file that has no other ones."""
-    section = read_yaml(path)
+    section = read_with_objects(path)
     known = InferenceDataConfig.model_fields
     unknown = [key for key in section if key not in known]
     if unknown:

@@ -115,6 +115,10 @@ class FieldReducer:
         total = sum_parts(values.sum(axis=0), self.axes.data)
         return total / (values.shape[0] * self.axes.num_data)
 
+    def row_sum(self, values: Float[Array, ...]) -> Float[Array, ...]:
+        """Returns the sum over the shards of what each computed of its own rows."""
+        return sum_parts(values, self._domain)
+
     @property
     def _domain(self) -> tuple[str, ...]:
         return (self.axes.domain,) if self.axes.domain else ()

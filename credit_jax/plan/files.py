@@ -133,7 +133,7 @@ def latitude_files(config: Config) -> dict[str, str]:
     """Latitude files that a run reads, by their dotted key."""
     metrics = _metrics_args(config)
     named = {}
-    if config.loss.weighs_rows:
+    if config.loss.needs_latitude:
         key, path = config.loss.latitude_file
         named[key] = path
     if metrics.get("use_latitude_weights"):

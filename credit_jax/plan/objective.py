@@ -374,6 +374,6 @@ class Latitudes:
 
 def _weighs_rows(config: Config, section: str) -> bool:
     if section == "loss":
-        return config.loss.weighs_rows
+        return config.loss.needs_latitude
     args = config.metrics.args if config.metrics else {}
     return bool(args.get("use_latitude_weights"))

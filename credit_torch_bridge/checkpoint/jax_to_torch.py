@@ -21,6 +21,8 @@ from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import write_position
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
 from credit_torch_bridge.config.convert import GEN2, convert_config
+from credit_torch_bridge.config.editor import ConfigEditor
+from credit_torch_bridge.config.to_gen2 import keys_of_ours
 
 AVERAGE = "checkpoint_ema.pt"
 
@@ -158,8 +160,11 @@ def config_for_credit(
         "trainer.use_scheduler": kind_of(trainer) is not None,
     }
     one_device = run_config.with_settings(settings)
-    raw, report = convert_config(one_device.raw, to=GEN2, drop=drop)
-    lines = [str(c) for c in report.changes]
+    editor = ConfigEditor(dict(one_device.raw))
+    for key in keys_of_ours(editor.get("model", {})):
+        editor.drop(key, "CREDIT's model has no such argument")
+    raw, report = convert_config(editor.config, to=GEN2, drop=drop)
+    lines = [str(c) for c in (*editor.changes, *report.changes)]
     return RunConfig(raw, run_config.source), lines
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from credit_jax.config.loss import SPHERICAL
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
@@ -25,14 +29,14 @@ _FORECASTS = ("predict", "inference")
 _TRAINS = ("learning_rate", "train_batch_size", "epochs", "batches_per_epoch")
 _STAGES = "dim", "depth", "global_window_size", "cross_embed_strides"
 _X_ALONE = "CREDIT's gen2 trainer and rollout call a model with x alone, and this"
-# Models that CREDIT's gen2 builds, and fails with at the first batch.
+# Models that CREDIT's gen2 cannot run: its trainer calls `self.model(x)`
+# (trainers/trainer_gen2.py, line 219). Diffusion it does not even build: `isinstance`
+# with one argument, in diffusion.py, line 142. Both of CREDIT 2026.2.0.
 ONLY_WEIGHTS = {
     "crossformer-diffusion": f"{_X_ALONE} one needs the noisy target, too",
     "unet-diffusion": f"{_X_ALONE} one needs the noisy target, too",
     "dscale": f"{_X_ALONE} one needs the encoded times, too",
     "wrf": f"{_X_ALONE} one needs the outer domain and the times, too",
-    "graph": "CREDIT's gen2 hands over fields of rows and columns, and this model "
-    "takes nodes",
 }
 # Models with blocks that CREDIT recomputes.
 _RECOMPUTED = ("crossformer", "crossformer-ensemble", "nextgen_wxformer", "wxformer")
@@ -219,6 +223,21 @@ def _model(editor: ConfigEditor) -> None:
             )
 
 
+def keys_of_ours(model: Mapping[str, Any]) -> list[str]:
+    """The dotted keys of a `model` section that CREDIT's class does not accept.
+
+    Args:
+        model: the section.
+    """
+    entry = MODELS.get(str(model.get("type")))
+    if entry is None or entry.key_table is None:
+        return []
+    keys = [f"model.{key}" for key in entry.key_table.extra_keys if key in model]
+    if "clip_denoised" in (model.get("diffusion") or {}):
+        keys.append("model.diffusion.clip_denoised")
+    return keys
+
+
 def _recomputes_norms(editor: ConfigEditor) -> bool:
     """Whether CREDIT recomputes blocks whose weights have a spectral norm."""
     recomputes = editor.get("trainer.activation_checkpoint")
@@ -242,6 +261,13 @@ def _loss(editor: ConfigEditor) -> None:
                 "another loss",
             )
         editor.drop(f"loss.{key}", "there are no such weights")
+    for key in ("loss.type", "loss.training_loss", "loss.validation_loss"):
+        if editor.get(key) in SPHERICAL:
+            editor.problem(
+                key,
+                f"CREDIT has no loss {editor.get(key)}; its nearest ones are spectral "
+                "and power, of waves along longitude",
+            )
     if editor.has("loss.type"):
         return
     training = editor.get("loss.training_loss", "mse")
@@ -341,6 +367,12 @@ def _one_kind_of_dates(editor: ConfigEditor) -> None:
 
 def _cautions(editor: ConfigEditor) -> None:
     """Notes what CREDIT does differently with the same keys."""
+    for key in keys_of_ours(editor.get("model", {})):
+        editor.note(
+            key,
+            "CREDIT's model has no such argument, and is not built with it; convert "
+            "--to torch leaves it out",
+        )
     only = ONLY_WEIGHTS.get(str(editor.get("model.type")))
     if only is not None:
         editor.note("model.type", only)

@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "crossformer_wxformer_6h": {},
     "downscaling_conus404": {},
     "fuxi_6h": {},
+    "graph_1deg": {},
     "nextgen_wxformer_6h": {},
     "swin_6h": {"model.drop_path_rate": 0.0},
     "unet_1deg": {},

@@ -18,6 +18,9 @@ from tests.adjoint.conftest import *  # noqa: F403
 from tests.data.world import GRID
 from tests.forecast.tiny_run import forecast, read
 from tests.support import assert_close
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 START, WINDOWS = pd.Timestamp("2000-01-01"), 2
 MESHES = {
@@ -210,11 +213,18 @@ def test_the_first_background_is_a_forecast(config, run, tmp_path):
     np.testing.assert_allclose(innovations["background"], expected, rtol=1e-6)
 
 
-def test_a_package(config, run, analyses, world, tmp_path):
-    """The same analyses as of the run; the section is in a file."""
+def test_a_package(config, run, analyses, world, tmp_path, no_objects_left):
+    """The same analyses as of the run; the section is in a file, with an operator."""
     raw = yaml.safe_load(config.read_text())
     section, data = tmp_path / "section.yml", tmp_path / "data.yml"
-    section.write_text(yaml.safe_dump(raw["assimilation"]))
+    (tmp_path / "mine.py").write_text(
+        "from credit_jax.assimilation.operators import Interpolation, OperatorEntry\n"
+        "key = 'ERA5/prognostic/3d/T'\n"
+        "mine = OperatorEntry(lambda variable, grid: Interpolation(key, variable))\n"
+    )
+    entry = {"object_type": "operator", "module_path": str(tmp_path / "mine.py")}
+    written = {"custom_objects": {"mine": entry}, **raw["assimilation"]}
+    section.write_text(yaml.safe_dump({**written, "operators": {"T": "mine"}}))
     data.write_text(yaml.safe_dump({"source": raw["data"]["source"]}))
     made, out = tmp_path / "package", tmp_path / "out"
     run_options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]

@@ -16,6 +16,9 @@ from credit_jax.data.build import build_loader
 from credit_jax.data.sample_reader import SampleReader
 from tests.forecast.credit_forecast import raw_config, write_run
 from tests.support import assert_close
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 START, STEPS = "2000-01-03", 2
 SECTION = {
@@ -134,6 +137,39 @@ def test_the_iterations_are_those_of_credit(config, expected, tmp_path, mesh):
             np.reshape(actual, last[0, place, 0].shape), last[0, place, 0], 1e-5, name
         )
         assert np.abs(increment[name]).max() > 0
+
+
+MINE = """
+from credit_jax.config.sources.local import LocalConfig
+from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.registry import SourceEntry
+from credit_jax.losses import LOSSES
+my_source = SourceEntry(LocalConfig, open_local)
+my_loss = LOSSES["mse"]
+"""
+
+
+@pytest.mark.slow
+def test_objects_of_ones_own(config, tmp_path, no_objects_left):
+    """They are those of credit_jax under other names: the numbers are the same."""
+    assert call(config, tmp_path / "fitted") == OK
+    (tmp_path / "mine.py").write_text(MINE)
+    kinds = {"my_source": "dataset", "my_loss": "loss"}
+    raw = yaml.safe_load(config.read_text())
+    raw["custom_objects"] = {
+        name: {"object_type": kind, "module_path": str(tmp_path / "mine.py")}
+        for name, kind in kinds.items()
+    }
+    for source in raw["data"]["source"].values():
+        source["dataset_type"] = "my_source"
+    raw["loss"]["training_loss"] = "my_loss"
+    mine = config.with_name("mine.yml")
+    mine.write_text(yaml.safe_dump(raw, sort_keys=False))
+    assert call(mine, tmp_path / "mine") == OK
+    one, other = (
+        (tmp_path / name / "log.csv").read_text() for name in ("fitted", "mine")
+    )
+    assert one == other
 
 
 def test_misuse(config, tmp_path, capsys):

@@ -4,11 +4,13 @@ import inspect
 import re
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
 
+from credit_jax.adjoint.singular_vectors import ENERGY
 from credit_jax.config.base import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig
@@ -103,3 +105,37 @@ def test_the_transform():
     fields = {key: np.full((1, 1, 1, LAT, LON), 4.0, np.float32) for key in CHANNELS}
     x = pipeline.before_step({"input": {"S": fields}})["x"]
     assert x[0, :, 0, 0, 0].tolist() == [4.0, 2.0]
+
+
+def test_the_loss_of_total_energy():
+    """The section is the energy norm of singular vectors, over the variables."""
+    section = parse(LossConfig, yaml.safe_load(blocks("yaml")[1])["loss"])
+    names = {"U": 3, "V": 3, "T": 3, "Q": 3}
+    counts = {f"ERA5/prognostic/3d/{name}": count for name, count in names.items()}
+    counts["ERA5/prognostic/2d/SP"] = 1
+    latitude = np.linspace(80.0, -80.0, LAT)
+    ours, theirs = (
+        {
+            k: draw((2, n, 1, LAT, LON), seed=i + s)
+            for i, (k, n) in enumerate([*counts.items()])
+        }
+        for s in (0, 10)
+    )
+    zeros = np.zeros((2, sum(counts.values()), 1, LAT, LON), np.float32)
+    tree = {
+        "y_pred": zeros,
+        "y": zeros,
+        "y_processed": {"ERA5": ours},
+        "y_target_processed": {"ERA5": theirs},
+    }
+    loss = build_loss(section, counts, latitude=latitude)
+    value = loss(jax.tree.map(jnp.asarray, tree), field_context(LAT))
+    area = np.cos(np.deg2rad(latitude))[:, None]
+    factors = dict(zip("UVT", [*ENERGY.values()][:3], strict=True))
+    factors |= {"SP": ENERGY["surface_air_pressure"], "Q": 0.0}
+    energy = sum(
+        factors[key.split("/")[-1]]
+        * (np.square(ours[key] - theirs[key]) * area / area.mean()).mean()
+        for key in counts
+    )
+    assert_close(value, energy / len(counts), 1e-3, "rounded factors")

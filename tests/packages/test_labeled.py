@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.cli.commands import OK
@@ -17,6 +18,9 @@ from credit_jax.training.run_weights import open_weights
 from tests.data.world import GRID, MODEL, NUM_LAT, NUM_LON, raw_config
 from tests.forecast.tiny_run import make_run
 from tests.support import assert_close
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 START = np.datetime64("2000-01-01", "ns")
 STEPS = 3
@@ -174,6 +178,29 @@ def test_a_package_has_the_same_values(made, data, initial, expected):
     assert_same(found, expected[0][0].drop_vars("number"))
     with pytest.raises(ValueError, match="package of the moving average"):
         open_forecaster(made, data=data, weights="last")
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_forcing_from_a_source_of_ones_own(made, data, initial, tmp_path):
+    """The data file of a package names it, as a config does."""
+    (tmp_path / "mine.py").write_text(
+        "from credit_jax.config.sources.local import LocalConfig\n"
+        "from credit_jax.data.sources.local import open_local\n"
+        "from credit_jax.data.sources.registry import SourceEntry\n"
+        "mine = SourceEntry(LocalConfig, open_local)\n"
+    )
+    entry = {"object_type": "dataset", "module_path": str(tmp_path / "mine.py")}
+    places = yaml.safe_load(data.read_text())
+    places["source"]["ERA5"]["dataset_type"] = "mine"
+    path = tmp_path / "data.yml"
+    path.write_text(yaml.safe_dump(places))
+    with pytest.raises(
+        ValueError, match=r"type 'mine' is not available; .*custom_objects"
+    ):
+        open_forecaster(made, data=path)
+    path.write_text(yaml.safe_dump({"custom_objects": {"mine": entry}, **places}))
+    found = next(open_forecaster(made, data=path)(initial, 1))
+    assert_same(found, next(open_forecaster(made, data=data)(initial, 1)))
 
 
 def test_a_forecast_goes_on_from_its_last_state(forecaster, initial, expected):

@@ -131,6 +131,15 @@ REFUSED = {
 }
 
 
+# What CREDIT says of models of which it gets weights alone.
+CREDIT_FAILS = {
+    "wrf": "missing 2 required positional arguments: 'x_outside' and 'x_extra'",
+    "dscale": "missing 1 required positional argument: 'x_extra'",
+    "crossformer-diffusion": "isinstance expected 2 arguments, got 1",
+    "unet-diffusion": "isinstance expected 2 arguments, got 1",
+}
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_credit_takes_every_file_of_configs(credit, tmp_path, path):
     """CREDIT's `train_gen2` and `rollout_gen2` take it, or one line says why not."""
@@ -149,8 +158,29 @@ def test_credit_takes_every_file_of_configs(credit, tmp_path, path):
     if why is None:
         assert credit_verdict(written) == TAKES
         return
-    assert credit_verdict(written) != TAKES
+    assert CREDIT_FAILS[config["model"]["type"]] in credit_verdict(written)
     assert [line for line in lines if why in line] == [f"note: model.type: {why}"]
+
+
+def test_losses_that_credit_lacks():
+    given = read_yaml(FOLDER / "jax.yml")
+    given["loss"] = {"training_loss": "amse", "validation_loss": "spherical"}
+    for kind in ("gen1", "gen2"):
+        with pytest.raises(ValueError, match="CREDIT has no loss amse; ") as caught:
+            convert_config(given, to=kind)
+        assert "loss.validation_loss: CREDIT has no loss spherical" in str(caught.value)
+
+
+def test_arguments_that_credits_models_lack():
+    """Converted with a checkpoint they are left out, else they are noted."""
+    whole = read_yaml(CONFIGS[0].with_name("graph_1deg.yaml"))
+    kept, report = convert_config(whole, to="gen2")
+    assert kept["model"] == whole["model"]
+    notes = [c.key for c in report.changes if "no such argument" in c.text]
+    assert notes == ["model.image_height", "model.image_width"]
+    left, lines = config_for_credit(read_run_config(whole))
+    assert "image_height" not in left.raw["model"]
+    assert "dropped: model.image_height: 192 (CREDIT's model has no such" in lines[0]
 
 
 def test_a_note_says_that_credit_trains_all_weights():
