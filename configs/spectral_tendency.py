@@ -19,7 +19,6 @@ from jaxtyping import Array, Float
 from pydantic import Field as Key
 from pydantic import PositiveFloat, PositiveInt
 
-from credit_jax.forecast.spherical_noise import legendre_functions
 from credit_jax.kernels import dense
 from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.common.entry import enter, leave
@@ -34,6 +33,7 @@ from credit_jax.ops.affine import add_bias
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.params.initializers import Initializer, constant
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.physics.harmonics import legendre_functions
 
 # Of gradients per radian, so that they are as large as the fields.
 _GRADIENT = 0.1

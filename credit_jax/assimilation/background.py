@@ -13,9 +13,9 @@ from jaxtyping import Float
 
 from credit_jax.config.messages import got
 from credit_jax.forecast.outputs import OutputVariable
-from credit_jax.forecast.spherical_noise import legendre_functions
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.named_fields.coordinates import SAME_DEGREES
+from credit_jax.physics.harmonics import legendre_functions
 
 # Name and level of a channel; NaN for a variable without levels.
 Channel = tuple[str, float]
