@@ -24,6 +24,11 @@ from credit_jax.cli.init.sections import (
     ranges_of,
     time_step,
 )
+from credit_jax.config.custom_objects import (
+    SECTION,
+    absolute_paths,
+    register_objects,
+)
 from credit_jax.config.dates import duration
 from credit_jax.config.load import build_config
 from credit_jax.config.messages import hint
@@ -33,6 +38,8 @@ from credit_jax.io.atomic import new_file, refuse_existing
 HELP = "Write a config for your own files, after one of the examples."
 EXAMPLE = "--like wxformer_1deg --data 'era5_%Y.zarr' static.nc --out my.yaml"
 _DEFAULT = "demo"
+# Types of `custom_objects` that are taken from an example.
+_OBJECTS = ("model", "loss", "metric")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +120,10 @@ def _example(name: str) -> Path:
 def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
     """The text of the config for the files of the command line."""
     example = read_yaml(place)
+    # Before files are read: of models of one's own the entry is needed below.
+    register_objects(example, source=str(place))
+    objects = absolute_paths(example.get(SECTION) or {})
+    used = {k: v for k, v in objects.items() if v["object_type"] in _OBJECTS}
     groups = inspect_files(args.data)
     chosen = {
         PROGNOSTIC: args.prognostic,
@@ -131,6 +142,7 @@ def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
     config: dict[str, Any] = {
         "save_loc": f"runs/{out.stem}",
         "seed": 1000,
+        **({SECTION: used} if used else {}),
         "data": data,
         "validation_data": valid,
         "model": model_section(

@@ -16,6 +16,9 @@ from credit_jax.cli.init.command import main
 from credit_jax.cli.preprocess import main as preprocess
 from credit_jax.config import load_config
 from credit_jax.models.registry import build
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 LEVELS = [100.0, 500.0, 850.5]
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -277,6 +280,24 @@ def test_like_other_examples(like, shape, files):
     assert model["type"] == example["type"]
     assert (model["image_height"], model["levels"]) == (shape, 3)
     assert build(model)
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_like_a_config_with_a_loss_of_ones_own(files, tmp_path):
+    """The objects that are taken over are named by their absolute path."""
+    (tmp_path / "mine.py").write_text(
+        "from credit_jax.losses import LOSSES\nmine = LOSSES['mse']\n"
+    )
+    example = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    entry = {"object_type": "loss", "module_path": "mine.py"}
+    example |= {"custom_objects": {"mine": entry}, "loss": {"training_loss": "mine"}}
+    Path("like.yaml").write_text(yaml.safe_dump(example))
+    options = ("--like", "like.yaml", "--diagnostic", "rain")
+    assert init(*options, "--data", *files) == OK
+    config = yaml.safe_load(Path("my.yaml").read_text())
+    path = str(tmp_path / "mine.py")
+    assert config["custom_objects"] == {"mine": entry | {"module_path": path}}
+    assert config["loss"]["training_loss"] == "mine"
 
 
 @pytest.mark.parametrize(
