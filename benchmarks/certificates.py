@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ HEADER = (
     "loss",
     "gradient",
     "seconds",
+    "CPU seconds",
 )
 # Quantities of a certificate in a column of the table.
 COLUMNS = {
@@ -55,7 +57,8 @@ Each config of configs/, made small, compared with itself on one device by
 `credit-jax certify` in float32 (docs/certificate.md): the largest relative errors of
 all meshes. Where a bound of float32 is broken, float64 decides: such meshes are counted
 under `by float64`. Seconds are those of the whole command on the machine of the recipe,
-which had other work; the recipe is that of the last call. Configs without a row have
+which had other work; CPU seconds are those of its processes alone, of which two idle
+cores do two a second. The recipe is that of the last call. Configs without a row have
 not been run."""
 
 
@@ -87,7 +90,7 @@ def certified(
     """
     path = CONFIGS / f"{name}.yaml"
     names = meshes or meshes_of(path)[:count]
-    began = time.perf_counter()
+    began, used = time.perf_counter(), _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         command = [sys.executable, "-m", "credit_jax", "certify", "--config", str(path)]
@@ -95,13 +98,24 @@ def certified(
         command += ["--cache", cache] if cache else []
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - began
-        facts = {"config": name, "meshes": names, "seconds": round(seconds, 1)}
+        facts = {
+            "config": name,
+            "meshes": names,
+            "seconds": round(seconds, 1),
+            "cpu_seconds": round(_cpu_seconds() - used, 1),
+        }
         if not page.exists():
             error = (ended.stderr or ended.stdout).strip()[-800:]
             return {**facts, "passed": False, "error": error}
         document = json.loads(page.with_suffix(".json").read_text())
     model = read_yaml(path)["model"]["type"]
     return {**facts, "model": model, **_summary(document)}
+
+
+def _cpu_seconds() -> float:
+    """Of all processes that this one started, and these started, to their end."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def meshes_of(path: Path) -> list[str]:
@@ -161,7 +175,7 @@ def _write(results: Sequence[Mapping[str, Any]], options: argparse.Namespace) ->
 
 def _cells(result: Mapping[str, Any]) -> list[str]:
     if "error" in result:
-        return [result["config"], *["" for _ in HEADER[1:-1]], str(result["seconds"])]
+        return [result["config"], *["" for _ in HEADER[1:-2]], *_times(result)]
     worst = result["worst"].values()
     return [
         result["config"],
@@ -170,8 +184,14 @@ def _cells(result: Mapping[str, Any]) -> list[str]:
         str(len(result["same"])),
         str(len(result["by_float64"])),
         *("" if error is None else f"{error:.1e}" for error in worst),
-        f"{result['seconds']:.0f}",
+        *_times(result),
     ]
+
+
+def _times(result: Mapping[str, Any]) -> list[str]:
+    """Seconds and CPU seconds; these were not taken of the oldest results."""
+    times = (result["seconds"], result.get("cpu_seconds"))
+    return ["" if seconds is None else f"{seconds:.0f}" for seconds in times]
 
 
 def _notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from credit_jax.certification.place import block_outputs, first_difference
 from credit_jax.certification.subject import subject_of_config
 from credit_jax.certification.verdict import bounds_of
 from credit_jax.config import load_config
-from credit_jax.parallel.compiler import compile_quickly, use_cache
+from credit_jax.parallel.compiler import compile_quickly, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.training.run_weights import open_weights
 
@@ -127,6 +127,7 @@ def read_measured(path: Path) -> Measured:
 
 def main(path: str) -> int:
     """Runs the job of a JSON file; an error of the config is its message alone."""
+    compile_sooner()
     compile_quickly()
     try:
         run(Job(**json.loads(Path(path).read_text())))
