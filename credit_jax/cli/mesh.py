@@ -20,8 +20,9 @@ from credit_jax.cli.options import add_config_options, read_config
 from credit_jax.config.messages import divisors
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.io.atomic import new_file, refuse_existing
+from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
-from credit_jax.plan.accelerators import ACCELERATORS
+from credit_jax.plan.accelerators import ACCELERATORS, Accelerator
 from credit_jax.plan.mesh_search import BATCH, Cluster, MeshSearch, Ranked, batch_of
 from credit_jax.plan.model import plan_model
 
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 f"--out: there is no folder {Path(args.out).parent}; make it first"
             )
+    compile_sooner()
     config = read_config(args.config, args.set)
     cluster = _cluster(args)
     batch = batch_of(config, args.devices) if args.batch is None else args.batch
@@ -96,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         rows = [row.to_json(config) for row in ranked]
         print(json.dumps({"batch": batch, "choices": rows}, indent=1))
     else:
-        _print(ranked if args.all else _one_each(ranked), batch)
+        shown = ranked if args.all else _one_each(ranked)
+        _print(shown, batch, cluster.accelerator)
         if model.model_def.config.geometry() is None:
             print_line(
                 f"note: activations of {model.config.type} are not estimated; all "
@@ -135,7 +138,7 @@ def _one_each(ranked: Sequence[Ranked]) -> list[Ranked]:
     return list(first.values())
 
 
-def _print(ranked: Sequence[Ranked], batch: int) -> None:
+def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> None:
     table = Table(title=f"Updates of {batch} samples, derived", box=box.SIMPLE_HEAD)
     for index, name in enumerate(
         ("mesh", "remat", "FSDP", "samples", "GB", "samples/s", "loses by")
@@ -160,10 +163,10 @@ def _print(ranked: Sequence[Ranked], batch: int) -> None:
             f"{len(ranked) - len(shown)} more have data-parallel ranks that do not "
             "share this batch; another one is --batch N"
         )
-    print_line(
-        "Derived from traced programs and data sheets, for perfect kernels; nothing "
-        "was measured (docs/mesh.md)."
-    )
+    source = "data sheets, for perfect kernels; nothing was measured"
+    if accelerator.is_measured:
+        source = "a step that was timed on one device; several were not measured"
+    print_line(f"Derived from traced programs and {source} (docs/mesh.md).")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ class Work:
 
     Attributes:
         kernels: number of kernel launches.
-        seconds: time of the kernels at the roofline, without launches.
+        seconds: time of the kernels, without launches: at the roofline, or as slower as
+            a step was measured to be.
         flops: operations of products and convolutions.
         messages: number of transfers to other devices of the replica.
         sent: bytes of these transfers.
@@ -230,7 +231,8 @@ def _count(
         return
     flops = equation_flops(equation) if name in _KERNELS else 0.0
     moved = BYTES * (operands + _bytes(equation.outvars))
-    seconds = max(flops / accelerator.peak, moved / accelerator.bandwidth)
+    roofline = max(flops / accelerator.peak, moved / accelerator.bandwidth)
+    seconds = roofline / accelerator.achieved
     work.kernels += times if name in _KERNELS else 0
     work.seconds += times * seconds
     work.flops += times * flops

@@ -419,7 +419,7 @@ FAULTS = {
         "gradient",
     ),
     "dropout by rank": ("domain2", dropout, "keep_mask", mask_of_the_rank, "gradient"),
-    "samples by rank": ("fsdp2", Context, "samples", samples_by_rank, ""),
+    "samples by rank": ("fsdp2", Context, "samples", samples_by_rank, "head/conv"),
     "stale gather": ("fsdp2", fsdp, "_all_gathered", stale_gather, "layers"),
     "spectral norm of a shard": (
         "tp2",
@@ -447,7 +447,7 @@ FAULTS = {
         reductions.Layout,
         "local",
         rows_of_the_first_shard,
-        "",
+        "head/conv",
     ),
     "transposed all-to-all": (
         "domain2xulysses2",
@@ -456,9 +456,27 @@ FAULTS = {
         transposed_heads,
         "layers",
     ),
-    "crop off by one": ("domain2", entry, "crop_globe", crop_off_by_one, ""),
-    "pole not turned": ("domain2", padding, "_turn_beyond_poles", pole_not_turned, ""),
-    "rows beyond the globe": ("domain3", halo, "keep_rows", rows_beyond_the_globe, ""),
+    "crop off by one": (
+        "domain2",
+        entry,
+        "crop_globe",
+        crop_off_by_one,
+        "after the blocks",
+    ),
+    "pole not turned": (
+        "domain2",
+        padding,
+        "_turn_beyond_poles",
+        pole_not_turned,
+        "layers.0.0",
+    ),
+    "rows beyond the globe": (
+        "domain3",
+        halo,
+        "keep_rows",
+        rows_beyond_the_globe,
+        "up_block1",
+    ),
     "weights by local position": (
         "fsdp2",
         init,

@@ -45,6 +45,12 @@ def test_the_section_of_the_first_mesh(config, tmp_path, capsys):
     assert trainer.train_batch_size * trainer.grad_accum_every in (2, 4, 8)
 
 
+def test_a_device_that_was_measured(config, capsys):
+    options = ["--devices", "1", "--device", "h200"]
+    assert main(["--config", str(config), *options]) == OK
+    assert "a step that was timed on one device" in capsys.readouterr().out
+
+
 def test_the_document(config, capsys):
     given = ["--config", str(config), "--devices", "4", "--batch", "6", "--json"]
     assert main(given) == OK

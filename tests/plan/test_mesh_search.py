@@ -1,6 +1,7 @@
 """Meshes ranked by derived samples per second."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -8,15 +9,18 @@ import pytest
 import yaml
 
 from credit_jax.certification.small_config import STAGES
+from credit_jax.config import load_config
 from credit_jax.config.load import build_config
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import mesh_search
 from credit_jax.plan.accelerators import ACCELERATORS
 from credit_jax.plan.mesh_search import (
     BATCH,
     MEMORY,
     USABLE,
+    Choice,
     Cluster,
     MeshSearch,
     batch_of,
@@ -158,6 +162,21 @@ def test_replicas_divide_the_devices(search):
     assert {dims.world_size for dims in found} == {1, 2, 3, 4}
     assert any(dims.domain == 3 for dims in found)
     assert not any(dims.tp == 3 for dims in found)  # no model of 2 heads
+
+
+@pytest.mark.slow
+def test_the_step_of_one_h200_is_the_measured_one():
+    """Of the published model with one sample, without an average of the weights."""
+    config = load_config(ROOT / "configs" / "wxformer_025deg.yaml")
+    trainer = config.trainer.model_copy(update={"use_ema": False})
+    config = config.model_copy(update={"trainer": trainer})
+    h200 = ACCELERATORS["h200"]
+    cluster = Cluster(h200, 1, 1, h200.memory)
+    search = MeshSearch(config, build(config.model), cluster, 1)
+    times = search.times(Choice(ParallelDims()))
+    report = ROOT / "benchmarks" / "reports" / "gpu_mended.md"
+    (measured,) = re.findall(r"credit_jax: step ([\d.]+) ms", report.read_text())
+    assert 1e3 * times.total == pytest.approx(float(measured), rel=0.02)
 
 
 def test_the_constants_are_those_of_the_report():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ H100 = ACCELERATORS["h100"]
 SMALL = build({**SMALL_MODEL, "depth": [1, 0, 0, 0]})
 
 
-def work(model_def=SMALL, options=None, **degrees):
+def work(model_def=SMALL, options=None, accelerator=H100, **degrees):
     dims = ParallelDims(**degrees, world_size=math.prod(degrees.values()))
-    return replica_work(model_def, dims, H100, **(options or {}))
+    return replica_work(model_def, dims, accelerator, **(options or {}))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,12 @@ def test_recomputation_is_more_work_with_the_same_transfers(alone):
     again = work(options={"ac_mode": "full"})
     assert again.samples.flops > alone.samples.flops
     assert again.samples.sent == 0
+
+
+def test_kernels_are_slower_where_a_step_was_timed(alone):
+    slower = work(accelerator=replace(H100, achieved=0.5))
+    assert slower.samples.seconds == pytest.approx(2 * alone.samples.seconds)
+    assert slower.kernels == alone.kernels
 
 
 @pytest.mark.slow
