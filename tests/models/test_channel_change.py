@@ -21,7 +21,7 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.training.restore import place_weights
-from tests.support import assert_close, make_mesh
+from tests.support import assert_close, make_mesh, mark_slow
 
 GRID = {"image_height": 32, "image_width": 64, "frames": 1}
 CHANNELS = {
@@ -76,13 +76,16 @@ def draw(model_def: ModelDef) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("kind", "fill"),
-    [
-        ("wxformer", "copy"),
-        ("crossformer", "zero"),
-        ("camulator", "mean"),
-        ("fuxi", "copy"),
-        ("fuxi", "mean"),
-    ],
+    mark_slow(
+        [
+            ("wxformer", "copy"),
+            ("crossformer", "zero"),
+            ("camulator", "mean"),
+            ("fuxi", "copy"),
+            ("fuxi", "mean"),
+        ],
+        but=[("crossformer", "zero"), ("fuxi", "copy"), ("fuxi", "mean")],
+    ),
 )
 def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> None:
     """Inputs and outputs change their order; new ones are between them.

@@ -189,6 +189,7 @@ def test_a_variable_in_another_unit_is_refused(
     assert f"data: variable 'T' has units 'degC', expected 'K' as in {tmp_path}" in text
 
 
+@pytest.mark.slow
 def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None:
     """As with CREDIT's keys, which take weights and optimizer from `save_loc`."""
     folder, alone = tmp_path / "run", {"trainer__use_ema": False}

@@ -157,7 +157,7 @@ def test_equals_runs_by_hand(make: Make, tmp_path: Path) -> None:
     ("first", "stop", "second"),
     [
         pytest.param("one", (1, 0), "one", id="within a stage"),
-        pytest.param("one", (0, 2), "one", id="at its border"),
+        pytest.param("one", (0, 2), "one", id="at its border", marks=pytest.mark.slow),
         pytest.param(
             "dp2_tp2_domain2",
             (1, 0),
@@ -193,6 +193,7 @@ def test_resume(
         assert_close(row["valid_loss"], other["valid_loss"], 1e-6, "valid_loss")
 
 
+@pytest.mark.slow
 def test_stages_of_a_base_with_adapters(
     make: Make, world: Path, tmp_path: Path
 ) -> None:
