@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*ignored here")
 REFUSED = (
     "active: gen1 corrects inside the model, before the loss, and gen2's training",
     "CREDIT has no model wxformer_moe",
+    "CREDIT has no model spectral_tendency",
     "CREDIT has no postblock era5_normalizer",
     "gen2 gives the normalized output of a step to era5_normalizer again",
     "'era5-diffusion' is another way of training, which gen2's trainer does not have",

@@ -126,6 +126,7 @@ def test_forecasts_have_no_target():
 # Files of configs/ that CREDIT has no words for, and the reason that is given.
 REFUSED = {
     "crossformer_wxformer_1h": "model.gen1_post_conf: tracer_fixer active: gen1 ",
+    "assimilate_demo": "model.type: CREDIT has no model spectral_tendency",
     "wxformer_moe_1deg": "model.type: CREDIT has no model wxformer_moe",
     "wxformer_6h_curriculum": "trainer.curriculum: CREDIT trains with one forecast_len",
 }
