@@ -33,7 +33,7 @@ from credit_jax.ops.affine import add_bias
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.params.initializers import Initializer, constant
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.physics.harmonics import legendre_functions
+from credit_jax.physics.harmonics import legendre_functions, legendre_slopes
 
 # Of gradients per radian, so that they are as large as the fields.
 _GRADIENT = 0.1
@@ -104,15 +104,9 @@ def sphere(height: int, width: int, truncation: int) -> Sphere:
     cosine, count = np.sqrt(1 - sine**2), truncation + 1
     whole = legendre_functions(np.rad2deg(np.arcsin(sine)), count + 1)
     functions = whole[:count, :count]
-    degree, order = np.arange(count + 1)[:, None], np.arange(count)
-    squares = (degree**2 - order**2) / (4 * degree**2 - 1)
-    ratio = np.sqrt(np.maximum(squares, 0))[..., None]
-    # cos dP/dlat of degree n: (n + 1) e[n] P[n - 1] - n e[n + 1] P[n + 1].
-    below = np.concatenate([np.zeros_like(functions[:1]), functions[:-1]])
-    slope = (degree[:count, :, None] + 1) * ratio[:count] * below
-    slope = slope - degree[:count, :, None] * ratio[1:] * whole[1:, :count]
-    resolved = degree[:count] >= order
-    northward = np.where(resolved[..., None], slope / cosine, 0.0)
+    degree, order = np.arange(count)[:, None], np.arange(count)
+    resolved = (degree >= order)[..., None]
+    northward = np.where(resolved, legendre_slopes(whole) / cosine, 0.0)
     root = np.sqrt(cosine)
     inverse = np.linalg.pinv(functions.transpose(1, 2, 0) * root[:, None]) * root
     angles = order[:, None] * (2 * np.pi / width) * np.arange(width)

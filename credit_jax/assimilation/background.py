@@ -15,7 +15,11 @@ from credit_jax.config.messages import got
 from credit_jax.forecast.outputs import OutputVariable
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.named_fields.coordinates import SAME_DEGREES
-from credit_jax.physics.harmonics import legendre_functions
+from credit_jax.physics.harmonics import (
+    legendre_functions,
+    legendre_slopes,
+    neighbor_ratio,
+)
 
 # Name and level of a channel; NaN for a variable without levels.
 Channel = tuple[str, float]
@@ -91,7 +95,7 @@ class Harmonics:
         self, coefficients: Float[np.ndarray, "degree channel 2 order"]
     ) -> Float[np.ndarray, "degree channel 2 order"]:
         """The coefficients of fields times the sine of latitude; symmetric."""
-        ratio = _neighbor_ratio(self.truncation + 1)[1:, None, None]
+        ratio = neighbor_ratio(self.truncation + 1)[1:, None, None]
         product = np.zeros_like(coefficients)
         product[1:] += ratio * coefficients[:-1]
         product[:-1] += ratio * coefficients[1:]
@@ -141,13 +145,10 @@ class Harmonics:
         # At a pole the limit, nearly.
         latitude = np.clip(self.latitude, -89.99, 89.99)
         count, cosine = self.truncation + 1, np.cos(np.deg2rad(latitude))
-        whole = legendre_functions(latitude, count + 1)[:, :count]
+        functions = legendre_functions(latitude, count + 1)
         degree, order = np.arange(count)[:, None], np.arange(count)
-        ratio = _neighbor_ratio(count + 1)[:, :count, None]
-        below = np.concatenate([np.zeros_like(whole[:1]), whole[: count - 1]])
-        north = (degree[..., None] + 1) * ratio[:count] * below
-        north = north - degree[..., None] * ratio[1:] * whole[1:]
-        east = order[:, None] * whole[:count]
+        north = legendre_slopes(functions)
+        east = order[:, None] * functions[:count, :count]
         size = np.sqrt(np.maximum(degree * (degree + 1), 1))
         resolved = (degree >= order) & (degree > 0)
         scale = np.where(resolved, 1 / size, 0.0)[..., None] / cosine
@@ -173,12 +174,6 @@ class Harmonics:
         squares = np.square(self._waves).sum(1, keepdims=True)
         # The sine of order 0 is 0 everywhere.
         return self._waves / np.where(squares > 0, squares, 1.0)
-
-
-def _neighbor_ratio(count: int) -> np.ndarray:
-    """(degree, order) e of sin(lat) P[n] = e[n + 1] P[n + 1] + e[n] P[n - 1]."""
-    degree, order = np.arange(count)[:, None], np.arange(count)
-    return np.sqrt(np.maximum((degree**2 - order**2) / (4 * degree**2 - 1), 0.0))
 
 
 def _as_complex(pairs: np.ndarray) -> np.ndarray:

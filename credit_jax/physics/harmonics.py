@@ -41,6 +41,31 @@ def legendre_functions(
     return polynomials
 
 
+def neighbor_ratio(count: int) -> Float[np.ndarray, "degree order"]:
+    """Returns e of sin(lat) P[n] = e[n + 1] P[n + 1] + e[n] P[n - 1]."""
+    degree, order = np.arange(count)[:, None], np.arange(count)
+    return np.sqrt(np.maximum((degree**2 - order**2) / (4 * degree**2 - 1), 0.0))
+
+
+def legendre_slopes(
+    functions: Float[np.ndarray, "one_more one_more lat"],
+) -> Float[np.ndarray, "degree order lat"]:
+    """Returns cos(lat) dP/dlat, of all degrees and orders but the largest.
+
+    That of degree n is (n + 1) e[n] P[n - 1] - n e[n + 1] P[n + 1], with e of
+    `neighbor_ratio`.
+
+    Args:
+        functions: as returned by `legendre_functions`.
+    """
+    count = len(functions) - 1
+    whole = functions[:, :count]
+    ratio = neighbor_ratio(count + 1)[:, :count, None]
+    degree = np.arange(count)[:, None, None]
+    below = np.concatenate([np.zeros_like(whole[:1]), whole[: count - 1]])
+    return (degree + 1) * ratio[:count] * below - degree * ratio[1:] * whole[1:]
+
+
 def quadrature(
     latitude: Float[np.ndarray, " lat"],
 ) -> tuple[Float[np.ndarray, " lat"], int]:

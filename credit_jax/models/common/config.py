@@ -64,6 +64,15 @@ class ModelConfig(StrictModel):
         """Returns errors of the numbers of channels."""
         return []
 
+    def rate_problems(self, *names: str) -> list[str]:
+        """Returns errors of keys that are dropout rates."""
+        return [
+            f"model.{name} is {rate}; expected 0 <= {name} < 1"
+            for name in names
+            for rate in [getattr(self, name)]
+            if not 0.0 <= rate < 1.0
+        ]
+
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """Specs of the inputs by name; "y" is reserved for the target."""

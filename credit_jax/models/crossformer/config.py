@@ -311,7 +311,7 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
         return [
             *self.shape_problems(),
             *self.patch_problems(),
-            *self.dropout_problems(),
+            *self.rate_problems("attn_dropout", "ff_dropout"),
         ] or [
             *padding_problems(self.padding, self.image_height, self.image_width),
             *self.stage_problems(),
@@ -338,15 +338,6 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
             )
         if self.patch == (1, 1) and mean:
             problems += mean_problems(self.frames)
-        return problems
-
-    def dropout_problems(self) -> list[str]:
-        """Returns errors of dropout rates."""
-        problems = []
-        for name in ("attn_dropout", "ff_dropout"):
-            rate = getattr(self, name)
-            if not 0.0 <= rate < 1.0:
-                problems.append(f"model.{name} is {rate}; expected 0 <= {name} < 1")
         return problems
 
     def decoder_problems(self) -> list[str]:

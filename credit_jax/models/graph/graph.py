@@ -131,10 +131,7 @@ class GraphConfig(ChannelKeys):
                 f"model.hidden_size is {self.hidden_size}, which model.dim_head = "
                 f"{self.dim_head} does not divide"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            problems.append(
-                f"model.dropout is {self.dropout}; expected 0 <= dropout < 1"
-            )
+        problems += self.rate_problems("dropout")
         return problems
 
 

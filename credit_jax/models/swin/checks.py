@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.config import MAX_DEPTH, ModelConfig
+from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.swin.u_transformer import StageSizes
 from credit_jax.ops.padding import Pair
-
-
-def rate_problems(config: ModelConfig, names: tuple[str, ...]) -> list[str]:
-    """Returns errors of dropout rates."""
-    return [
-        f"model.{name} is {rate}; expected 0 <= {name} < 1"
-        for name in names
-        for rate in [getattr(config, name)]
-        if not 0.0 <= rate < 1.0
-    ]
 
 
 def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:

@@ -18,7 +18,6 @@ from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import padding_problems, repeated
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.swin import checks
 from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttention
 from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
 from credit_jax.models.swin.position_bias import PairBias
@@ -202,7 +201,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
         rates = ("proj_drop_rate", "attn_drop_rate", "drop_path_rate")
         return [
             *self.channel_problems(),
-            *checks.rate_problems(self, rates),
+            *self.rate_problems(*rates),
             *padding_problems(self.padding, *self.img_size),
             *self._grid_problems(),
             *self._head_problems(tensor),

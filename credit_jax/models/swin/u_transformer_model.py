@@ -184,7 +184,7 @@ class UTransformerConfig(PaddedConfig):
         keys = _keys(self)
         problems = [
             *checks.frame_problems(keys.frames, keys.frame_patch_size),
-            *checks.rate_problems(self, self.rates),
+            *self.rate_problems(*self.rates),
             *padding_problems(self.padding, self.output.height, self.output.width),
             *checks.patch_problems(
                 self.padded, keys.patch, ("patch_height", "patch_width")

@@ -173,10 +173,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
                     f"model.{key} has {len(value)} entries; expected one for each of "
                     f"the {count} levels of dim_mults"
                 )
-        if not 0.0 <= self.dropout < 1.0:
-            problems.append(
-                f"model.dropout is {self.dropout}; expected 0 <= dropout < 1"
-            )
+        problems += self.rate_problems("dropout")
         factor = 2 ** (count - 1)
         for name, size, pad in zip(
             ("height", "width"),
