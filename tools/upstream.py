@@ -21,7 +21,7 @@ from credit_jax.config.config import Config
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import BaseLossArgs, LossConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import source_types
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.losses import LOSSES
 from credit_jax.metrics import METRICS
@@ -55,7 +55,11 @@ REGISTRIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "postblock",
         {name: entry.args for name, entry in TRANSFORMS["postblocks"].items()},
     ),
-    "datasets/gen_2/multi_source.py": ("_SOURCE_REGISTRY", "dataset", SOURCE_CONFIGS),
+    "datasets/gen_2/multi_source.py": (
+        "_SOURCE_REGISTRY",
+        "dataset",
+        dict.fromkeys(source_types()),
+    ),
 }
 # Kinds whose arguments are those of the class that the registry names.
 _WITH_ARGUMENTS = ("model", "preblock", "postblock")

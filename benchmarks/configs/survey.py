@@ -13,9 +13,9 @@ from unittest import mock
 
 from credit_jax.config.base import ConfigError
 from credit_jax.config.load import build_config
-from credit_jax.config.sources.downloads import DownloadedConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import source_config
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.noaa.sections import DownloadedConfig
 from credit_jax.plan import plan_run
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.convert import GEN1, kind_of
@@ -94,14 +94,14 @@ def _downloaded(mapping: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     config, fetched = copy.deepcopy(dict(mapping)), []
     for section in ("data", "validation_data"):
         for source in ((config.get(section) or {}).get("source") or {}).values():
-            source_config = SOURCE_CONFIGS.get(source.get("dataset_type"))
-            if source_config is None or not issubclass(source_config, DownloadedConfig):
+            section_class = source_config(source.get("dataset_type"))
+            if section_class is None or not issubclass(section_class, DownloadedConfig):
                 continue
             if source.get("mode", "remote") == "remote":
                 source["mode"] = "local"
-                if "base_path" in source_config.model_fields:
+                if "base_path" in section_class.model_fields:
                     source["base_path"] = "/downloaded"
-                fetched.append(source_config.downloader)
+                fetched.append(section_class.downloader)
     names = ", ".join(f"`{name}`" for name in dict.fromkeys(fetched))
     condition = names and f"with the files of {names} and mode: local"
     return config, condition

@@ -22,7 +22,6 @@ from credit_jax.config import Config
 from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.data.sources.hrrr import VARIABLES as HRRR_VARIABLES
 from credit_jax.training import scaler_fitting
 
 _FITTED = ("bridgescaler_transform", "era5_normalizer")
@@ -192,7 +191,7 @@ def _write_hrrr(source: Any, times: Any, grid: tuple[int, int]) -> None:
         entries = []
         for section in source.variables.by_type.values():
             for name in (*section.vars_3D, *section.vars_2D):
-                short, place = HRRR_VARIABLES[name]
+                short, place = source.in_inventory[name]
                 levels = [f"{int(v)} {deep}" for v in source.levels or ()]
                 entries += [(short, p) for p in ([place] if place else levels)]
         _write_grib(source, time, entries, number, grid)

@@ -74,6 +74,29 @@ _PROTOCOLS: Mapping[str, _Protocol] = {
 }
 
 
+def _included(object_type: ObjectType, **values: str) -> dict[tuple[str, str], Any]:
+    return {
+        (object_type, name): EntryPoint(
+            name, f"credit_jax.{value}", GROUP + object_type
+        )
+        for name, value in values.items()
+    }
+
+
+# Objects in sub-packages of credit_jax, which are imported when a config names them, as
+# those of installed packages are, and by nothing else. Their entry points are in code,
+# not in pyproject.toml: a checkout has them without an installation.
+_INCLUDED: Mapping[tuple[str, str], EntryPoint] = _included(
+    "dataset",
+    mrms="noaa.mrms:MRMS",
+    goes="noaa.goes:GOES",
+    gfs="noaa.gfs:GFS",
+    gefs="noaa.gefs:GEFS",
+    hrrr="noaa.hrrr:HRRR",
+    hrrr_nat="noaa.hrrr:HRRR",
+    hrrr_subh="noaa.hrrr:HRRR",
+)
+
 # Sections of a config that name the objects of a type.
 _USED_IN: Mapping[str, tuple[str, ...]] = {
     "dataset": ("data", "validation_data", "inference"),
@@ -121,6 +144,25 @@ def open_registry(
         add: adds an entry by its name.
     """
     _REGISTRIES[object_type] = _Registry(entry, names, add)
+
+
+def offered_names(object_type: ObjectType) -> Iterator[str]:
+    """Yields the names of a type that sub-packages and installed packages offer."""
+    group = GROUP + object_type
+    points = (*_INCLUDED.values(), *_entry_points())
+    yield from (point.name for point in points if point.group == group)
+
+
+def load_included(object_type: ObjectType, name: str) -> None:
+    """Adds an object of a sub-package of credit_jax to its registry, if it is one.
+
+    Args:
+        object_type: the type of the object.
+        name: its name in the config; those of other objects do nothing.
+    """
+    if (object_type, name) in _INCLUDED:
+        entry = _INCLUDED[object_type, name].load()
+        _REGISTRIES[object_type].add(name, entry)
 
 
 def register_objects(
@@ -308,7 +350,8 @@ def _register(
         )
     entry = _attribute(object_type, origin, load)
     registry = _REGISTRIES[object_type]
-    if before is None and name in registry.names:
+    is_ours = name in registry.names or (object_type, name) in _INCLUDED
+    if before is None and is_ours:
         raise ValueError(
             f"credit_jax has a {object_type} {name} itself; take another name"
         )

@@ -20,7 +20,7 @@ from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import config_of, read_with_objects
 from credit_jax.config.sources.local import LocalConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import source_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.schema import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
@@ -307,7 +307,7 @@ def _inside(config: Mapping[str, Any]) -> list[Reference]:
 def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
     """Sets missing paths of variables that forecasts do not read to a placeholder."""
     for source in data["source"].values():
-        section = SOURCE_CONFIGS.get(str(source.get("dataset_type")))
+        section = source_config(source.get("dataset_type"))
         reads_files = section is not None and issubclass(section, LocalConfig)
         variables = source.get("variables") or {}
         for kind in kinds:

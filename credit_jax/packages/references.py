@@ -13,7 +13,7 @@ from typing import Any
 from credit_jax.config.base import StrictModel
 from credit_jax.config.custom_objects import SECTION
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import source_config
 from credit_jax.forecast.outputs import find_attributes
 from credit_jax.physics.files import find_file
 from credit_jax.transforms import TRANSFORMS
@@ -132,7 +132,7 @@ def _known(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known_source(source: Mapping[str, Any]) -> dict[str, Any]:
-    kind = SOURCE_CONFIGS.get(str(source.get("dataset_type")))
+    kind = source_config(source.get("dataset_type"))
     if kind is None:
         return dict(source)
     return {key: source[key] for key in source if key in kind.model_fields}

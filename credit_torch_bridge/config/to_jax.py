@@ -17,7 +17,7 @@ from credit_jax.config.base import (
 )
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channel_problems import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types
@@ -82,11 +82,11 @@ def _sources(editor: ConfigEditor) -> bool:
         for name in editor.keys((section, "source")):
             where = (section, "source", name)
             kind = editor.get((*where, "dataset_type"))
-            if kind is not None and str(kind) not in SOURCE_CONFIGS:
+            if kind is not None and source_config(kind) is None:
                 editor.problem(
                     (*where, "dataset_type"),
                     f"{kind!r} is not available; there are: "
-                    f"{', '.join(SOURCE_CONFIGS)}",
+                    f"{', '.join(source_types())}",
                 )
     return len(editor.problems) == before
 

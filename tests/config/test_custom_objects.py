@@ -1,5 +1,6 @@
 """Objects of the user's own: files, modules, entry points, and what is refused."""
 
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
@@ -7,8 +8,9 @@ import pytest
 
 from credit_jax.config import ConfigError, build_config, custom_objects
 from credit_jax.config.custom_objects import is_registered, register_objects
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
-from credit_jax.data.sources.registry import SOURCES
+from credit_jax.config.sources.registry import SOURCE_CONFIGS, source_config
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources.registry import SOURCES, SourceEntry
 from credit_jax.losses import LOSSES
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
@@ -114,6 +116,55 @@ def test_installed_packages_offer_theirs(module, monkeypatch):
     build_config(example(loss__training_loss="my_loss"))
     assert LOSSES["my_loss"] is LOSSES["mse"]
     assert "unasked" not in sys.modules
+
+
+def test_sub_packages_are_imported_by_name():
+    """The readers of satellites and forecast centers: the core imports none of them."""
+    text = """
+import sys
+from credit_jax import forecast, training
+from credit_jax.config.base import ConfigError
+from credit_jax.config.data import DataConfig
+from credit_jax.config.base import parse
+from credit_jax.data.sources.registry import SOURCES
+from credit_jax.plan import plan_run
+assert not any(name.startswith("credit_jax.noaa") for name in sys.modules)
+try:
+    parse(DataConfig, {"source": {"a": {"dataset_type": "hrr"}}})
+except ConfigError as error:
+    print(error)
+assert "credit_jax.noaa" not in sys.modules
+try:
+    parse(DataConfig, {"source": {"a": {"dataset_type": "hrrr_nat", "no": 1}}})
+except ConfigError as error:
+    print(error)
+print(SOURCES["hrrr_nat"].__module__)
+print(*sorted(name for name in sys.modules if "credit_jax.noaa." in name))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=True
+    )
+    assert "dataset type 'hrr' is not available; there are: local, " in done.stdout
+    assert "goes, gfs, gefs, hrrr, hrrr_nat, hrrr_subh" in done.stdout
+    assert "source.a.no: unknown key" in done.stdout
+    modules = "credit_jax.noaa.grib credit_jax.noaa.hrrr credit_jax.noaa.sections"
+    assert done.stdout.endswith(f"credit_jax.noaa.hrrr\n{modules}\n")
+
+
+@pytest.mark.parametrize("name", [*custom_objects.offered_names("dataset")])
+def test_sub_packages_have_what_is_offered(name):
+    for _ in range(2):
+        section = source_config(name)
+    entry = SourceEntry(SOURCE_CONFIGS[name], SOURCES[name])
+    assert issubclass(section, SourceConfig)
+    assert entry.config is section
+    assert not is_registered("dataset", name)
+
+
+def test_a_name_of_a_sub_package_is_taken(module):
+    path = module("my_objects", MODULE + "gefs = my_source")
+    with pytest.raises(ConfigError, match="credit_jax has a dataset gefs itself"):
+        register_objects({"custom_objects": section(path, gefs="dataset")})
 
 
 TORCH = """

@@ -6,27 +6,37 @@ from typing import Any
 from pydantic_core import PydanticCustomError, ValidationError
 
 from credit_jax.config.base import OTHER_KEY, not_available
-from credit_jax.config.sources.buckets import GefsConfig, GfsConfig, HrrrConfig
-from credit_jax.config.sources.downloads import GoesConfig, MrmsConfig
+from credit_jax.config.custom_objects import load_included, offered_names
 from credit_jax.config.sources.era5 import ArcoConfig, WeatherBenchConfig
 from credit_jax.config.sources.local import LocalConfig
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.config.sources.tisr import TisrConfig
 
-# dataset_type -> class of its section.
+# dataset_type -> class of its section. Those of sub-packages come when a config names
+# them.
 SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "local": LocalConfig,
     "tisr": TisrConfig,
     "arco_era5": ArcoConfig,
     "weatherbench2_era5": WeatherBenchConfig,
-    "mrms": MrmsConfig,
-    "goes": GoesConfig,
-    "gfs": GfsConfig,
-    "gefs": GefsConfig,
-    "hrrr": HrrrConfig,
-    "hrrr_nat": HrrrConfig,
-    "hrrr_subh": HrrrConfig,
 }
+
+
+def source_types() -> tuple[str, ...]:
+    """Returns every `dataset_type`, those that are not imported yet included."""
+    return tuple(dict.fromkeys([*SOURCE_CONFIGS, *offered_names("dataset")]))
+
+
+def source_config(kind: object) -> type[SourceConfig] | None:
+    """Returns the class of the sections of a `dataset_type`; None if it is unknown.
+
+    Args:
+        kind: the type; the sub-package that defines it is imported.
+    """
+    name = str(kind)
+    if name not in SOURCE_CONFIGS:
+        load_included("dataset", name)
+    return SOURCE_CONFIGS.get(name)
 
 
 def parse_source(value: Any) -> Any:
@@ -38,11 +48,12 @@ def parse_source(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     kind = value.get("dataset_type")
-    if isinstance(kind, str) and kind in SOURCE_CONFIGS:
-        return SOURCE_CONFIGS[kind].model_validate(value)
     if kind is None:
         return value
-    text = str(not_available("dataset type", kind, SOURCE_CONFIGS))
+    section = source_config(kind)
+    if section is not None:
+        return section.model_validate(value)
+    text = str(not_available("dataset type", kind, source_types()))
     text += {
         "base": "; CREDIT's base reads nothing: its fields are constants for tests",
     }.get(

@@ -5,15 +5,10 @@ from typing import NamedTuple, TypeAlias
 
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import SOURCE_CONFIGS, source_config
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.era5 import open_arco, open_weatherbench
-from credit_jax.data.sources.gefs import open_gefs
-from credit_jax.data.sources.gfs import open_gfs
-from credit_jax.data.sources.goes import open_goes
-from credit_jax.data.sources.hrrr import open_hrrr
 from credit_jax.data.sources.local import open_local
-from credit_jax.data.sources.mrms import open_mrms
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles
@@ -35,19 +30,12 @@ class SourceEntry(NamedTuple):
 
 
 # dataset_type of `credit_jax.config.sources.SOURCE_CONFIGS` -> function that opens the
-# source.
+# source. Those of sub-packages come when a config names them.
 SOURCES: dict[str, OpenSource] = {
     "local": open_local,
     "tisr": open_tisr,
     "arco_era5": open_arco,
     "weatherbench2_era5": open_weatherbench,
-    "mrms": open_mrms,
-    "goes": open_goes,
-    "gfs": open_gfs,
-    "gefs": open_gefs,
-    "hrrr": open_hrrr,
-    "hrrr_nat": open_hrrr,
-    "hrrr_subh": open_hrrr,
 }
 
 
@@ -73,4 +61,7 @@ def open_source(
         FileNotFoundError: the files of the source are missing.
         ValueError: the files do not match the config.
     """
-    return SOURCES[data.source[name].dataset_type](name, data, open_files)
+    kind = data.source[name].dataset_type
+    # A config that came from another process was not parsed in this one.
+    source_config(kind)
+    return SOURCES[kind](name, data, open_files)

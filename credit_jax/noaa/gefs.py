@@ -12,9 +12,9 @@ from jaxtyping import Float
 
 from credit_jax.config.base import not_available
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.buckets import GefsConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.levels import common_count, level_positions
+from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.data.sources.source import (
     AnyTime,
     BadSampleError,
@@ -26,6 +26,7 @@ from credit_jax.data.sources.source import (
 )
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import exists
+from credit_jax.noaa.sections import GefsConfig
 
 _TILES = range(1, 7)
 # 2-D variables in the files of the atmosphere; all others are in those of the surface.
@@ -188,3 +189,6 @@ def _between(values: np.ndarray, dim: int) -> np.ndarray:
         np.moveaxis(values, dim, 0)[part] for part in (slice(-1), slice(1, None))
     )
     return np.moveaxis(0.5 * (low + high), 0, dim)
+
+
+GEFS = SourceEntry(GefsConfig, open_gefs)

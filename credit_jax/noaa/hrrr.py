@@ -11,10 +11,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.buckets import HrrrConfig
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.grib import Message, decode, read_inventory
 from credit_jax.data.sources.levels import common_count
+from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.data.sources.source import (
     AnyTime,
     FileGrid,
@@ -25,6 +24,8 @@ from credit_jax.data.sources.source import (
 )
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import exists
+from credit_jax.noaa.grib import Message, decode, read_inventory
+from credit_jax.noaa.sections import HrrrConfig
 
 # From this day on, files are in a folder of their region.
 _REGIONS = pd.Timestamp("2018-07-12")
@@ -33,58 +34,6 @@ _LEVELS = {"wrfprs": " mb", "wrfnat": " hybrid level"}
 _SAME_LEVEL = 0.5
 # Number of files that are checked before a run.
 _MANY_FILES = 200
-
-# CREDIT's names of variables -> name and level (None if 3-D) in the inventory.
-VARIABLES: dict[str, tuple[str, str | None]] = {
-    "T": ("TMP", None),
-    "U": ("UGRD", None),
-    "V": ("VGRD", None),
-    "W": ("VVEL", None),
-    "GH": ("HGT", None),
-    "ABSV": ("ABSV", None),
-    "P": ("PRES", None),
-    "Q": ("SPFH", None),
-    "RH": ("RH", None),
-    "DPT": ("DPT", None),
-    "CLWMR": ("CLWMR", None),
-    "ICMR": ("ICMR", None),
-    "RWMR": ("RWMR", None),
-    "SNMR": ("SNMR", None),
-    "GRLE": ("GRLE", None),
-    "t2m": ("TMP", "2 m above ground"),
-    "d2m": ("DPT", "2 m above ground"),
-    "rh2m": ("RH", "2 m above ground"),
-    "u10m": ("UGRD", "10 m above ground"),
-    "v10m": ("VGRD", "10 m above ground"),
-    "u80m": ("UGRD", "80 m above ground"),
-    "v80m": ("VGRD", "80 m above ground"),
-    "sp": ("PRES", "surface"),
-    "mslp": ("MSLMA", "mean sea level"),
-    "orog": ("HGT", "surface"),
-    "gust": ("GUST", "surface"),
-    "fricv": ("FRICV", "surface"),
-    "prate": ("PRATE", "surface"),
-    "tp": ("APCP", "surface"),
-    "refc": ("REFC", "entire atmosphere"),
-    "cape": ("CAPE", "surface"),
-    "cin": ("CIN", "surface"),
-    "hpbl": ("HPBL", "surface"),
-    "vis": ("VIS", "surface"),
-    "dswrf": ("DSWRF", "surface"),
-    "uswrf": ("USWRF", "surface"),
-    "dlwrf": ("DLWRF", "surface"),
-    "ulwrf": ("ULWRF", "surface"),
-    "shtfl": ("SHTFL", "surface"),
-    "lhtfl": ("LHTFL", "surface"),
-    "snowd": ("SNOD", "surface"),
-    "weasd": ("WEASD", "surface"),
-    "snowc": ("SNOWC", "surface"),
-    "landmask": ("LAND", "surface"),
-    "goes11bt3": ("SBT113", "top of atmosphere"),
-    "goes11bt4": ("SBT114", "top of atmosphere"),
-    "goes12bt3": ("SBT123", "top of atmosphere"),
-    "goes12bt4": ("SBT124", "top of atmosphere"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +89,10 @@ class HrrrSource(AnyTime):
         inventory = read_inventory(path, where)
         selected = {}
         for dims, name in variables_of(self.config, field_type):
-            if name not in VARIABLES:
-                raise ValueError(f"{where}: {name!r} is none of {', '.join(VARIABLES)}")
-            short, level = VARIABLES[name]
+            known = self.config.in_inventory
+            if name not in known:
+                raise ValueError(f"{where}: {name!r} is none of {', '.join(known)}")
+            short, level = known[name]
             same = [m for m in inventory if m.variable == short]
             if dims == "3d":
                 chosen = self._on_levels(same, f"{path}: {name}")
@@ -280,3 +230,6 @@ def _part(
         raise ValueError(f"no point of HRRR's grid lies in extent {config.extent}")
     rows, columns = (slice(int(p[0]), int(p[-1]) + 1) for p in parts)
     return rows, columns
+
+
+HRRR = SourceEntry(HrrrConfig, open_hrrr)

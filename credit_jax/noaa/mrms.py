@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.downloads import MrmsConfig
-from credit_jax.config.sources.extent import Extent
 from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.data.sources.reader import OpenFile
+from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.noaa.sections import Extent, MrmsConfig
 
 
 def open_mrms(
@@ -56,3 +56,6 @@ def _part(extent: Extent, opened: OpenFile) -> tuple[slice, slice]:
                 f"from {values[0]:g} to {values[-1]:g}"
             )
     return rows, columns
+
+
+MRMS = SourceEntry(MrmsConfig, open_mrms)

@@ -8,7 +8,7 @@ from credit_jax.certification.grib_messages import NX, NY, message
 from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
-from credit_jax.data.sources.grib import read_inventory
+from credit_jax.noaa.grib import read_inventory
 from tests.data.sources.server import same_samples, served
 
 TIMES = pd.date_range("2024-01-01", "2024-01-01T04", freq="1h")
@@ -165,7 +165,7 @@ def test_without_a_decoder(folder, monkeypatch):
 
 
 def test_a_file_that_is_cut_off(folder, tmp_path):
-    from credit_jax.data.sources.grib import decode
+    from credit_jax.noaa.grib import decode
 
     source = next(folder.rglob("*t02z.wrfprsf00.grib2"))
     path = tmp_path / source.name

@@ -3,12 +3,13 @@
 import os
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.buckets import GfsConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files, TimedFiles
+from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.noaa.sections import GfsConfig
 
 # 2-D variables in the file of the atmosphere; all others are in that of the surface.
 _ATMOSPHERE = ("hgtsfc", "pressfc")
@@ -58,3 +59,6 @@ def open_gfs(
     levels = "position" if config.level_type == "model" else "nearest"
     conventions = FileConventions(levels=levels, static_time="same", one_time=True)
     return open_files_source(name, config, files, conventions, open_files)
+
+
+GFS = SourceEntry(GfsConfig, open_gfs)

@@ -12,14 +12,14 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.downloads import GoesConfig
-from credit_jax.config.sources.extent import Corners, Extent
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile
+from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.noaa.sections import Corners, Extent, GoesConfig
 
 # Entries of a catalog instead of a file: missing, of bad quality, left out by hand.
 _FLAGS = ("MISSING", "QC_MASKED", "SKIP")
@@ -264,3 +264,6 @@ def _nearest(
     distance = np.arctan2(np.sqrt(a), np.sqrt(1 - a))
     row, column = np.unravel_index(np.nanargmin(distance), lat.shape)
     return int(row), int(column)
+
+
+GOES = SourceEntry(GoesConfig, open_goes)
