@@ -58,6 +58,10 @@ class _Joint:
         self._name = getattr(program, "__name__", "")
         self._compiled: dict[Any, Any] = {}
 
+    def lower(self, *args: Any) -> Any:
+        """See `jax.jit`; what is compiled here is not compiled again by a call."""
+        return self._program.lower(*args)
+
     def __call__(self, *args: Any) -> Any:
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return self._program(*args)  # nothing is executed: `jax.eval_shape`

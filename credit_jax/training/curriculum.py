@@ -14,6 +14,7 @@ from credit_jax.config import Config
 from credit_jax.config.curriculum import Until
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Loader
+from credit_jax.training.batches import num_batches
 from credit_jax.training.records import Work
 from credit_jax.training.schedules import (
     PLATEAU,
@@ -76,6 +77,33 @@ def stage_at(stages: Sequence[Stage], progress: Progress) -> int:
         if done < stage.until.number:
             return index
     raise AssertionError("`check_order` lets the last stage end with the run")
+
+
+def left_in(
+    stage: Stage, progress: Progress, epoch: int, last: int
+) -> tuple[int, int] | None:
+    """Updates and micro-batches until a stage ends; None if the run does not go on.
+
+    Args:
+        stage: the stage that trains.
+        progress: the position in an epoch.
+        epoch: index of that epoch.
+        last: the end of the epochs of the run.
+    """
+    until, size = stage.until, stage.trainer.grad_accum_every
+    assert until is not None, "a stage comes after this one"
+    whole = num_batches(stage.loader, stage.trainer.batches_per_epoch)
+    most = stage.updates_left(progress)
+    end = last if most is not None else until.number
+    updates, micro = 0, 0
+    for each in range(epoch, min(end, last)):
+        batches = whole - (progress.batches if each == epoch else 0)
+        count = -(-batches // size)
+        if most is not None and updates + count >= most:
+            micro += min((most - updates) * size, batches)
+            return (most, micro) if each + 1 < last else None
+        updates, micro = updates + count, micro + batches
+    return (updates, micro) if most is None and end < last else None
 
 
 def entered(

@@ -18,13 +18,14 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.training.agreement import Agreement
+from credit_jax.training.ahead import NEAR, NextStage
 from credit_jax.training.batches import (
     batches_left,
     grouped,
     num_batches,
     with_wait,
 )
-from credit_jax.training.curriculum import Stage, entered, stage_at
+from credit_jax.training.curriculum import Stage, entered, left_in, stage_at
 from credit_jax.training.epoch_end import progress_after
 from credit_jax.training.epoch_numbers import EpochNumbers
 from credit_jax.training.loggers import Row
@@ -93,6 +94,7 @@ class TrainingLoop:
             self._progress = dataclasses.replace(self._progress, updates=updates)
         self._stage: Stage | None = None
         self._steps: Steps | None = None
+        self._next: NextStage | None = None
         self._micro_step = start.micro_step
         self._numbers = EpochNumbers.of(start.progress)
         self._num_started = 0
@@ -105,7 +107,7 @@ class TrainingLoop:
             leads=jax.process_index() == 0,
         )
         first = start.progress.epoch
-        last = last_epoch(trainer, first)
+        self._last = last = last_epoch(trainer, first)
         reason: str | None = None
         with self.loggers.display, StopRequests(self.stop_at) as requests:
             for epoch in range(first, last):
@@ -119,6 +121,8 @@ class TrainingLoop:
                     break
             with activity("writing the last checkpoint"):
                 self.loggers.store.checkpoints.wait()
+            if self._next:
+                self._next.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     # -------------------------------------------------------------- stages
@@ -154,8 +158,14 @@ class TrainingLoop:
         self._progress = entered(self._progress, self.stages, index, self._micro_step)
         # The programs of the stage before are not needed any more.
         self._stage, self._steps = stage, None
-        counts = {"schedule_step": self._progress.schedule_step}
-        self._steps = stage.steps(**(counts if len(self.stages) > 1 else {}))
+        self._began = time.monotonic(), self._progress.updates or 0
+        ahead, self._next, note = self._next, None, "is compiled now"
+        if len(self.stages) == 1:
+            self._steps = stage.steps()
+        elif ahead:
+            self._steps, note = ahead.steps(stage, self._progress.schedule_step)
+        if self._steps is None:
+            self._steps = stage.steps(schedule_step=self._progress.schedule_step)
         if self.loggers.records:
             self.loggers.records.change_work(stage.work)
         if len(self.stages) > 1:
@@ -163,8 +173,36 @@ class TrainingLoop:
             self.loggers.display.message(
                 f"stage {index + 1}/{len(self.stages)}, from update "
                 f"{(self._progress.updates or 0) + 1} to {end}: {stage.summary}; "
-                f"{len(stage.loader.dataset)} samples; its program is compiled now"
+                f"{len(stage.loader.dataset)} samples; its program {note}"
             )
+
+    def _look_ahead(self, epoch: int) -> None:
+        """Compiles the program of the next stage if that begins soon.
+
+        The updates left are taken to last as long as those since the stage began.
+        """
+        index = self.stages.index(self.stage) + 1
+        if self._next or index == len(self.stages):
+            return
+        stage, (began, first) = self.stages[index], self._began
+        left = left_in(self.stage, self._progress, epoch, self._last)
+        if left is None or not left[0] or stage.loader.shapes is None:
+            return
+        num_left, num_micro = left
+        each = (time.monotonic() - began) / ((self._progress.updates or 0) - first)
+        if num_left * each > NEAR:
+            return
+        after = dataclasses.replace(self._progress, epoch=epoch + 1)
+        after = entered(after, self.stages, index, self._micro_step + num_micro)
+        rate = after.learning_rate
+        if rate is None:
+            rate = stage.rate_of_epoch(0)
+        self.loggers.display.message(
+            f"stage {index + 1}/{len(self.stages)} begins in {num_left} updates: its "
+            "program is compiled beside this one's"
+        )
+        rate = None if rate is None else np.float32(rate)
+        self._next = NextStage(stage, after.schedule_step, self._state, rate)
 
     @property
     def _stage_number(self) -> dict[str, int]:
@@ -289,6 +327,7 @@ class TrainingLoop:
         )
         self._numbers.add(losses, info["measured"])
         self._saves.updated()
+        self._look_ahead(epoch)
         self._report_bad(*group)
         self._record(epoch, info, losses, norm, len(group))
         self.loggers.display.advance(

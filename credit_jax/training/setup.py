@@ -24,7 +24,12 @@ from credit_jax.parallel.mesh.credit import (
     shares_samples,
 )
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
+from credit_jax.parallel.placement import (
+    LocalRows,
+    place_batch,
+    placed_shapes,
+    rows_of,
+)
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.batches import num_batches
@@ -153,15 +158,21 @@ class Setup:
                 rollout=self.objective.valid_rollout,
             )
             evaluate = compile_program(eval_step, self.mesh)
+        train = compile_program(
+            train_step,
+            self.mesh,
+            donate_argnums=0,
+            options=trainer.compiler.options,
+            group_halos=trainer.compiler.group_halos,
+        )
+
+        def compile_train(state: Any, learning_rate: Any) -> None:
+            train.lower(state, self._train_shapes, learning_rate).compile()
+
         schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
         return Steps(
-            train=compile_program(
-                train_step,
-                self.mesh,
-                donate_argnums=0,
-                options=trainer.compiler.options,
-                group_halos=trainer.compiler.group_halos,
-            ),
+            train=train,
+            compile_train=compile_train,
             fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
@@ -176,6 +187,14 @@ class Setup:
             lambda *x: x[0][None] if len(x) == 1 else np.stack(x), *arrays
         )
         return self._placed(stacked, shared=self.config.shares_batches)
+
+    @property
+    def _train_shapes(self) -> dict[str, Any]:
+        """The shapes of the micro-batches of a whole update on the mesh."""
+        trainer, shapes = self.config.trainer, self.train_loader.shapes
+        counts = {"num_micro": trainer.grad_accum_every}
+        counts |= {"per_rank": trainer.train_batch_size}
+        return placed_shapes(shapes, self.mesh, **counts)
 
     def place_valid(self, batch: Batch) -> dict[str, Any]:
         """One batch on the mesh."""

@@ -23,6 +23,9 @@ class Steps:
         train: (state, placed micro-batches, learning rate or None for that of the
             schedule) -> (state, {"loss": (k,), "grad_norm", "learning_rate",
             "measured"}).
+        compile_train: compiles `train` for arguments with the shapes of its own, a
+            state and a learning rate; the first call with such arguments then does
+            not.
         fuse: (params, model_state) -> the same with spectral norm fused into params,
             for many forwards (`ParallelModel.fuse_spectral_norm`).
         evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
@@ -34,6 +37,7 @@ class Steps:
     """
 
     train: Callable[..., tuple[TrainState, dict[str, Any]]]
+    compile_train: Callable[[Any, Any], None]
     fuse: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[..., dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
