@@ -260,8 +260,10 @@ def _against_credit(config: Path, run_folder: Path) -> tuple[str, ...]:
 
 
 def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]:
+    # By `credit-jax certify` or by `python -m credit_jax.certify`.
+    options = sys.argv[2:] if sys.argv[1:2] == ["certify"] else sys.argv[1:]
     facts = {
-        "command": "credit-jax certify " + shlex.join(sys.argv[2:]),
+        "command": "credit-jax certify " + shlex.join(options),
         "config": f"{args.config}, SHA-256 {record_of(Path(args.config)).sha256}",
         "parameters": str(sum(spec.size for spec in model_def.param_specs.values())),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

@@ -6,13 +6,21 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import sys
+import time
+import warnings
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 import yaml
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from credit_jax.cli.commands import OK, print_line, run_module
@@ -23,8 +31,16 @@ from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.plan.accelerators import ACCELERATORS, Accelerator
-from credit_jax.plan.mesh_search import BATCH, Cluster, MeshSearch, Ranked, batch_of
+from credit_jax.plan.mesh_search import (
+    BATCH,
+    Cluster,
+    MeshSearch,
+    Program,
+    Ranked,
+    batch_of,
+)
 from credit_jax.plan.model import plan_model
+from credit_jax.plan.replica import ReplicaWork
 
 HELP = (
     "Rank the meshes of some devices for a config by derived samples per second, and "
@@ -32,7 +48,12 @@ HELP = (
 )
 EXAMPLE = "--config configs/wxformer_025deg.yaml --devices 64 --device h100"
 GB = 1e9
-_WIDTH = 100
+# Columns of the widest table.
+_WIDEST = 1000
+# Seconds of tracing for which a further process is started, which takes as long itself.
+SECONDS = 5.0
+# The arguments of `_search_of`.
+_Search: TypeAlias = tuple[str, tuple[str, ...], Cluster, int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,22 +97,14 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 f"--out: there is no folder {Path(args.out).parent}; make it first"
             )
-    compile_sooner()
-    config = read_config(args.config, args.set)
     cluster = _cluster(args)
-    batch = batch_of(config, args.devices) if args.batch is None else args.batch
-    if batch < 1:
+    if args.batch is not None and args.batch < 1:
         raise ValueError(f"--batch: got {args.batch}; expected at least 1 sample")
-    whole = config.trainer.fsdp.keep_whole
-    model = plan_model(
-        config.model, parse_parallelism("data=none"), num_devices=1, keep_whole=whole
-    )
-    model.check(args.config)
-    with contextlib.redirect_stdout(io.StringIO()):
-        # Devices to trace programs for, none of which is used.
-        ensure_devices(args.devices)
-    assert model.model_def is not None, "a plan without problems has a model"
-    ranked = MeshSearch(config, model.model_def, cluster, batch).ranked()
+    compile_sooner()
+    source = args.config, tuple(args.set), cluster, args.batch
+    search = _search_of(*source)
+    search.trace = partial(_trace_all, search, source)
+    config, batch, ranked = search.config, search.batch, search.ranked()
     section = {"trainer": ranked[0].choice.trainer(config)}
     text = yaml.safe_dump(section, sort_keys=False)
     if args.json:
@@ -100,17 +113,69 @@ def run(args: argparse.Namespace) -> int:
     else:
         shown = ranked if args.all else _one_each(ranked)
         _print(shown, batch, cluster.accelerator)
-        if model.model_def.config.geometry() is None:
+        if search.model_def.config.geometry() is None:
             print_line(
-                f"note: activations of {model.config.type} are not estimated; all "
+                f"note: activations of {config.model['type']} are not estimated; all "
                 "else of its memory is",
                 "yellow",
             )
         print(text, end="")
     if args.out:
-        with new_file(Path(args.out)) as partial:
-            partial.write_text(text, encoding="utf-8")
+        with new_file(Path(args.out)) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     return OK
+
+
+def _search_of(
+    path: str, overrides: tuple[str, ...], cluster: Cluster, batch: int | None
+) -> MeshSearch:
+    """The search for a config, with the devices that programs are traced for."""
+    config = read_config(path, list(overrides))
+    model = plan_model(
+        config.model,
+        parse_parallelism("data=none"),
+        num_devices=1,
+        keep_whole=config.trainer.fsdp.keep_whole,
+    )
+    model.check(path)
+    with contextlib.redirect_stdout(io.StringIO()):
+        # None of them is used.
+        ensure_devices(cluster.num_devices)
+    assert model.model_def is not None, "a plan without problems has a model"
+    if batch is None:
+        batch = batch_of(config, cluster.num_devices)
+    return MeshSearch(config, model.model_def, cluster, batch)
+
+
+# Of a process that traces for another one.
+_search_once = cache(_search_of)
+
+
+def _traced(source: _Search, program: Program) -> ReplicaWork:
+    """The work of a program, in a process that traces for another one."""
+    compile_sooner()
+    with warnings.catch_warnings():
+        # The first process prints them.
+        warnings.simplefilter("ignore", UserWarning)
+        search = _search_once(*source)
+    return search.traced(program)
+
+
+def _trace_all(
+    search: MeshSearch, source: _Search, programs: Sequence[Program]
+) -> list[ReplicaWork]:
+    """The work of each program, from as many processes as their time is worth."""
+    began = time.perf_counter()
+    first, *others = programs
+    works = [search.traced(first)]
+    seconds = (time.perf_counter() - began) * len(others)
+    processes = min(os.cpu_count() or 1, int(seconds / SECONDS))
+    if processes < 2:
+        return works + [search.traced(program) for program in others]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        # Neighbors are often of one mesh, for which JAX traces some functions once.
+        traced = pool.map(partial(_traced, source), others, chunksize=2)
+        return works + list(traced)
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
@@ -157,7 +222,10 @@ def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> No
             f"{row.rate:.4g}" if row.rate else "",
             row.loses,
         )
-    Console(width=_WIDTH).print(table)
+    # As wide as its rows, for a terminal that wraps them and for a file.
+    console = Console(width=_WIDEST)
+    console.width = Measurement.get(console, console.options, table).maximum
+    console.print(table)
     if len(shown) < len(ranked):
         print_line(
             f"{len(ranked) - len(shown)} more have data-parallel ranks that do not "

@@ -10,9 +10,9 @@ follows from the sizes of the parameters. Nothing is compiled or measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from credit_jax.config import Config
 from credit_jax.config.messages import counted
@@ -44,6 +44,8 @@ UPDATE_KERNELS = 0.6
 _SUMMED = 30 * 2**20
 
 MEMORY, BATCH = "memory", "batch"
+# What is traced: the degrees of a replica, and its remat.
+Program: TypeAlias = tuple[ParallelDims, str]
 
 
 @dataclass(frozen=True)
@@ -252,13 +254,16 @@ class MeshSearch:
         model_def: its model.
         cluster: the devices.
         batch: samples of an update.
+        trace: function that returns the work of each of some programs, in their order;
+            None for one after the other in this process.
     """
 
     config: Config
     model_def: ModelDef
     cluster: Cluster
     batch: int
-    _work: dict[Any, ReplicaWork] = field(default_factory=dict)
+    trace: Callable[[Sequence[Program]], Iterable[ReplicaWork]] | None = None
+    _work: dict[Program, ReplicaWork] = field(default_factory=dict)
     _memory: dict[Any, tuple[float, float]] = field(default_factory=dict)
     _parameters: dict[Any, tuple[float, float]] = field(default_factory=dict)
 
@@ -271,8 +276,8 @@ class MeshSearch:
         largest = min(self.cluster.node, self.cluster.num_devices)
         while True:
             degrees = replicas(self.model_def, self.cluster.num_devices, largest)
-            rows = [self._judged(choice) for choice in self._choices(degrees)]
-            fitting = [row for row in rows if row.times is not None]
+            rows = [self._fitted(choice) for choice in self._choices(degrees)]
+            fitting = [row for row in rows if not row.loses]
             if fitting or largest >= self.cluster.num_devices:
                 break
             # Only where no replica within a node fits does one leave it.
@@ -287,8 +292,10 @@ class MeshSearch:
                 f"for a batch of {self.batch}; take more devices, more --memory, or "
                 "another --batch"
             )
-        best, *others = sorted(fitting, key=lambda row: -row.rate)
-        wrong = [row for row in rows if row.times is None]
+        self._trace_all(row.choice for row in fitting)
+        timed = [self._timed(row) for row in fitting]
+        best, *others = sorted(timed, key=lambda row: -row.rate)
+        wrong = [row for row in rows if row.loses]
         losers = (replace(row, loses=_reason(row, best)) for row in others)
         return [best, *losers, *wrong]
 
@@ -309,8 +316,8 @@ class MeshSearch:
                         for reshard in (True, False)[: 1 + (shard > 1)]:
                             yield Choice(dims, remat, over_domain, reshard)
 
-    def _judged(self, choice: Choice) -> Ranked:
-        """A choice with the most samples at a time that fit, and its times."""
+    def _fitted(self, choice: Choice) -> Ranked:
+        """A choice with the most samples at a time that fit, or why it does not run."""
         ranks, trainer = choice.dims.batch_size, self.config.trainer
         fixed, sample = self._bytes(choice)
         fits = not self.config.loss.members_are_ranks or ranks == trainer.ensemble_size
@@ -323,8 +330,19 @@ class MeshSearch:
             return Ranked(choice, fixed + sample, loses=MEMORY)
         most = max(fitting)
         choice = replace(choice, micro_batch=most, accumulate=samples // most)
-        times = self.times(choice)
-        return Ranked(choice, fixed + most * sample, times, self.batch / times.total)
+        return Ranked(choice, fixed + most * sample)
+
+    def _timed(self, row: Ranked) -> Ranked:
+        """A choice that fits, with its times."""
+        times = self.times(row.choice)
+        return replace(row, times=times, rate=self.batch / times.total)
+
+    def _trace_all(self, choices: Iterable[Choice]) -> None:
+        """Counts the work that the times of these choices need."""
+        needed = dict.fromkeys(p for choice in choices for p in _programs(choice))
+        new = [program for program in needed if program not in self._work]
+        trace = self.trace or (lambda programs: map(self.traced, programs))
+        self._work |= zip(new, trace(new), strict=True)
 
     def _bytes(self, choice: Choice) -> tuple[float, float]:
         """Bytes of a device without samples, and of each sample."""
@@ -347,8 +365,7 @@ class MeshSearch:
         """Returns the seconds of an update; see docs/mesh.md."""
         device, dims = self.cluster.accelerator, choice.dims
         replica = dims.ep * dims.tp * dims.domain
-        work, alone = self._traced(choice), self._whole("none")
-        remat = self._whole(choice.remat)
+        work, alone, remat = (self._counted(program) for program in _programs(choice))
         again = remat.samples.seconds / alone.samples.seconds - 1
         launched = remat.kernels / alone.kernels
         samples = choice.micro_batch * self.config.num_members
@@ -381,36 +398,23 @@ class MeshSearch:
             update=update,
         )
 
-    def _traced(self, choice: Choice) -> ReplicaWork:
-        """The work of the replica of a choice."""
-        dims = choice.dims
-        inner = replace(
+    def _counted(self, program: Program) -> ReplicaWork:
+        if program not in self._work:
+            self._work[program] = self.traced(program)
+        return self._work[program]
+
+    def traced(self, program: Program) -> ReplicaWork:
+        """Traces a program and returns its work."""
+        dims, remat = program
+        trainer = self.config.trainer
+        options = model_options(trainer) | {"ac_mode": remat, "over_domain": False}
+        return replica_work(
+            self.model_def,
             dims,
-            cp=None,
-            dp_shard=1,
-            dp_replicate=1,
-            world_size=dims.ep * dims.tp * dims.domain,
+            self.cluster.accelerator,
+            mp_policy=precision_of(trainer),
+            **options,
         )
-        return self._counted(inner, "none")
-
-    def _whole(self, remat: str) -> ReplicaWork:
-        """The work of one device."""
-        return self._counted(ParallelDims(), remat)
-
-    def _counted(self, dims: ParallelDims, remat: str) -> ReplicaWork:
-        key = (dims, remat)
-        if key not in self._work:
-            trainer = self.config.trainer
-            options = model_options(trainer)
-            options |= {"ac_mode": remat, "over_domain": False}
-            self._work[key] = replica_work(
-                self.model_def,
-                dims,
-                self.cluster.accelerator,
-                mp_policy=precision_of(trainer),
-                **options,
-            )
-        return self._work[key]
 
     def _sizes(self, choice: Choice) -> tuple[float, float]:
         """Parameters that a device stores, and that it computes with."""
@@ -453,6 +457,19 @@ class MeshSearch:
         span = dims.world_size if dims.dp_replicate > 1 else dims.domain
         sent = 2 * (copies - 1) / copies * size / self.cluster.link(span)
         return sent + math.ceil(size / _SUMMED) * self.cluster.accelerator.message
+
+
+def _programs(choice: Choice) -> tuple[Program, Program, Program]:
+    """Those of the replica of a choice, of one device, and of one with its remat."""
+    dims, whole = choice.dims, ParallelDims()
+    inner = replace(
+        dims,
+        cp=None,
+        dp_shard=1,
+        dp_replicate=1,
+        world_size=dims.ep * dims.tp * dims.domain,
+    )
+    return (inner, "none"), (whole, "none"), (whole, choice.remat)
 
 
 def _with(config: Config, choice: Choice) -> Config:

@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from credit_jax.cli import mesh
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.mesh import main
 from credit_jax.config import load_config
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.plan.accelerators import ACCELERATORS
+from credit_jax.plan.mesh_search import Choice, Ranked
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -49,6 +53,30 @@ def test_a_device_that_was_measured(config, capsys):
     options = ["--devices", "1", "--device", "h200"]
     assert main(["--config", str(config), *options]) == OK
     assert "a step that was timed on one device" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_programs_traced_in_other_processes_are_the_same(config, capsys, monkeypatch):
+    given = ["--config", str(config), "--devices", "4", "--json"]
+    given += ["--set", "trainer.train_batch_size=2"]
+    assert main(given) == OK
+    alone = capsys.readouterr().out
+    monkeypatch.setattr(mesh, "SECONDS", 1e-3)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert main(given) == OK
+    assert capsys.readouterr().out == alone
+
+
+def test_a_table_is_as_wide_as_its_rows(capsys):
+    """Neither names of meshes nor numbers are cut off."""
+    degrees = {"dp_replicate": 4, "dp_shard": 2, "ep": 2, "tp": 2, "domain": 2}
+    dims = ParallelDims(**degrees, ulysses_degree=2, world_size=64)
+    choice = Choice(dims, "selective", over_domain=True, reshard=False)
+    ranked = [Ranked(choice, 123.4e9, rate=56789.0, loses="recomputation")]
+    mesh._print(ranked, 64, ACCELERATORS["h100"])
+    printed = capsys.readouterr().out
+    row = "ddp4xfsdp2xep2xtp2xdomain2xulysses2 selective over domain, kept 1 x 1 123.4"
+    assert f"{row} 5.679e+04 recomputation" in " ".join(printed.split())
 
 
 def test_the_document(config, capsys):
