@@ -18,6 +18,7 @@ from credit_jax.assimilation.observations import TrajectoryGrid
 from credit_jax.config.base import not_available
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.forecast.forecaster import to_host
+from credit_jax.ops.padding import next_power_of_2
 from credit_jax.parallel.compiler import compile_program
 
 # Key -> field at the start of a forecast and after every step, physical units. What the
@@ -193,14 +194,10 @@ class Observed:
         """Values by variable, float32, with zeros for the copies."""
         parts, first = {}, 0
         for name, count in self.counts.items():
-            parts[name] = np.zeros(_padded(count), np.float32)
+            parts[name] = np.zeros(next_power_of_2(count), np.float32)
             parts[name][:count] = values[first : first + count]
             first += count
         return parts
-
-
-def _padded(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +222,7 @@ class Observer:
         table = table.sort_values("variable", kind="stable", ignore_index=True)
         counts, arrays = {}, {}
         for name, part in table.groupby("variable"):
-            rows = np.zeros(_padded(len(part)), int)
+            rows = np.zeros(next_power_of_2(len(part)), int)
             rows[: len(part)] = np.arange(len(part))
             counts[str(name)] = len(part)
             arrays[str(name)] = self.operators[str(name)].prepare(part.iloc[rows], grid)

@@ -141,7 +141,8 @@ class ChannelChecks:
             BadValuesError: a value is not finite, a fill value, or an outlier where
                 these are errors.
         """
-        self._check(x, y, times, check_raw, self.schema, self._normalized)
+        channels = self.schema, self._normalized
+        check_channels(x, y, times, check_raw, self.pipeline, channels, self._policy)
 
     def check_forcing(
         self,
@@ -162,52 +163,67 @@ class ChannelChecks:
             BadValuesError: see `check`.
         """
         if any(forcing.values()):
-            pipeline, schema, normalized = self._forcing
+            pipeline, channels = self._forcing
             tree: FieldTree = pipeline.named_as_before({"input": forcing})
             x = pipeline.before_step(tree)["x"]
-            self._check(x, None, times, check_raw, schema, normalized, names)
-
-    def _check(
-        self,
-        x: np.ndarray,
-        y: np.ndarray | None,
-        times: np.ndarray,
-        check_raw: Callable[[], None],
-        schema: ChannelSchema,
-        normalized: frozenset[str],
-        names: Sequence[str] | None = None,
-    ) -> None:
-        try:
-            suspects = check_finite(x, y, times, schema, normalized, names)
-        except BadValuesError as error:
-            check_raw()  # raises a more specific error, if it finds the cause
-            error.key = self.pipeline.origins.get(error.key, error.key)
-            raise
-        if suspects.plateau:
-            check_raw()
-        for outlier in suspects.outliers:
-            sample, time, *_ = outlier.place
-            step = time + 1 if outlier.which == "target" else time + 1 - x.shape[2]
-            key = schema.key_of(outlier.channel, outlier.which)
-            key = self.pipeline.origins.get(key, key)
-            name = schema.describe(outlier.channel, outlier.which)
-            self._policy(outlier, key, name, times[sample], step)
+            policy, before = self._policy, self.pipeline
+            check_channels(x, None, times, check_raw, before, channels, policy, names)
 
     @cached_property
     def _normalized(self) -> frozenset[str]:
         return self.pipeline.normalized(self.data.schema.as_read())
 
     @cached_property
-    def _forcing(self) -> tuple[Pipeline, ChannelSchema, frozenset[str]]:
+    def _forcing(self) -> tuple[Pipeline, tuple[ChannelSchema, frozenset[str]]]:
         """Preblocks, channels and normalized variables of forcing by itself."""
         groups = self.data.schema.input
         forcing = tuple(g for g in groups if g.field_type == DYNAMIC_FORCING)
         before = ChannelSchema(forcing, ())
         pipeline = self.pipeline.for_forcing()
         normalized = pipeline.normalized(before.as_read())
-        return pipeline.after_aligned(), before.after(pipeline), normalized
+        return pipeline.after_aligned(), (before.after(pipeline), normalized)
 
     @cached_property
     def _policy(self) -> OutlierPolicy:
         grid = self.pipeline.grid or self.data.coordinates()
         return OutlierPolicy(self.data, grid, self.noted, self.first_row)
+
+
+def check_channels(
+    x: Shaped[np.ndarray, "batch channel time lat lon"],
+    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"] | None,
+    times: np.ndarray,
+    check_raw: Callable[[], None],
+    pipeline: Pipeline,
+    channels: tuple[ChannelSchema, frozenset[str]],
+    policy: OutlierPolicy,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Checks arrays of channels; errors name variables as the files do.
+
+    Args:
+        x, y, times, check_raw: see `ChannelChecks.check`.
+        pipeline: the transforms, which know the names of variables in the data.
+        channels: the channels, and keys of the normalized variables.
+        policy: what is done with outliers.
+        names: (batch,) names in errors; by default the times.
+
+    Raises:
+        BadValuesError: see `ChannelChecks.check`.
+    """
+    schema, normalized = channels
+    try:
+        suspects = check_finite(x, y, times, schema, normalized, names)
+    except BadValuesError as error:
+        check_raw()  # raises a more specific error, if it finds the cause
+        error.key = pipeline.origins.get(error.key, error.key)
+        raise
+    if suspects.plateau:
+        check_raw()
+    for outlier in suspects.outliers:
+        sample, time, *_ = outlier.place
+        step = time + 1 if outlier.which == "target" else time + 1 - x.shape[2]
+        key = schema.key_of(outlier.channel, outlier.which)
+        key = pipeline.origins.get(key, key)
+        name = schema.describe(outlier.channel, outlier.which)
+        policy(outlier, key, name, times[sample], step)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.data.channel_checks import OutlierPolicy
+from credit_jax.data.channel_checks import OutlierPolicy, check_channels
 from credit_jax.data.further_inputs import FurtherInputs
-from credit_jax.data.values import check_fields, check_finite
+from credit_jax.data.values import check_fields
 from credit_jax.transforms import Phase, Pipeline
 
 
@@ -73,13 +74,14 @@ def _field(
     array = np.asarray(pipeline.before_step(aligned)["x"], np.float32)
     schema = further.schemas[name].after(pipeline)
     normalized = pipeline.normalized(further.schemas[name].as_read())
-    plateau, outliers = check_finite(array, None, np.array([start]), schema, normalized)
-    if plateau:
-        check_fields(raw, start)
     grid = pipeline.grid or further.only(raw).coordinates()
-    policy = OutlierPolicy(further, grid, noted)
-    for outlier in outliers:
-        channel = outlier.channel
-        names = schema.key_of(channel, "input"), schema.describe(channel, "input")
-        policy(outlier, *names, start)
+    check_channels(
+        array,
+        None,
+        np.array([start]),
+        partial(check_fields, raw, start),
+        pipeline,
+        (schema, normalized),
+        OutlierPolicy(further, grid, noted),
+    )
     return array[0]

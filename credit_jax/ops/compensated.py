@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from credit_jax.ops.padding import next_power_of_2
+
 
 def compensated_sum(
     x: Float[Array, "*batch size"],
@@ -19,7 +21,7 @@ def compensated_sum(
     Args:
         x: values; sums of large magnitudes must not overflow.
     """
-    size = 1 << max(x.shape[-1] - 1, 0).bit_length()
+    size = next_power_of_2(x.shape[-1])
     high = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
     low = jnp.zeros_like(high)
     while size > 1:

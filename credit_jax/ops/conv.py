@@ -43,8 +43,9 @@ def conv2d(
         ValueError: "same" with a stride above 1, an unknown string, or a kernel larger
             than the padded input.
     """
-    pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
-    check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
+    pads = checked_padding(
+        x.shape[1:-1], kernel.shape[:2], padding, stride=stride, dilation=dilation
+    )
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -115,19 +116,31 @@ def same_padding(kernel: int, dilation: int = 1) -> Pair:
     return total // 2, total - total // 2
 
 
-def check_kernel_fits(
+def checked_padding(
     sizes: Sequence[int],
     kernel: Sequence[int],
+    padding: Sequence[Pair] | str,
     *,
-    padding: Sequence[Pair],
+    stride: Sequence[int],
     dilation: Sequence[int],
-) -> None:
-    """Raises ValueError if the dilated kernel is larger than the padded array."""
+) -> tuple[Pair, ...]:
+    """Returns `explicit_padding` of a convolution that has at least one output.
+
+    Args:
+        sizes: size of each spatial dim of the array.
+        kernel, padding, stride, dilation: see `explicit_padding`.
+
+    Raises:
+        ValueError: see `explicit_padding`, or the dilated kernel is larger than the
+            padded array.
+    """
+    pads = explicit_padding(padding, kernel, stride=stride, dilation=dilation)
     for i, (size, taps) in enumerate(zip(sizes, kernel, strict=True)):
         reach = dilation[i] * (taps - 1) + 1
-        if size + sum(padding[i]) < reach:
+        if size + sum(pads[i]) < reach:
             raise ValueError(
                 f"the kernel reaches over {reach} points of spatial dim {i}, but there "
-                f"are {size} and {padding[i][0]} + {padding[i][1]} of padding; add "
+                f"are {size} and {pads[i][0]} + {pads[i][1]} of padding; add "
                 "padding or make the kernel smaller"
             )
+    return pads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import check_kernel_fits, explicit_padding
+from credit_jax.ops.conv import checked_padding
 from credit_jax.ops.padding import Pair, pad_spatial
 from credit_jax.ops.space_to_depth import LAYOUTS, space_to_depth_conv
 
@@ -46,8 +46,9 @@ def conv3d(
         ValueError: "same" with a stride above 1, an unknown string, or a kernel larger
             than the padded input.
     """
-    pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
-    check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)
+    pads = checked_padding(
+        x.shape[1:-1], kernel.shape[:3], padding, stride=stride, dilation=dilation
+    )
     if kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1:
         return space_to_depth_conv(pad_spatial(x, pads), kernel, stride=stride)
     return lax.conv_general_dilated(

@@ -11,6 +11,11 @@ from jaxtyping import Array, Shaped
 Pair = tuple[int, int]
 
 
+def next_power_of_2(size: int) -> int:
+    """Returns the smallest power of two that is at least `size`, a size from 0 on."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 def pad(
     x: Shaped[Array, "*shape"], widths: Sequence[Pair], value: float = 0
 ) -> Shaped[Array, "*padded"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.config import Config, ConfigError, load_config
+from credit_jax.config import Config, load_config
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import CONFIG_NAME
@@ -50,10 +51,11 @@ from credit_jax.plan.forecast import (
     forecast_schema,
     unknown_variables,
 )
-from credit_jax.training.channel_match import unit_problems
+from credit_jax.training.channel_match import check_forecast_units
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 
+_LOG = logging.getLogger("credit_jax")
 _PROGNOSTIC = "prognostic"
 # Key -> field (batch, level, time, lat, lon), physical units, float32.
 State = Mapping[str, np.ndarray]
@@ -362,9 +364,9 @@ def load_forecaster(
     no_dates = np.array([], "datetime64[ns]")
     schedule = Schedule(no_dates, 1, opened.timestep, opened.calendar)
     reader = ForecastReader(state, pipeline, schedule, schema)
-    others = unit_problems(checkpoint.units, reader.units)
-    if others and inference.preblocks is None:
-        raise ConfigError(others, str(checkpoint.path))
+    units = checkpoint.units, reader.units
+    for line in check_forecast_units(*units, inference, str(checkpoint.path)):
+        _LOG.warning("note: %s", line)
     # With more than one step, each makes the input of the next.
     step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
     weights = Forecaster(model, *checkpoint.restore(model)).weights

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from credit_jax.config.base import ConfigError
 from credit_jax.config.finetune import CopyChannels, NewChannels
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.models.channel_change import ChannelChange, Fill
 from credit_jax.named_fields.coordinates import common_places, is_numbered
@@ -91,17 +92,36 @@ def unit_problems(base: VariableUnits, ours: VariableUnits) -> list[str]:
     return problems
 
 
+def check_forecast_units(
+    checkpoint: VariableUnits, data: VariableUnits, inference: InferenceConfig, at: str
+) -> list[str]:
+    """Returns a line for each variable whose unit blocks of the forecast may convert.
+
+    Args:
+        checkpoint: units that the model was trained in.
+        data: units of the data of a forecast.
+        inference: section of the forecast.
+        at: name of what cannot be forecast, for the error.
+
+    Raises:
+        ConfigError: units differ, and the forecast has the blocks of training.
+    """
+    others = unit_problems(checkpoint, data)
+    if others and inference.preblocks is None:
+        raise ConfigError(others, at)
+    return others
+
+
 def _by_name(units: VariableUnits) -> dict[str, tuple[str, str]]:
     """Units by "3d/T", or by the whole key where several variables are called so."""
-    names = [_short(key) for key in units]
-    return {
-        name if names.count(name) == 1 else key: unit
-        for name, (key, unit) in zip(names, units.items(), strict=True)
-    }
+    names = _unique([(key.split("/", 2)[2], key) for key in units])
+    return dict(zip(names, units.values(), strict=True))
 
 
-def _short(key: str) -> str:
-    return key.split("/", 2)[2]
+def _unique(variables: Sequence[tuple[str, str]]) -> list[str]:
+    """The names of (name, key) pairs; keys where a name occurs twice."""
+    names = [name for name, _ in variables]
+    return [name if names.count(name) == 1 else key for name, key in variables]
 
 
 def _begins(fill: Fill) -> str:
@@ -121,14 +141,8 @@ def _starts(groups: Sequence[ChannelGroup]) -> Iterator[tuple[ChannelGroup, int]
 
 def _named(groups: Sequence[ChannelGroup]) -> dict[str, tuple[ChannelGroup, int]]:
     """Name -> group and its first channel; the key where a name occurs twice."""
-    variables = [group.variable for group in groups]
-    return {
-        group.variable if variables.count(group.variable) == 1 else group.var_key: (
-            group,
-            start,
-        )
-        for group, start in _starts(groups)
-    }
+    names = _unique([(group.variable, group.var_key) for group in groups])
+    return dict(zip(names, _starts(groups), strict=True))
 
 
 def _is_3d(group: ChannelGroup) -> bool:

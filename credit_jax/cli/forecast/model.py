@@ -12,7 +12,7 @@ import jax
 
 from credit_jax.cli.commands import print_line
 from credit_jax.cli.options import warnings_as_notes
-from credit_jax.config import Config, ConfigError, load_config
+from credit_jax.config import Config, load_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.models.parallel_model import ParallelModel
@@ -21,7 +21,7 @@ from credit_jax.packages.package import Package, is_package, open_package
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import ForecastPlan, plan_forecast
-from credit_jax.training.channel_match import unit_problems
+from credit_jax.training.channel_match import check_forecast_units
 from credit_jax.training.restore import no_coordinates
 from credit_jax.training.run_weights import RunWeights, open_weights
 
@@ -144,12 +144,10 @@ def planned_forecasts(
         overrides=changes,
         like=like,
     )
-    others = unit_problems(checkpoint.units, plan.reader.units)
-    if others and plan.inference.preblocks is None:
-        raise ConfigError(others, "this forecast cannot start")
+    units = checkpoint.units, plan.reader.units
+    others = check_forecast_units(*units, plan.inference, "this forecast cannot start")
     if like is None:
         print_lines([f"note: {no_coordinates(checkpoint.path)}"], "yellow")
-    # Blocks for other data may convert units.
     print_lines([f"note: {note}" for note in (*plan.notes, *others)], "yellow")
     policy = default_mp_policy(args.precision, matmul_precision=args.matmul_precision)
     model = plan.model.build(devices, mp_policy=policy)

@@ -35,9 +35,8 @@ from credit_jax.ops.conv import (
     NO_PADDING,
     AnyPadding,
     Padding,
-    check_kernel_fits,
+    checked_padding,
     conv_out_size,
-    explicit_padding,
 )
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.padding import Pair, pad_spatial
@@ -68,8 +67,9 @@ def conv2d(
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """`ops.conv2d`, with faster implementations for dilation 1 and a single group."""
-    pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
-    check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
+    pads = checked_padding(
+        x.shape[1:-1], kernel.shape[:2], padding, stride=stride, dilation=dilation
+    )
     if groups == 1:
         x, kernel = match_vma(x, kernel)
         faster = _faster(x, kernel, stride, pads) if dilation == (1, 1) else None

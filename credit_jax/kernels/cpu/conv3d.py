@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from credit_jax import ops
 from credit_jax.kernels.cpu.dense import dense
 from credit_jax.kernels.cpu.direct_conv import direct_conv
-from credit_jax.ops.conv import check_kernel_fits, explicit_padding
+from credit_jax.ops.conv import checked_padding
 from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
 from credit_jax.ops.padding import pad_spatial
 from credit_jax.ops.space_to_depth import space_to_depth_conv
@@ -28,8 +28,9 @@ def conv3d(
     """`ops.conv3d`; gradients of strided convolutions are 5 to 20 times faster."""
     if stride == (1, 1, 1) and groups > 1:
         return ops.conv3d(x, kernel, padding=padding, dilation=dilation, groups=groups)
-    pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
-    check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)
+    pads = checked_padding(
+        x.shape[1:-1], kernel.shape[:3], padding, stride=stride, dilation=dilation
+    )
     if stride == (1, 1, 1) and prod(kernel.shape[:3]) > 1:
         return direct_conv(*match_vma(x, kernel), stride, pads, dilation)
     # Pad first: the gradient of the kernel is slow if padding makes the output of the

@@ -45,11 +45,6 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def next_power_of_2(x: int) -> int:
-    """Returns the smallest power of two that is at least x."""
-    return 1 << (x - 1).bit_length() if x > 1 else 1
-
-
 def call_kernel(
     kernel: Callable[..., None],
     name: str,

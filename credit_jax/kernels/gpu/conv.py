@@ -22,9 +22,8 @@ from credit_jax.ops.conv import (
     NO_PADDING,
     AnyPadding,
     Padding,
-    check_kernel_fits,
+    checked_padding,
     conv_out_size,
-    explicit_padding,
 )
 from credit_jax.ops.padding import Pair, pad, pad_spatial
 from credit_jax.ops.space_to_depth import phases, points_together
@@ -55,8 +54,9 @@ def conv2d(
     conv = partial(ops.conv2d, dilation=dilation, groups=groups)
     if groups != 1:
         return conv(x, kernel, stride=stride, padding=padding)
-    pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
-    check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
+    pads = checked_padding(
+        x.shape[1:-1], kernel.shape[:2], padding, stride=stride, dilation=dilation
+    )
     out, missing = kernel.shape[3], -x.shape[3] % _ALIGNED
     x = pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)))
     kernel = pad(kernel, ((0, 0), (0, 0), (0, missing), (0, -out % _ALIGNED)))

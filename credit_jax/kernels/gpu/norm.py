@@ -19,12 +19,12 @@ from credit_jax.kernels.gpu.call import (
     call_kernel,
     cdiv,
     load,
-    next_power_of_2,
     program_id,
     store,
 )
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.norm import layer_norm as plain
+from credit_jax.ops.padding import next_power_of_2
 from credit_jax.ops.vma import match_vma
 
 # Number of values that a program processes at once; number of programs of the backward

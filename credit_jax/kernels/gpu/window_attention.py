@@ -23,13 +23,13 @@ from credit_jax.kernels.gpu.call import (
     call_kernel,
     ds,
     load,
-    next_power_of_2,
     program_id,
     store,
 )
 from credit_jax.kernels.gpu.dots import dot
 from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.padding import next_power_of_2
 from credit_jax.ops.vma import match_vma
 from credit_jax.ops.window_grid import WindowGrid
 
