@@ -3,13 +3,16 @@
 One thread reads ahead, the calling one starts steps on the devices, one copies their
 results to the host, and some write files. The number of steps in flight is limited, so
 that the memory depends neither on the length nor on the number of the forecasts.
+
+A `Campaign` starts the steps of batch after batch. The `_Results` of a batch take them
+to scores and files, on the `_Threads` that all batches share.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +45,27 @@ NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
 
 
 @dataclass(frozen=True)
+class CampaignSettings:
+    """How forecasts are made and written.
+
+    Attributes:
+        num_writers: threads that write files.
+        max_pending: files that may wait to be written; None is twice the threads.
+        fill_nan: whether values that are not finite are written as missing and counted;
+            otherwise they are an error.
+        progress: called with the number of forecasts after each batch.
+        stop: called before each batch but the first, by all processes together; returns
+            the reason to stop there, or None.
+    """
+
+    num_writers: int = 4
+    max_pending: int | None = None
+    fill_nan: bool = False
+    progress: Callable[[int], None] = lambda done: None
+    stop: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True)
 class Campaign:
     """Forecasts that are made and written.
 
@@ -53,19 +77,11 @@ class Campaign:
         archive: records which are done.
         outputs: the variables that are written.
         groups: tasks that run together in one batch.
-        size: samples of a group over all processes; smaller groups are padded with
+        size: samples of a batch over all processes; smaller groups are padded with
             copies.
-        num_steps: number of steps of a forecast.
-        written: steps that are written.
-        num_writers: threads that write files.
-        max_pending: files that may wait to be written.
-        fill_nan: whether values that are not finite are written as missing and counted;
-            otherwise they are an error.
-        progress: called with the number of forecasts after each group.
         scores: scores of the forecasts, computed with them; None computes none.
         noise: noise of the members of models that draw noise; None for other models.
-        stop: called before each group but the first, by all processes together; returns
-            the reason to stop there, or None.
+        settings: how they are made and written.
     """
 
     step: ForecastStep
@@ -76,15 +92,9 @@ class Campaign:
     outputs: Outputs
     groups: Sequence[Sequence[Task]]
     size: int
-    num_steps: int
-    written: Sequence[int]
-    num_writers: int = 4
-    max_pending: int | None = None
-    fill_nan: bool = False
-    progress: Callable[[int], None] = lambda done: None
-    scores: OnlineScores | None = None
-    noise: MemberNoise | None = None
-    stop: Callable[[], str | None] = lambda: None
+    scores: OnlineScores | None
+    noise: MemberNoise | None
+    settings: CampaignSettings
 
     @classmethod
     def of_plan(
@@ -97,32 +107,35 @@ class Campaign:
         archive: Archive,
         groups: Sequence[Sequence[Task]],
         size: int,
+        settings: CampaignSettings,
+        *,
+        scores: OnlineScores | None = None,
         changes: Changes | None = None,
-        **options: Any,
     ) -> Campaign:
         """The forecasts of a plan, with its step, perturbations and dates.
 
         Args:
             plan: plan, as returned by `plan_forecast`.
             model: model on its mesh.
-            weights, outputs, store, archive, groups, size, options: attributes.
+            weights, outputs, store, archive, groups, size, settings, scores: see
+                `Campaign`.
             changes: see `perturbed_reader`.
         """
         step = ForecastStep(model, plan.rollout, outputs.selection)
         noise = member_noise(plan.config.seed, plan.schedule, model)
+        reader = perturbed_reader(plan, step, weights, outputs, noise, changes)
         return cls(
             step,
             weights,
-            perturbed_reader(plan, step, weights, outputs, noise, changes),
+            reader,
             store,
             archive,
             outputs,
             groups,
             size,
-            plan.schedule.num_steps,
-            plan.schedule.written,
-            noise=noise,
-            **options,
+            scores,
+            noise,
+            settings,
         )
 
     def run(self) -> Summary:
@@ -145,30 +158,118 @@ class Campaign:
         missing = [sum(not self.archive.done(task) for task in g) for g in todo]
         # Forecasts are marked as done only after all processes have chosen the groups.
         wait_for_all("groups of forecasts")
-        with _Threads.of(self, Share(self.step.model.mesh, self.size), todo) as threads:
-            finished, stopped = self._make(todo, missing, threads)
+        share = Share(self.step.model.mesh, self.size)
+        batches = [_Batch.of(group, share) for group in todo]
+        with self._threads(batches, share) as threads:
+            finished, stopped = self._make(batches, missing, threads, share)
         existing = sum(map(len, self.groups)) - sum(missing)
         done = sum(missing[: len(finished)])
         return Summary(
             done, existing, self._not_finite(finished), threads.times, stopped
         )
 
+    def _threads(self, batches: Sequence[_Batch], share: Share) -> _Threads:
+        """Starts the threads, which begin to read the input of the batches."""
+        settings, perturb = self.settings, self.reader.perturb
+        stream = self.reader.stream(
+            [batch.mine for batch in batches],
+            self.archive.schedule.num_steps,
+            share.mesh,
+            share.ranks,
+        )
+        references = None
+        if self.scores is not None:
+            references = self.scores.stream([batch.full for batch in batches])
+        pending = settings.max_pending or 2 * settings.num_writers
+        return _Threads(
+            ReadAhead(stream, NUM_AHEAD),
+            None if references is None else ReadAhead(references, NUM_AHEAD),
+            Workers(1, NUM_IN_FLIGHT, "devices"),
+            Workers(1, NUM_IN_FLIGHT, "host"),
+            Workers(settings.num_writers, pending, "write"),
+            perturb if isinstance(perturb, PreparedPerturbation) else None,
+        )
+
     def _make(
-        self, todo: Sequence[Sequence[Task]], missing: list[int], threads: _Threads
+        self,
+        batches: Sequence[_Batch],
+        missing: list[int],
+        threads: _Threads,
+        share: Share,
     ) -> tuple[list[Tasks], str | None]:
-        """Runs group after group; returns those that ran, and why it stopped early."""
+        """Runs batch after batch; returns what ran, and why it stopped early."""
         finished: list[Tasks] = []
-        for number, group in enumerate(todo):
-            # Not before the first group: each start makes some forecasts.
-            if number and (stopped := self.stop()):
+        for number, batch in enumerate(batches):
+            # Not before the first batch: each start makes some forecasts.
+            if number and (stopped := self.settings.stop()):
                 return finished, stopped
-            threads.prepare(number)
-            running = _Group(self, threads, group, threads.full[number])
-            with activity(f"forecasts {number + 1}/{len(todo)}"):
-                running.run()
-            finished.append(running.tasks)
-            self.progress(sum(missing[: number + 1]))
+            threads.perturb(batch)
+            results = self._results(batch, threads, share)
+            with activity(f"forecasts {number + 1}/{len(batches)}"):
+                self._run(batch, threads.reader, results)
+            finished.append(results.tasks)
+            self.settings.progress(sum(missing[: number + 1]))
         return finished, None
+
+    def _results(self, batch: _Batch, threads: _Threads, share: Share) -> _Results:
+        """What takes the steps of a batch to scores and files."""
+        scored = None
+        if self.scores is not None and threads.references is not None:
+            scored = GroupScores(self.scores, threads.references, batch.group)
+        tasks = [
+            self._progress_of(batch.group[place])
+            if place < len(batch.group) and place in share.written
+            else None
+            for place in share.positions
+        ]
+        schedule, fill_nan = self.archive.schedule, self.settings.fill_nan
+        return _Results(
+            tasks,
+            scored,
+            share,
+            threads,
+            Delivery(threads.files, schedule, fill_nan),
+            num_rows=len(self.outputs.latitude),
+            has_store=not isinstance(self.store, NoStore),
+        )
+
+    def _progress_of(self, task: Task) -> TaskProgress | None:
+        """Progress of a forecast; None if it is done."""
+        if self.archive.done(task):
+            return None
+        return TaskProgress(self.archive, task, self.store.writer(task))
+
+    def _run(self, batch: _Batch, inputs: Iterable[Any], results: _Results) -> None:
+        """Starts all steps of a batch, and hands over their results."""
+        schedule, inputs = self.archive.schedule, iter(inputs)
+        batch_noise = None if self.noise is None else self.noise.of(batch.full)
+        first: FirstStep = next(inputs)
+        state, constants = self.step.start(first.arrays)
+        if self.store.first_step == 0:
+            results.take_initial(self._initial(first.fields))
+        # The last step feeds no other one, and reads no forcing.
+        forcing: Any = {}
+        for step in range(1, schedule.num_steps + 1):
+            if step < schedule.num_steps:
+                forcing = next(inputs)
+            # The step returns before the devices have computed it; another thread
+            # waits for the result, so that the next step can be started.
+            start = time.perf_counter()
+            noise = None if batch_noise is None else batch_noise.fold_in(step)
+            with activity(f"forecast step {step}/{schedule.num_steps}"):
+                state, outputs = self.step(
+                    self.weights, state, constants, forcing, noise
+                )
+                results.take(step, outputs, start, written=step in schedule.written)
+        results.finish()
+
+    def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The variables of the initial state, (batch, level, lat, lon)."""
+        return {
+            key: fields[key] if levels is None else fields[key][:, list(levels)]
+            for key, levels in self.outputs.selection.items()
+            if key in fields
+        }
 
     def _not_finite(self, finished: Sequence[Tasks]) -> dict[str, int]:
         """Values that were not finite in the forecasts of all processes."""
@@ -178,11 +279,29 @@ class Campaign:
         names = [variable.name for variable in self.outputs.variables]
         return added_up(sum(missing, Counter()), names)
 
-    def task_progress(self, task: Task) -> TaskProgress | None:
-        """Progress of a forecast; None if it is done."""
-        if self.archive.done(task):
-            return None
-        return TaskProgress(self.archive, task, self.store.writer(task))
+
+@dataclass(frozen=True)
+class _Batch:
+    """Forecasts that run together.
+
+    Attributes:
+        group: their tasks.
+        full: the tasks of all samples of the batch.
+        mine: the tasks of the samples of this process.
+    """
+
+    group: Sequence[Task]
+    full: Sequence[Task]
+    mine: Sequence[Task]
+
+    @classmethod
+    def of(cls, group: Sequence[Task], share: Share) -> _Batch:
+        """A group, padded with copies of its last task.
+
+        Every batch has the same size, so that there is one compiled step.
+        """
+        full = [*group, *[group[-1]] * (share.size - len(group))]
+        return cls(group, full, [full[place] for place in share.positions])
 
 
 @dataclass(frozen=True)
@@ -192,62 +311,31 @@ class _Threads:
     Leaving the context waits for all of them, or cancels pending work after an error.
 
     Attributes:
-        share: samples of this process.
-        full: groups, padded with copies.
-        mine: tasks of this process in each group.
-        prepared: perturbations that need the model, or None.
         reader: input of the steps, in order.
         references: reference fields of the scores, in order; None without scores.
         devices: waits for steps, to time them.
         host: copies results to the host, in order.
         files: writes files.
-        delivery: passes results to `files`.
+        prepared: perturbations that need the model, or None.
         clock: clock of the devices.
     """
 
-    share: Share
-    full: Sequence[Sequence[Task]]
-    mine: Sequence[Sequence[Task]]
-    prepared: PreparedPerturbation | None
     reader: ReadAhead
     references: ReadAhead | None
     devices: Workers
     host: Workers
     files: Workers
-    delivery: Delivery
+    prepared: PreparedPerturbation | None
     clock: DeviceClock = field(default_factory=DeviceClock)
 
-    @classmethod
-    def of(
-        cls, campaign: Campaign, share: Share, todo: Sequence[Sequence[Task]]
-    ) -> _Threads:
-        """Starts the threads, which begin to read the input of the groups."""
-        reader, scores = campaign.reader, campaign.scores
-        # Every group has the same size, so that there is one compiled step.
-        full = [[*g, *[g[-1]] * (campaign.size - len(g))] for g in todo]
-        mine = [[g[place] for place in share.positions] for g in full]
-        stream = reader.stream(mine, campaign.num_steps, share.mesh, share.ranks)
-        pending = campaign.max_pending or 2 * campaign.num_writers
-        files = Workers(campaign.num_writers, pending, "write")
-        perturb = reader.perturb
-        return cls(
-            share,
-            full,
-            mine,
-            perturb if isinstance(perturb, PreparedPerturbation) else None,
-            ReadAhead(stream, NUM_AHEAD),
-            None if scores is None else ReadAhead(scores.stream(full), NUM_AHEAD),
-            Workers(1, NUM_IN_FLIGHT, "devices"),
-            Workers(1, NUM_IN_FLIGHT, "host"),
-            files,
-            Delivery(files, reader.schedule, campaign.fill_nan),
-        )
+    def perturb(self, batch: _Batch) -> None:
+        """Computes the perturbations of a batch, if they need the model.
 
-    def prepare(self, number: int) -> None:
-        """Computes the perturbations of a group, if they need the model."""
+        The reader waits for them before it reads the initial states.
+        """
         if self.prepared is not None:
             with self.clock.spin_up():
-                self.prepared.prepare(self.full[number], self.mine[number])
+                self.prepared.prepare(batch.full, batch.mine)
 
     @property
     def times(self) -> Times:
@@ -276,104 +364,70 @@ class _Threads:
                 self.references.close()
 
 
-class _Group:
-    """Forecasts that run together in one batch.
+@dataclass(frozen=True)
+class _Results:
+    """Takes the steps of a batch to scores and files, on the threads of a campaign.
 
-    Args:
-        campaign: the campaign they belong to.
-        threads: threads of the campaign.
-        group: the tasks, without padding.
-        full: the tasks, padded with copies.
+    Attributes:
+        tasks: the forecast of each sample of this process; None for copies, for
+            forecasts that are done, and for those that another process writes.
+        scored: scores of the batch; None computes none.
+        share: samples of this process.
+        threads: the threads.
+        delivery: passes fields on the host to their writers.
+        num_rows: rows of the grid, without those that pad it on the mesh.
+        has_store: whether fields are written; those of a campaign that is only scored
+            stay on the devices.
     """
 
-    def __init__(
-        self,
-        campaign: Campaign,
-        threads: _Threads,
-        group: Sequence[Task],
-        full: Sequence[Task],
-    ) -> None:
-        share, scores = threads.share, campaign.scores
-        self.campaign, self.threads = campaign, threads
-        self.noise = campaign.noise.of(full) if campaign.noise else None
-        self.scored: GroupScores | None = None
-        if scores is not None and threads.references is not None:
-            self.scored = GroupScores(scores, threads.references, group)
-        self.tasks: Tasks = [
-            campaign.task_progress(group[place])
-            if place < len(group) and place in share.written
-            else None
-            for place in share.positions
-        ]
+    tasks: Tasks
+    scored: GroupScores | None
+    share: Share
+    threads: _Threads
+    delivery: Delivery
+    num_rows: int
+    has_store: bool
 
-    def run(self) -> None:
-        """Starts all steps, and submits their results to be written and scored."""
-        campaign, threads = self.campaign, self.threads
-        first: FirstStep = next(threads.reader)
-        state, constants = campaign.step.start(first.arrays)
-        if campaign.store.first_step == 0:
-            fields = self._initial(first.fields)
-            threads.host.submit(
-                partial(threads.delivery.deliver, self.tasks, 0, fields)
-            )
-        # The last step feeds no other one, and reads no forcing.
-        forcing: Any = {}
-        for step in range(1, campaign.num_steps + 1):
-            if step < campaign.num_steps:
-                forcing = next(threads.reader)
-            # The step returns before the devices have computed it; another thread
-            # waits for the result, so that the next step can be started.
-            start = time.perf_counter()
-            noise = None if self.noise is None else self.noise.fold_in(step)
-            with activity(f"forecast step {step}/{campaign.num_steps}"):
-                state, outputs = campaign.step(
-                    campaign.weights, state, constants, forcing, noise
-                )
-                self._hand_over(step, outputs, start)
-        # `host` is one thread in order: sums are saved, and forecasts marked as done,
-        # after all of their steps.
-        if self.scored is not None:
-            threads.host.submit(self.scored.save)
-        threads.host.submit(partial(threads.delivery.finish, self.tasks))
+    def take_initial(self, fields: Mapping[str, np.ndarray]) -> None:
+        """Submits the initial states to be written."""
+        self.threads.host.submit(partial(self.delivery.deliver, self.tasks, 0, fields))
 
-    def _hand_over(self, step: int, outputs: Any, start: float) -> None:
-        """Submits a step, started at time `start`, to be scored and written."""
-        threads, written = self.threads, step in self.campaign.written
-        sums = None
+    def take(self, step: int, outputs: Any, start: float, *, written: bool) -> None:
+        """Submits a step, started at time `start`, to be timed, scored and written."""
+        threads, sums = self.threads, None
         if self.scored is not None and written:
             sums = self.scored.start(outputs)
             threads.host.submit(partial(self._score, step, sums))
         threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
-        if written and not isinstance(self.campaign.store, NoStore):
-            whole = threads.share.with_whole_rows(outputs)
+        if written and self.has_store:
+            whole = self.share.with_whole_rows(outputs)
             threads.host.submit(partial(self._deliver, step, whole))
+
+    def finish(self) -> None:
+        """Submits what follows the last step.
+
+        `host` is one thread in order: sums are saved, and forecasts marked as done,
+        after all of their steps.
+        """
+        if self.scored is not None:
+            self.threads.host.submit(self.scored.save)
+        self.threads.host.submit(partial(self.delivery.finish, self.tasks))
 
     def _deliver(self, step: int, whole: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
-        rows = len(self.campaign.outputs.latitude)
-        outputs = self.threads.share.on_host(self.threads.clock.ready(whole))
+        outputs = self.share.on_host(self.threads.clock.ready(whole))
         # Without padding rows: (batch, level, lat, lon).
-        fields = {key: x[:, :, 0, :rows] for key, x in outputs.items()}
-        self.threads.delivery.deliver(self.tasks, step, fields)
+        fields = {key: x[:, :, 0, : self.num_rows] for key, x in outputs.items()}
+        self.delivery.deliver(self.tasks, step, fields)
 
     def _score(self, step: int, sums: Any) -> None:
         """Copies the sums of a step; without a store also counts non-finite values."""
         assert self.scored is not None
         counts = self.scored.take(self.threads.clock.ready(sums))
-        if isinstance(self.campaign.store, NoStore):
+        if not self.has_store:
             # A copy that pads the group has no count, and no task.
             group_counts = [
                 {} if task is None else counts[place]
-                for task, place in zip(
-                    self.tasks, self.threads.share.positions, strict=True
-                )
+                for task, place in zip(self.tasks, self.share.positions, strict=True)
             ]
-            self.threads.delivery.count(self.tasks, step, group_counts)
-
-    def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The variables of the initial state, (batch, level, lat, lon)."""
-        return {
-            key: fields[key] if levels is None else fields[key][:, list(levels)]
-            for key, levels in self.campaign.outputs.selection.items()
-            if key in fields
-        }
+            self.delivery.count(self.tasks, step, group_counts)

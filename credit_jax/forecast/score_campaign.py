@@ -13,7 +13,7 @@ from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.forecast.archive import Archive, software
-from credit_jax.forecast.campaign import Campaign
+from credit_jax.forecast.campaign import Campaign, CampaignSettings
 from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.online_scores import online_scores
 from credit_jax.forecast.outputs import outputs_of
@@ -88,8 +88,7 @@ def score_campaign(
         archive,
         schedule.groups(size),
         size,
-        num_writers=1,
-        fill_nan=fill_nan,
+        CampaignSettings(num_writers=1, fill_nan=fill_nan),
         scores=scores,
     ).run()
     wait_for_all("the sums of scored forecasts")

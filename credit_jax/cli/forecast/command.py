@@ -43,7 +43,7 @@ from credit_jax.config import Config
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
-from credit_jax.forecast.campaign import Campaign
+from credit_jax.forecast.campaign import Campaign, CampaignSettings
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.online_scores import OnlineScores
 from credit_jax.forecast.summary import Summary
@@ -110,6 +110,13 @@ def run(args: argparse.Namespace) -> int:
         changes = SingularMembers(plan, model, weights, outputs)
     promise = "the command ends after the forecasts in progress"
     with StopRequests(stop_at, promise=promise) as requests:
+        settings = CampaignSettings(
+            num_writers=args.writers,
+            max_pending=plan.inference.output.max_pending,
+            fill_nan=args.nan == "fill",
+            progress=lambda done: print_lines([f"{done} of {len(tasks)} forecasts"]),
+            stop=requests.of_any_process,
+        )
         campaign = Campaign.of_plan(
             plan,
             model,
@@ -119,13 +126,9 @@ def run(args: argparse.Namespace) -> int:
             archive,
             groups,
             size,
-            changes,
-            num_writers=args.writers,
-            max_pending=plan.inference.output.max_pending,
-            fill_nan=args.nan == "fill",
-            progress=lambda done: print_lines([f"{done} of {len(tasks)} forecasts"]),
+            settings,
             scores=scores,
-            stop=requests.of_any_process,
+            changes=changes,
         )
         summary = _completed(campaign)
     print_lines(footer(summary, folder))
