@@ -49,8 +49,8 @@ from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_rollout,
     forecast_schema,
-    unknown_variables,
 )
+from credit_jax.plan.perturbations import unknown_variables
 from credit_jax.training.channel_match import check_forecast_units
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline

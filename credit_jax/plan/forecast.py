@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
-from credit_jax.config.dates import duration_text
-from credit_jax.config.inference import InferenceConfig, PerturbationConfig
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
-from credit_jax.config.messages import counted
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data.calendars import STANDARD
 from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.named_data import NamedData
-from credit_jax.data.schedule import Schedule, analyses, make_schedule, steps_of
+from credit_jax.data.schedule import Schedule, analyses, make_schedule
 from credit_jax.data.schema import ChannelSchema, channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import (
     Coordinates,
+    Kind,
     as_values,
     notes_on_calendar,
     places_of,
@@ -34,6 +33,7 @@ from credit_jax.plan.files import file_digests, static_files
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.plan.model import ModelPlan, plan_model
+from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
 from credit_jax.transforms import (
     Advance,
@@ -162,8 +162,6 @@ def plan_forecast(
     model = run.model if run is not None else _model(config, parallelism, num_devices)
     findings = Findings([*model.problems], [*model.notes])
     data: DataConfig = inference.data or config.data
-    # Files are opened for start dates, and say in which calendar those are: a schedule
-    # in the calendar of the config comes first, and below one in theirs.
     schedule_in = partial(
         make_schedule,
         inference,
@@ -172,22 +170,24 @@ def plan_forecast(
         num_steps=num_steps,
         length=length,
     )
-    schedule = pipeline = opened = schema = rollout = None
+    # Files are opened for start dates, and say in which calendar those are: a schedule
+    # in the calendar of the config comes first, and below one in theirs.
+    dates = schedule = pipeline = opened = schema = rollout = None
     num_before = 0
     with findings.collecting():
-        schedule = schedule_in(data.calendar or STANDARD)
+        dates = schedule_in(data.calendar or STANDARD)
     with findings.collecting():
         pipeline = forecast_pipeline(config, inference, run)
-    if schedule is not None:
+    if dates is not None:
         with findings.collecting():
-            num_before = max(analyses(inference.perturbation, schedule))
+            num_before = max(analyses(inference.perturbation, dates))
         # Blocks of `inference.preblocks` bring other data to those of the run.
         of_run = like if inference.data is None or run is not None else None
         with findings.collecting():
             opened = open_forecast_data(
                 data,
-                schedule.before(num_before),
-                schedule.num_steps,
+                dates.before(num_before),
+                dates.num_steps,
                 (None if run is None else run.open_files) or OpenFiles(),
                 like=of_run,
                 same_grid=pipeline is None or pipeline.grid is None,
@@ -196,7 +196,6 @@ def plan_forecast(
         raise ConfigError(unique(findings.problems), _TITLE)
     # Scores at the end of training plan with the schema that the run trains with.
     trained = None if run is None else run.schema
-    schedule = None
     with findings.collecting():
         schedule = schedule_in(opened.calendar)
     with findings.collecting():
@@ -210,41 +209,52 @@ def plan_forecast(
     findings.problems += _data_problems(model, located, opened, schedule, schema, data)
     if num_before:
         findings.problems += opened.problems(schedule.before(num_before), 1)
-    keys = schema.target_slices()
-    findings.problems += unknown_variables(inference.perturbation, keys)
-    if inference.perturbation.type == "singular" and schedule.num_members > 1:
-        perturbation = inference.perturbation
-        findings.problems += singular_problems(perturbation, schedule, model.config)
-        starts = counted(len(schedule.starts), "start date")
-        findings.notes.append(singular_cost(perturbation, f"each of {starts}"))
+    check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
     with findings.collecting():
         rollout = forecast_rollout(located, schema, schedule.num_steps)
     if rollout is None or findings.problems:
         raise ConfigError(unique(findings.problems), _TITLE)
-    if config.postblocks.post_rollout and inference.postblocks is None:
-        findings.notes.append(
-            "postblocks.post_rollout: runs after the last step is written, as in "
-            "CREDIT, and changes nothing"
-        )
-    for source in opened.sources.values():
-        findings.notes += source.notes()
-    tree_schema = opened.schema.as_read()
-    findings.notes += notes_on_calendar(like, opened.calendar, "the data of forecasts")
-    findings.notes += notes_on_inverses(located, tree_schema)
-    findings.notes += notes_on_initial(located)
-    findings.notes += located.notes_on_order(tree_schema)
-    findings.notes += opened.notes_on_persistence(schedule.starts, schedule.num_steps)
+    findings.notes += _notes(config, inference, located, opened, schedule, like)
+    reader = ForecastReader(opened, located, schedule, schema)
     return ForecastPlan(
         config,
         inference,
         data,
         model,
         schedule,
-        ForecastReader(opened, located, schedule, schema),
+        reader,
         rollout,
         schema,
         unique(findings.notes),
     )
+
+
+def _notes(
+    config: Config,
+    inference: InferenceConfig,
+    pipeline: Pipeline,
+    opened: ForecastData,
+    schedule: Schedule,
+    like: Coordinates | None,
+) -> list[str]:
+    """What changes no plan, but values or times in it that a reader may not expect."""
+    notes = list[str]()
+    if config.postblocks.post_rollout and inference.postblocks is None:
+        notes.append(
+            "postblocks.post_rollout: runs after the last step is written, as in "
+            "CREDIT, and changes nothing"
+        )
+    for source in opened.sources.values():
+        notes += source.notes()
+    tree_schema = opened.schema.as_read()
+    return [
+        *notes,
+        *notes_on_calendar(like, opened.calendar, "the data of forecasts"),
+        *notes_on_inverses(pipeline, tree_schema),
+        *notes_on_initial(pipeline),
+        *pipeline.notes_on_order(tree_schema),
+        *opened.notes_on_persistence(schedule.starts, schedule.num_steps),
+    ]
 
 
 _TITLE = "this forecast cannot start"
@@ -416,38 +426,53 @@ def _located(
     if data is None:
         return pipeline
     with findings.collecting():
-        _check_like(like, pipeline, schema, data)
+        if like is not None:
+            _check_grid_of(like, pipeline, data)
+            _check_levels_of(like, schema)
     with findings.collecting():
         pipeline = pipeline.at(tree_schema, data.grid)
     return pipeline
 
 
-def _check_like(
-    like: Coordinates | None,
-    pipeline: Pipeline,
-    schema: ChannelSchema,
-    data: Coordinates,
-) -> None:
-    """Checks that the input of the model is at the coordinates of the run.
+def _check_grid_of(like: Coordinates, pipeline: Pipeline, data: Coordinates) -> None:
+    """Checks that the input of the model is on the rows and columns of the run.
+
+    Args:
+        like: coordinates of the run.
+        pipeline: the transforms, whose regrid block may make the grid.
+        data: coordinates of the data.
 
     Raises:
-        ValueError: rows, columns or levels differ, or are in another order.
+        ValueError: rows or columns differ, or are in another order.
     """
-    if like is None:
-        return
     new = pipeline.grid
-    of_blocks = "the regrid block of preblocks"
-    for kind in ("latitude", "longitude"):
-        ours = getattr(data if new is None else new, kind)
-        where = data.where if new is None else of_blocks
-        places = places_of(
-            getattr(like, kind), as_values(ours), kind, where, like.where
-        )
+    axes, where = data, data.where
+    if new is not None:
+        axes, where = new, "the regrid block of preblocks"
+    of_axes: Mapping[Kind, tuple[Any, Any]] = {
+        "latitude": (axes.latitude, like.latitude),
+        "longitude": (axes.longitude, like.longitude),
+    }
+    for kind, (ours, trained) in of_axes.items():
+        places = places_of(trained, as_values(ours), kind, where, like.where)
         if places is not None:
+            assert ours is not None, "without values there is no order"
             raise ValueError(
                 f"{where}: {kind}s run from {ours[0]:g} to {ours[-1]:g}, in another "
                 f"order than those of {like.where}; bring them to that order"
             )
+
+
+def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
+    """Checks that the input of the model is at the levels of the run.
+
+    Args:
+        like: coordinates of the run.
+        schema: the channels of the model.
+
+    Raises:
+        ValueError: levels differ, or are in another order.
+    """
     for group in schema.input:
         trained = like.sources.get(group.source)
         if trained is None or len(trained.levels or ()) != group.n_levels:
@@ -475,80 +500,3 @@ def forecast_rollout(
     postprocess = pipeline.postprocess(*channels)
     advance = Advance(pipeline, *channels) if num_steps > 1 else None
     return Rollout(num_steps, postprocess=postprocess, advance=advance)
-
-
-def singular_cost(config: PerturbationConfig, each: str = "each start date") -> str:
-    """What perturbations by singular vectors cost, for notes."""
-    return (
-        f"inference.perturbation.type: singular: for {each} some {3 * config.vectors} "
-        f"forecasts of {config.lead}, with the tangent-linear model and the adjoint of "
-        "each, are computed first"
-    )
-
-
-def singular_problems(
-    config: PerturbationConfig, schedule: Schedule, model: Any
-) -> list[str]:
-    """Why members cannot be perturbed by singular vectors, a line each.
-
-    Args:
-        config: config of the perturbation.
-        schedule: members and length of the forecasts.
-        model: validated config of the model.
-    """
-    where, problems = "inference.perturbation", list[str]()
-    try:
-        steps = steps_of(config.lead, schedule, "lead")
-    except ValueError as error:
-        problems.append(str(error))
-    else:
-        if steps > schedule.num_steps:
-            problems.append(
-                f"{where}.lead: {config.lead} is longer than the forecasts, of "
-                f"{counted(schedule.num_steps, 'step')} of "
-                f"{duration_text(schedule.timestep)}; make it shorter, or them longer"
-            )
-    needed = schedule.num_members // 2
-    if needed > config.vectors:
-        problems.append(
-            f"{where}.vectors: {config.vectors} perturb {2 * config.vectors} members "
-            f"and the control, but inference.members is {schedule.num_members}; at "
-            f"least {needed} are needed"
-        )
-    sizes = config.std.values() if isinstance(config.std, Mapping) else [config.std]
-    if min(sizes, default=0) < 0 or not any(sizes):
-        problems.append(
-            f"{where}.std: got {config.std}, expected positive numbers, as singular "
-            "vectors are scaled by them"
-        )
-    if getattr(model, "draws_noise", False):
-        problems.append(
-            f"{where}.type: singular: the model draws noise, with which each forecast "
-            "has other singular vectors; take gaussian, spherical, bred or lagged"
-        )
-    if model.frames != 1:
-        problems.append(
-            f"{where}.type: singular: the model reads {model.frames} times, and "
-            "singular vectors are those of one; take gaussian, spherical, bred or "
-            "lagged"
-        )
-    return problems
-
-
-def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
-    """What is wrong with the names of `std`, one line at most.
-
-    Args:
-        config: config of the perturbation.
-        keys: keys of the predicted variables.
-    """
-    by_name = config.std if isinstance(config.std, Mapping) else {}
-    parts = [key.split("/") for key in keys]
-    known = dict.fromkeys(name for _, kind, _, name in parts if kind == "prognostic")
-    unknown = [name for name in by_name if name not in known]
-    if not unknown:
-        return []
-    return [
-        f"inference.perturbation.std: {', '.join(unknown)}: no prognostic variable; "
-        f"there are: {', '.join(known)}"
-    ]

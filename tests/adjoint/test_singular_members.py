@@ -11,7 +11,7 @@ from credit_jax.adjoint import singular_members
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.schedule import Schedule
 from credit_jax.forecast.members import refuse_singular
-from credit_jax.plan.forecast import singular_problems
+from credit_jax.plan.perturbations import singular_problems
 from tests.forecast.test_campaign import chunks
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close

@@ -25,8 +25,8 @@ from credit_jax.data import ChannelSchema
 from credit_jax.demo.dataset import expected_files
 from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.forecast import singular_cost
 from credit_jax.plan.memory import estimate_memory
+from credit_jax.plan.perturbations import singular_cost
 from credit_jax.plan.roofline import DEVICES, StepBound, step_bound
 from credit_jax.training.rehearsal import rehearse
 
