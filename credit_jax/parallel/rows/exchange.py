@@ -8,7 +8,7 @@ between pairs of shards that exchange rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -20,8 +20,14 @@ from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.rows.layout import PADDING, Layout, Rows
 from credit_jax.parallel.rows.take import keep_rows, take_rows
 
-# (source, destination) shards of a permutation.
-Pairs = tuple[tuple[int, int], ...]
+# (source, destination) shards.
+Pair = tuple[int, int]
+# The pairs of a permutation.
+Pairs = tuple[Pair, ...]
+# See `ExchangePattern.pieces`.
+Pieces = tuple[tuple[Pairs | None, np.ndarray], ...]
+# Of each shard: global row -> its position among the received rows.
+Received = list[dict[int, int]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class ExchangePattern:
         valid: (shards, rows), whether a needed row is not zeros.
     """
 
-    pieces: tuple[tuple[Pairs | None, np.ndarray], ...]
+    pieces: Pieces
     position: np.ndarray
     valid: np.ndarray
 
@@ -53,31 +59,17 @@ def exchange_pattern(have: Rows, need: Rows) -> ExchangePattern:
     Raises:
         ValueError: no shard has a needed row.
     """
-    where = {row: (s, i) for s, rows in enumerate(have) for i, row in enumerate(rows)}
-    where.pop(PADDING, None)
-    check_rows_exist(where, need)
-    num = len(need)
-    rows_by_pair: dict[tuple[int, int], list[int]] = {
-        (s, d): [] for s in range(num) for d in range(num)
-    }
-    for d, rows in enumerate(need):
-        for row in sorted(set(rows) - {PADDING}):
-            rows_by_pair[where[row][0], d].append(row)
-    needed = rows_by_pair
+    moves = _Moves.of(have, need)
     # An all-to-all moves as many rows between every two shards as between the two that
     # exchange most; below half of the pairs that is mostly padding.
-    pairs = sum(bool(rows) for (s, d), rows in needed.items() if s != d)
-    if 2 * pairs > num * (num - 1):
-        pieces, slots = _pieces_all_to_all(needed, where, num)
-    else:
-        pieces, slots = _pieces_permute(needed, where, num)
-    shape = (num, len(need[0]))
-    position, valid = np.full(shape, PADDING, np.int32), np.zeros(shape, bool)
-    for d, rows in enumerate(need):
-        for i, row in enumerate(rows):
-            if row >= 0:
-                position[d, i], valid[d, i] = slots[d][row], True
-    return ExchangePattern(pieces, position, valid)
+    num, used = moves.num_shards, sum(s != d for s, d in moves.pairs)
+    by_all = 2 * used > num * (num - 1)
+    pieces, received = _all_to_all(moves) if by_all else _permutations(moves)
+    needed = np.array(need)
+    position = np.full(needed.shape, PADDING, np.int32)
+    for shard, i in np.argwhere(needed >= 0).tolist():
+        position[shard, i] = received[shard][need[shard][i]]
+    return ExchangePattern(pieces, position, needed >= 0)
 
 
 def exchange_rows(x: Array, have: Layout, pattern: ExchangePattern) -> Array:
@@ -114,88 +106,145 @@ def check_rows_exist(existing: Iterable[int], needed: Rows) -> None:
         )
 
 
-def _pieces_all_to_all(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
-    width = max(map(len, needed.values()))
+@dataclass(frozen=True)
+class _Moves:
+    """The rows that shards need of one another, and of themselves.
+
+    Attributes:
+        num_shards: number of shards.
+        local: global row -> its index on the shard that has it.
+        rows: (source, destination) of every two shards -> global rows, ascending.
+    """
+
+    num_shards: int
+    local: Mapping[int, int]
+    rows: Mapping[Pair, Sequence[int]]
+
+    @classmethod
+    def of(cls, have: Rows, need: Rows) -> _Moves:
+        """The moves from one layout to another; see `exchange_pattern`."""
+        source, local = dict[int, int](), dict[int, int]()
+        for shard, rows in enumerate(have):
+            for index, row in enumerate(rows):
+                if row != PADDING:
+                    source[row], local[row] = shard, index
+        check_rows_exist(source, need)
+        shards = range(len(need))
+        pairs: dict[Pair, list[int]] = {(s, d): [] for s in shards for d in shards}
+        for destination, rows in enumerate(need):
+            for row in sorted({*rows} - {PADDING}):
+                pairs[source[row], destination].append(row)
+        return cls(len(need), local, pairs)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The pairs of shards that exchange rows."""
+        return [pair for pair, rows in self.rows.items() if rows]
+
+    def local_rows(self, pair: Pair) -> list[int]:
+        """Indices on the source of the rows of a pair."""
+        return [self.local[row] for row in self.rows[pair]]
+
+
+def _all_to_all(moves: _Moves) -> tuple[Pieces, Received]:
+    """All rows in one piece, in which every two shards have equally many."""
+    num = moves.num_shards
+    width = max(map(len, moves.rows.values()))
     index = np.full((num, num, width), PADDING, np.int32)
-    slots: list[dict[int, int]] = [{} for _ in range(num)]
-    for (s, d), rows in needed.items():
-        for j, row in enumerate(rows):
-            index[s, d, j] = where[row][1]
-            slots[d][row] = s * width + j
-    return ((None, index.reshape(num, -1)),), slots
+    received: Received = [{} for _ in range(num)]
+    for (source, destination), rows in moves.rows.items():
+        index[source, destination, : len(rows)] = moves.local_rows(
+            (source, destination)
+        )
+        # What a shard receives is in the order of the sources.
+        first = source * width
+        received[destination] |= {row: first + i for i, row in enumerate(rows)}
+    return ((None, index.reshape(num, -1)),), received
 
 
-def _pieces_permute(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
-    pieces, base = [], 0
-    slots: list[dict[int, int]] = [{} for _ in range(num)]
-    for pairs in _rounds(needed, num):
-        sends: dict[int, list[int]] = {s: [] for s in range(num)}
-        sends |= {s: needed[s, d] for s, d in pairs}
-        width = max(map(len, sends.values()))
+def _permutations(moves: _Moves) -> tuple[Pieces, Received]:
+    """The rows in one piece for each round, in which a shard has one partner."""
+    num, first = moves.num_shards, 0
+    pieces: list[tuple[Pairs | None, np.ndarray]] = []
+    received: Received = [{} for _ in range(num)]
+    for pairs in _rounds(moves.rows, num):
+        width = max(len(moves.rows[pair]) for pair in pairs)
         index = np.full((num, width), PADDING, np.int32)
-        for s, d in pairs:
-            for j, row in enumerate(needed[s, d]):
-                index[s, j] = where[row][1]
-                slots[d][row] = base + j
-        moved = tuple((s, d) for s, d in pairs if s != d)
-        pieces.append((moved, _fill_idle(index, sends)))
-        base += width
-    return tuple(pieces), slots
+        for pair in pairs:
+            (source, destination), rows = pair, moves.rows[pair]
+            index[source, : len(rows)] = moves.local_rows(pair)
+            received[destination] |= {row: first + i for i, row in enumerate(rows)}
+        # Idle shards have the index of a busy one, so `take_rows` may find one slice.
+        busy = next(s for s, d in sorted(pairs) if len(moves.rows[s, d]) == width)
+        index[[*{*range(num)} - {s for s, _ in pairs}]] = index[busy]
+        pieces.append((tuple((s, d) for s, d in pairs if s != d), index))
+        first += width
+    return tuple(pieces), received
 
 
-def _rounds(needed: dict, num: int) -> list[list[tuple[int, int]]]:
+def _rounds(rows: Mapping[Pair, Sequence[int]], num: int) -> list[list[Pair]]:
     """Returns the rows that stay, then permutations, with the least number of rounds.
 
-    This is an edge coloring of a bipartite graph (Koenig): if no round is free at both
-    ends of a pair, two rounds are swapped along their alternating path. Pairs are
-    sorted by number of rows, so the pairs of a round have similar numbers.
+    Shards as sources, and shards as destinations, are the nodes of a bipartite graph
+    whose edges are the pairs that exchange rows. A round is a color of edges: at each
+    node a color occurs once. By Koenig's theorem there are as many colors as the node
+    with the most edges has, and this colors one edge after another with them.
+
+    Args:
+        rows: (source, destination) -> rows that move.
+        num: number of shards.
     """
-    stays = [(s, s) for s in range(num) if needed[s, s]]
-    moves = [(s, d) for (s, d), rows in needed.items() if rows and s != d]
-    moves.sort(key=lambda pair: (-len(needed[pair]), pair[1] - pair[0], pair[0]))
-    to: list[dict[int, int]] = [{} for _ in range(num)]  # of each source, by round
-    by: list[dict[int, int]] = [{} for _ in range(num)]  # of each destination
-    # Koenig's theorem: the largest number of partners of a shard is enough rounds.
-    degree = max(
-        Counter([(0, s) for s, _ in moves] + [(1, d) for _, d in moves]).values(),
-        default=0,
-    )
-    for s, d in moves:
-        free_s, free_d = (
-            [r for r in range(degree) if r not in busy] for busy in (to[s], by[d])
+    stays = [(shard, shard) for shard in range(num) if rows[shard, shard]]
+    moves = [(s, d) for (s, d), moved in rows.items() if moved and s != d]
+    # Pairs with many rows first, so that those of a round have similar numbers: the
+    # largest number is sent by all.
+    moves.sort(key=lambda pair: (-len(rows[pair]), pair[1] - pair[0], pair[0]))
+    partners = Counter([("source", s) for s, _ in moves])
+    partners += Counter([("destination", d) for _, d in moves])
+    num_rounds = max(partners.values(), default=0)
+    # Of each shard: round -> its partner, as a source and as a destination.
+    sends_to: list[dict[int, int]] = [{} for _ in range(num)]
+    receives_from: list[dict[int, int]] = [{} for _ in range(num)]
+    for source, destination in moves:
+        idle_source, idle_destination = (
+            [turn for turn in range(num_rounds) if turn not in busy]
+            for busy in (sends_to[source], receives_from[destination])
         )
-        both = [r for r in free_s if r in free_d]
-        if not both:
-            _swap_rounds(to, by, d, free_s[0], free_d[0])
-            both = free_s
-        to[s][both[0]], by[d][both[0]] = d, s
-    rounds = [[(s, d[r]) for s, d in enumerate(to) if r in d] for r in range(degree)]
+        turn = next((turn for turn in idle_source if turn in idle_destination), None)
+        if turn is None:
+            turn, other = idle_source[0], idle_destination[0]
+            _swap_rounds(sends_to, receives_from, destination, turn, other)
+        sends_to[source][turn], receives_from[destination][turn] = destination, source
+    rounds = [
+        [(s, partner[turn]) for s, partner in enumerate(sends_to) if turn in partner]
+        for turn in range(num_rounds)
+    ]
     return [stays, *rounds] if stays else rounds
 
 
 def _swap_rounds(
-    to: list[dict[int, int]], by: list[dict[int, int]], d: int, one: int, other: int
+    sends_to: list[dict[int, int]],
+    receives_from: list[dict[int, int]],
+    destination: int,
+    turn: int,
+    other: int,
 ) -> None:
-    """Swaps two rounds along the path from destination `d`, idle in `other`."""
+    """Makes a destination that is idle in the round `other` idle in `turn` instead.
+
+    Its pair of `turn` moves to `other`. There its source may have a pair already, which
+    moves to `turn`, and so on: along this path, whose rounds alternate and which never
+    comes to a node twice, the two rounds are swapped.
+    """
     path: list[tuple[int, int, int]] = []
-    here, now = d, one
-    while now in by[here]:
-        s = by[here][now]
-        path.append((s, here, now))
-        if other not in to[s]:
+    while turn in receives_from[destination]:
+        source = receives_from[destination][turn]
+        path.append((source, destination, turn))
+        if other not in sends_to[source]:
             break
-        here = to[s][other]
-        path.append((s, here, other))
-    for s, end, now in path:
-        del to[s][now], by[end][now]
-    for s, end, now in path:
-        new = other if now == one else one
-        to[s][new], by[end][new] = end, s
-
-
-def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
-    """Gives idle shards the index of a busy one, so `take_rows` may find one slice."""
-    busy = next(s for s, rows in sends.items() if len(rows) == index.shape[1])
-    idle = [s for s, rows in sends.items() if not rows]
-    index[idle] = index[busy]
-    return index
+        destination = sends_to[source][other]
+        path.append((source, destination, other))
+    for source, end, before in path:
+        del sends_to[source][before], receives_from[end][before]
+    for source, end, before in path:
+        after = other if before == turn else turn
+        sends_to[source][after], receives_from[end][after] = end, source
