@@ -264,13 +264,30 @@ def gauss_newton_step(
         norm = float(np.linalg.norm(residual))
         progress(Iteration(outer, count, float(cost), norm))
 
-    size = right.size
-    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
+    # Rounding of float32 products makes residuals that should be orthogonal less and
+    # less so, differently on every mesh. In the place of a preconditioner each of them
+    # loses its parts along those before (Golub and Van Loan 2013, 10.1.3 and 11.3).
+    basis = np.empty((config.inner_iterations, right.size))
+    num_before = 0
+
+    def orthogonal(residual: np.ndarray) -> np.ndarray:
+        nonlocal num_before
+        known = basis[:num_before]
+        residual = residual.ravel() - known.T @ (known @ residual.ravel())
+        basis[num_before] = residual / np.linalg.norm(residual)
+        num_before += 1
+        return residual
+
+    def operator(matvec: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
+        shape = right.size, right.size
+        return LinearOperator(shape, matvec=matvec, dtype=np.float64)  # type: ignore[call-arg]
+
     solution, _ = cg(
-        operator,
+        operator(product),
         right,
+        M=operator(orthogonal),
         rtol=config.tolerance,
-        maxiter=config.inner_iterations,
+        maxiter=min(config.inner_iterations, right.size),
         callback=callback,
     )
     return solution

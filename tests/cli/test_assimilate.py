@@ -19,6 +19,7 @@ from tests.data.world import GRID
 from tests.forecast.tiny_run import forecast, read
 from tests.support import assert_close
 from tests.support.custom_objects import no_objects_left
+from tests.support.processes import on_processes
 
 __all__ = ["no_objects_left"]
 
@@ -194,6 +195,49 @@ def test_meshes_make_the_same_analyses(config, analyses, tmp_path, mesh):
         if "innovations" not in path:
             for name in dataset.data_vars:
                 assert_close(actual[path][name], dataset[name], 1e-5, f"{path} {name}")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "count"),
+    [
+        ("domain2", 2),
+        ("dp2xdomain2", 2),
+        ("dp2xdomain2", 4),
+    ],
+)
+@pytest.mark.slow
+def test_processes_make_the_same_analyses(config, analyses, tmp_path, mesh, count):
+    """Process 0 alone speaks and writes; one process goes on with what they wrote."""
+    folder, cycles = config.parent, 1 if count == 2 else WINDOWS
+    changes = {
+        "observations": f"[{folder}/obs.csv]",
+        "background.file": folder / "background.nc",
+        "background.forecasts": folder / "forecasts",
+        "leave_out": "[error, time]",
+        "cycles": cycles,
+    }
+    sets = [f"--set=assimilation.{key}={value}" for key, value in changes.items()]
+    options = ["--config", str(config), "--out", str(tmp_path / "out"), *sets]
+    options += MESHES[mesh]
+    texts = on_processes(count, "credit_jax.cli.assimilate", *options)
+    assert [text.count("written: ") for text in texts] == [1] + [0] * (count - 1)
+    expected, actual = contents(analyses), contents(tmp_path / "out")
+    assert len(actual) == cycles / WINDOWS * len(expected)
+    for path, dataset in actual.items():
+        if "innovations" not in path:
+            for name in dataset.data_vars:
+                assert_close(
+                    dataset[name], expected[path][name], 1e-5, f"{path} {name}"
+                )
+
+
+def test_processes_but_the_first_write_nothing(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jax.process_index", lambda *_: 1)
+    changes = "cycles=1", "leave_out=[error, time]"
+    sets = [f"--set=assimilation.{change}" for change in changes]
+    assert call(config, tmp_path / "out", *sets) == OK
+    assert not (tmp_path / "out").exists()
+    assert "written" not in capsys.readouterr().out
 
 
 def test_the_first_background_is_a_forecast(config, run, tmp_path):

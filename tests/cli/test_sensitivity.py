@@ -11,6 +11,7 @@ from credit_jax.cli.sensitivity import main
 from tests.adjoint.conftest import *  # noqa: F403
 from tests.data.world import GRID
 from tests.support import assert_close
+from tests.support.processes import on_processes
 
 T = "ERA5/prognostic/3d/T"
 OF = "mean T1 in 20..80N 30W..80E"
@@ -57,6 +58,33 @@ def test_the_gradient(run, expected, tmp_path, mesh, capsys):
         actual = gradient[key.split("/")[-1]].values
         field = np.moveaxis(field[0], 1, 0)
         assert_close(actual, np.reshape(field, actual.shape), 2e-6, key)
+
+
+def test_processes_but_the_first_write_nothing(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jax.process_index", lambda *_: 1)
+    assert call(run, tmp_path / "gradient.nc") == OK
+    assert not (tmp_path / "gradient.nc").exists()
+    assert "written" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [("--of", OF), ("--singular-vectors", "2")])
+def test_processes_compute_the_same(run, tmp_path, what):
+    """Gradients, or singular vectors, of two processes; the first one writes."""
+    norm = () if what[0] == "--of" else ("--norm", "T=1,U=0.5")
+    folder = run.parent / "run"
+    options = [*("--config", str(run), "--checkpoint", str(folder)), *what, *norm]
+    options += ["--init-time", "2000-01-01", "--lead", "12h", *MESHES[1]]
+    names = [tmp_path / f"{name}.nc" for name in ("one", "two")]
+    assert main([*options, "--out", str(names[0]), "--cache", "none"]) == OK
+    texts = on_processes(
+        2, "credit_jax.cli.sensitivity", *options, "--out", str(names[1])
+    )
+    assert [text.count("written: ") for text in texts] == [1, 0]
+    one, two = (xr.load_dataset(name) for name in names)
+    assert set(one) == set(two)
+    for name in one.data_vars:
+        assert_close(two[name].values, one[name].values, 2e-6, name)
 
 
 @pytest.mark.parametrize(
