@@ -26,7 +26,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.assimilation_bound import LEAD, bound
-from benchmarks.assimilation_gradients import gradients, likeness
+from benchmarks.assimilation_gradients import (
+    gradients,
+    likeness,
+    plot_spectra,
+    spectra,
+)
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.config import load_config
 from credit_jax.config.dates import duration
@@ -62,7 +67,9 @@ day before, by the model, beside that by the demo's own equations: the cosine of
 angle between them, of the gradients, of their parts to degree 21, which the equations \
 resolve, and of B times the gradients, the increment that an observation of the mean \
 would make; and the share of power of the model's gradient above degree 21, where that \
-of the equations has none."""
+of the equations has none.
+
+![Power of the gradients by degree](assimilation_demo_gradients.png)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = _errors(folder)
     bitwise = _same(folder / "killed", folder / "analyses")
     difference = _difference(folder / "mesh", folder / "analyses")
-    alike, limit = _alike(folder), _limit(folder)
+    (alike, powers), limit = _alike(folder), _limit(folder)
     options.out.mkdir(parents=True, exist_ok=True)
     _plot(errors, options.out / f"{NAME}.png")
+    plot_spectra(powers, options.out / f"{NAME}_gradients.png")
     statistics = pd.read_csv(folder / "analyses" / "statistics.csv")
     verdict = (
         f"The windows took {seconds / 60:.1f} minutes. A run that was killed in its "
@@ -96,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "resumed_bitwise": bitwise,
         "mesh_difference": difference,
         "gradients": alike,
+        "spectra": powers,
         "bound": limit,
     }
     tables = _table(errors, spread), _windows(errors, statistics)
@@ -299,11 +308,12 @@ def _windows(errors: Mapping[str, pd.DataFrame], statistics: pd.DataFrame) -> Ta
     return Table("Background -> analysis", header, rows)
 
 
-def _alike(folder: Path) -> dict[str, list[float]]:
-    """See `assimilation_gradients.likeness`; at the start of the windows."""
+def _alike(folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """See `assimilation_gradients`: `likeness`, `spectra` at the start of windows."""
     section: Any = load_config(CONFIG).assimilation
     pair = gradients(folder / "run", DATA, pd.Timestamp(section.start))
-    return likeness(*pair, str(folder / "background.nc"))
+    background = str(folder / "background.nc")
+    return likeness(*pair, background), spectra(*pair, background)
 
 
 def _limit(folder: Path) -> dict[str, tuple[float, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from jaxtyping import Array
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 import credit_jax
 from credit_jax import adjoint
@@ -22,6 +24,7 @@ from credit_jax.assimilation.background import Harmonics
 # The mean temperature of a level in a box, a day later.
 LEVEL, STEPS, BOX = 4, 4, (40, 60, 180, 220)
 RESOLVED = 21
+_COLORS = {"model": "#2f7ed8", "equations": "#d9822b"}
 _NAMES = ("U", "V", "T", "Q", "SP")
 
 
@@ -126,6 +129,58 @@ def likeness(
             float(power[RESOLVED + 1 :].sum() / power.sum()),
         ]
     return rows
+
+
+def spectra(
+    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], background: str
+) -> dict[str, dict[str, list[float]]]:
+    """Power of two gradients per area by degree, and of B times them, of sum 1.
+
+    Args:
+        ours, theirs, background: see `likeness`.
+
+    Returns:
+        T, U and V -> "model", "equations" and, of B times them, "B model" and
+        "B equations" -> power of each degree.
+    """
+    covariance = read_background(background)
+    harmonics = covariance.harmonics
+    area = np.cos(np.deg2rad(harmonics.latitude))[:, None]
+    fields = {"model": ours, "equations": theirs}
+    changes = {f"B {k}": _change(covariance, x) for k, x in fields.items()}
+    densities = {k: {n: y / area for n, y in x.items()} for k, x in fields.items()}
+    powers = {
+        name: {
+            label: spectrum(np.float64(x[name]), harmonics)
+            for label, x in {**densities, **changes}.items()
+        }
+        for name in ("T", "U", "V")
+    }
+    return {
+        name: {label: (x / x.sum()).tolist() for label, x in by_label.items()}
+        for name, by_label in powers.items()
+    }
+
+
+def plot_spectra(
+    powers: Mapping[str, Mapping[str, Sequence[float]]], path: Path
+) -> None:
+    """Draws what `spectra` returns, a panel for each variable."""
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(powers), sharey=True)
+    for axes, (name, by_label) in zip(panels, powers.items(), strict=True):
+        for label, values in by_label.items():
+            color = _COLORS[label.removeprefix("B ")]
+            style = "--" if label.startswith("B ") else "-"
+            shown = label.replace("B ", "B times that of the ", 1)
+            degrees = np.arange(1, len(values))
+            axes.semilogy(degrees, values[1:], style, color=color, label=shown)
+        axes.axvline(RESOLVED, color="#888888", linewidth=0.8)
+        axes.set(xlabel="degree", title=f"gradient by {name}", ylim=(1e-7, 1))
+        axes.grid(visible=True, alpha=0.3)
+    panels[0].legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
 def spectrum(density: np.ndarray, like: Harmonics) -> np.ndarray:

@@ -76,7 +76,9 @@ def test_the_report(data, tmp_path, monkeypatch):
     _runs(runs, data)
     monkeypatch.setattr(assimilation_demo, "_make", lambda folder: 90.0)
     monkeypatch.setattr(assimilation_demo, "_limit", lambda folder: {"T": (2.0, 1.0)})
-    alike = {"T": [0.1, 0.2, 0.3, 0.04]}
+    labels = ("model", "equations", "B model", "B equations")
+    powers = {n: {key: [0.0, 0.7, 0.3] for key in labels} for n in ("T", "U", "V")}
+    alike = {"T": [0.1, 0.2, 0.3, 0.04]}, powers
     monkeypatch.setattr(assimilation_demo, "_alike", lambda folder: alike)
     options = ["--folder", str(runs), "--out", str(out)]
     assert main(options) == 0
@@ -92,7 +94,8 @@ def test_the_report(data, tmp_path, monkeypatch):
     results = json.loads((out / "assimilation_demo.json").read_text())
     assert results["errors"]["analysis"]["T"] == pytest.approx([1.0] * 10, rel=1e-4)
     assert results["mesh_difference"] == 0
-    assert (out / "assimilation_demo.png").stat().st_size > 5000
+    for name in ("", "_gradients"):
+        assert (out / f"assimilation_demo{name}.png").stat().st_size > 5000
 
 
 def test_what_differs(tmp_path):
