@@ -8,11 +8,16 @@ gradient; evaluation uses the stored vectors. Here u and v are the collection
 weights, once for each call of a layer that is called several times. Both run outside of
 the layers, so rematerialization does not repeat the power iteration, and sharded
 matrices need only a `psum` over the axes that shard them.
+
+A layer that a forward pass calls several times has a power iteration, a sigma and a
+divided matrix for each call (`ParamSpec.calls`): torch iterates in the hook of every
+call. In training the vectors then have a dim of calls, after that of stacked blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +25,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.nn.matrix_groups import (
-    MatrixFamily,
-    Shapes,
-    matrix_families,
-)
+from credit_jax.nn.matrix_groups import matrix_families
 from credit_jax.nn.model_state import Collection
+from credit_jax.nn.packed_matrices import PackedMatrices
 from credit_jax.ops import packed
 from credit_jax.ops.compensated import (
     compensated_sum,
@@ -33,9 +35,7 @@ from credit_jax.ops.compensated import (
     quotient,
     two_sum,
 )
-from credit_jax.ops.packed import Side
-from credit_jax.ops.vma import pvary, varying_axes
-from credit_jax.parallel.collectives import psum_each, pvary_each
+from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import Initializer
@@ -44,8 +44,6 @@ from credit_jax.parallel.params.spec import LAYERS, ParamSpec
 
 Weights = dict[str, Array]
 
-# torch.nn.utils.spectral_norm's default.
-EPSILON = 1e-12
 # Power iterations at the start, as in torch.nn.utils.parametrizations.spectral_norm.
 ITERATIONS = 15
 
@@ -102,26 +100,20 @@ def init_spectral_norm(
         spec = specs[path] if specs else PartitionSpec()
         drawn_specs[path] = matrix_specs(param_spec, spec)["u"]
     first = initialize(drawn, key, drawn_specs if specs else None, degrees)
-    families = matrix_families(param_specs, specs)
-    matrices = [family.matrices(weights) for family in families]
+    matrices = PackedMatrices.of(weights, param_specs, specs)
     start = {path: {"u": u} for path, u in first.items()}
-    # A power iteration returns u that vary as the matrices do, except where it sums.
-    us = [
-        pvary(packed.pack(family.rows(start, "u")), sorted(axes - {*family.axes("v")}))
-        for family, family_matrices in zip(families, matrices, strict=True)
-        for axes in [varying_axes(family_matrices[0])]
-    ]
+    us = matrices.varying_as_matrices(matrices.vectors(start, "u"))
 
     def again(us: list[Array], _: None) -> tuple[list[Array], list[Array]]:
-        return _power_iteration(families, matrices, us)
+        return matrices.power_iteration(us)
 
     unroll = _unroll(ITERATIONS, param_specs, specs, alone=alone)
     us, all_vs = lax.scan(again, us, length=ITERATIONS, unroll=unroll)
     shapes = {
         p: spectral_norm_shapes(d, weights[p].shape) for p, d in param_specs.items()
     }
-    vectors: dict[Side, list[Array]] = {"u": us, "v": [vs[-1] for vs in all_vs]}
-    return _with_vectors(families, matrices, vectors, shapes, {p: {} for p in shapes})
+    last_vs = [vs[-1] for vs in all_vs]
+    return matrices.with_vectors(us, last_vs, shapes, {p: {} for p in shapes})
 
 
 def iterate(
@@ -132,9 +124,8 @@ def iterate(
 ) -> Collection:
     """Returns u and v for one training forward pass: one power iteration per call.
 
-    v = W'u / |W'u|, u = Wv / |Wv|, without gradient. If a layer is called several times
-    (`ParamSpec.calls`), its u and v have a dim of calls, after the dim of stacked
-    blocks; `after_calls` removes it.
+    v = W'u / |W'u|, u = Wv / |Wv|, without gradient. `after_calls` removes the dim of
+    calls from the vectors of layers that are called several times.
 
     Args:
         weights: local shards of all parameters, by path.
@@ -143,8 +134,9 @@ def iterate(
         specs: PartitionSpec of each parameter; None on one device.
     """
     # The first call of every layer together; most layers have no other.
-    new = _iterated(weights, state, _with_calls(state, param_specs, 0), specs)
-    several = _with_calls(state, param_specs, 1)
+    called = {path: param_specs[path] for path in state if param_specs[path].calls}
+    new = _iterated(weights, state, called, specs)
+    several = {path: spec for path, spec in called.items() if spec.calls > 1}
     if several:
         new |= _of_all_calls(weights, {p: new[p] for p in several}, several, specs)
     return new
@@ -228,42 +220,35 @@ def normalize(
             for many forward passes, it would add up from step to step.
     """
     several = _per_call(state, param_specs)
-    called = _with_calls(state, param_specs, 0)
-    once = {path: called[path] for path in called if path not in several}
-    divided = _divided_exactly if compensated else _divided
-    out = {**weights, **divided(weights, state, matrix_families(once, specs))}
+    once = {
+        path: param_specs[path]
+        for path in state
+        if param_specs[path].calls and path not in several
+    }
+    divided = partial(_divided_exactly if compensated else _divided, weights)
+    out = {**weights, **divided(state, once, specs)}
     # `vmap` over the dim of calls, which is equally long for matrices called equally
     # often.
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
-        out |= _divided_for_calls(divided, weights, state, alike, specs)
+        out |= _divided_for_calls(divided, state, alike, specs)
     return out
 
 
 def _divided_for_calls(
     divided: Callable[..., Weights],
-    weights: Weights,
     state: Collection,
     matrices: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """These matrices, called equally often, divided for each call in a dim of calls."""
-    families = matrix_families(matrices, specs)
     dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
     divide = jax.vmap(
-        lambda call_state: divided(weights, call_state, families),
+        lambda call_state: divided(call_state, matrices, specs),
         in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
         out_axes=dims,
     )
     return divide({path: state[path] for path in matrices})
-
-
-def _with_calls(
-    paths: Iterable[str], param_specs: Mapping[str, ParamSpec], times: int
-) -> dict[str, ParamSpec]:
-    """Returns specs of the matrices among `paths` with more than `times` calls."""
-    specs = {path: param_specs[path] for path in paths}
-    return {path: spec for path, spec in specs.items() if spec.calls > times}
 
 
 def _calls_dim(param_spec: ParamSpec) -> int:
@@ -289,84 +274,43 @@ def _iterated(
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
-    families = matrix_families(matrices, specs)
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     # torch iterates under no_grad: of sigma = u' W v only W has a gradient.
-    stacked = [jax.lax.stop_gradient(family.matrices(weights)) for family in families]
-    us = [packed.pack(family.rows(state, "u")) for family in families]
-    us, vs = _power_iteration(families, stacked, us)
+    constant = PackedMatrices.of(weights, matrices, specs).without_gradient()
+    us, vs = constant.power_iteration(constant.vectors(state, "u"))
     shapes = {
         p: {side: array.shape for side, array in state[p].items()} for p in matrices
     }
-    return _with_vectors(families, stacked, {"u": us, "v": vs}, shapes, new)
-
-
-def _power_iteration(
-    families: Sequence[MatrixFamily],
-    matrices: Sequence[Sequence[Array]],
-    us: Sequence[Array],
-) -> tuple[list[Array], list[Array]]:
-    """Returns v = W'u / |W'u| and then u = Wv / |Wv|, as (u, v), packed by family."""
-    vs = _unit(families, matrices, _products(families, matrices, us, "u"), "v")
-    return _unit(families, matrices, _products(families, matrices, vs, "v"), "u"), vs
-
-
-def _with_vectors(
-    families: Sequence[MatrixFamily],
-    matrices: Sequence[Sequence[Array]],
-    vectors: Mapping[Side, Sequence[Array]],
-    shapes: Shapes,
-    into: Collection,
-) -> Collection:
-    """Returns `into` plus the packed vectors of families, in their shapes by path."""
-    for side, side_vectors in vectors.items():
-        for family, each, packed_rows in zip(
-            families, matrices, side_vectors, strict=True
-        ):
-            rows = packed.unpack(packed_rows, packed.rows_of(each, side))
-            into = family.with_rows(rows, side, shapes, into)
-    return into
+    return constant.with_vectors(us, vs, shapes, new)
 
 
 def _divided(
-    weights: Weights, state: Collection, families: Sequence[MatrixFamily]
+    weights: Weights,
+    state: Collection,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """Returns the matrices, each divided by u' W v."""
-    stacked = [family.matrices(weights) for family in families]
-    u, v = (
-        [packed.pack(family.rows(state, side)) for family in families]
-        for side in ("u", "v")
+    together, out = PackedMatrices.of(weights, matrices, specs), {}
+    inverses = together.inverse_sigmas(
+        together.vectors(state, "u"), together.vectors(state, "v")
     )
-    # u' (W v): what is summed over shards is a vector, and then a number.
-    mapped = _products(families, stacked, v, "v")
-    sigmas = psum_each(
-        [
-            packed.dots(a, b, packed.rows_of(family_matrices, "u"))
-            for a, b, family_matrices in zip(u, mapped, stacked, strict=True)
-        ],
-        [family.axes("u") for family in families],
-    )
-    # One sum of the gradients of all sigmas over the shards, which need not be equal.
-    axes = [
-        sorted(varying_axes(family_matrices[0]) - varying_axes(sigma))
-        for family_matrices, sigma in zip(stacked, sigmas, strict=True)
-    ]
-    inverses = pvary_each([1.0 / sigma for sigma in sigmas], axes)
-    out = {}
-    for family, inverse in zip(families, inverses, strict=True):
-        specs = dict(family.paths())
-        arrays = [
-            weights[p] if specs[p].is_stacked else weights[p][None] for p in specs
-        ]
-        for path, scaled in zip(specs, packed.scale(arrays, inverse), strict=True):
-            out[path] = scaled if specs[path].is_stacked else scaled[0]
+    for family, inverse in zip(together.families, inverses, strict=True):
+        stacked = {path: spec.is_stacked for path, spec in family.paths()}
+        arrays = [weights[p] if stacked[p] else weights[p][None] for p in stacked]
+        for path, scaled in zip(stacked, packed.scale(arrays, inverse), strict=True):
+            out[path] = scaled if stacked[path] else scaled[0]
     return out
 
 
 def _divided_exactly(
-    weights: Weights, state: Collection, families: Sequence[MatrixFamily]
+    weights: Weights,
+    state: Collection,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
+    families = matrix_families(matrices, specs)
     groups = [group for family in families for group in family.groups]
     sums = [group.elements(weights, state) for group in groups]
     # Each sum and the errors of its roundings, both summed over the shards.
@@ -387,42 +331,3 @@ def _divided_exactly(
 def _beside(weight: Array, numbers: Array) -> Array:
     """The number of each matrix, with dims of length 1 for those of the matrix."""
     return numbers.reshape(numbers.shape + (1,) * (weight.ndim - numbers.ndim))
-
-
-def _products(
-    families: Sequence[MatrixFamily],
-    matrices: Sequence[Sequence[Array]],
-    vectors: Sequence[Array],
-    side: Side,
-) -> list[Array]:
-    """Returns W v (side "v") or W' u (side "u") of families, summed over shards."""
-    return psum_each(
-        [
-            packed.products(family_matrices, packed_vectors, side)
-            for family_matrices, packed_vectors in zip(matrices, vectors, strict=True)
-        ],
-        [family.axes(side) for family in families],
-    )
-
-
-def _unit(
-    families: Sequence[MatrixFamily],
-    matrices: Sequence[Sequence[Array]],
-    vectors: Sequence[Array],
-    side: Side,
-) -> list[Array]:
-    """Returns unit vectors x / max(|x|, epsilon) for each row of packed u or v."""
-    shapes = [packed.rows_of(family_matrices, side) for family_matrices in matrices]
-    squares = psum_each(
-        [packed.dots(x, x, rows) for x, rows in zip(vectors, shapes, strict=True)],
-        [family.axes(side) for family in families],
-    )
-    return [
-        x / packed.spread(_norm(square), rows)
-        for x, square, rows in zip(vectors, squares, shapes, strict=True)
-    ]
-
-
-def _norm(squares: Array) -> Array:
-    """Norms that vectors are divided by, from the sums of their squares."""
-    return jnp.maximum(jnp.sqrt(squares), EPSILON)
