@@ -17,6 +17,7 @@ from .named_fields import FieldContext as FieldContext
 from .packages.labeled import DatasetForecaster as DatasetForecaster
 from .packages.labeled import open_forecaster as open_forecaster
 from .parallel.mesh.credit import build_device_mesh as build_device_mesh
+from .parallel.mesh.devices import ensure_devices as ensure_devices
 from .parallel.mesh.dims import ParallelDims as ParallelDims
 from .parallel.params.precision import Precision as Precision
 from .parallel.params.precision import default_mp_policy as default_mp_policy

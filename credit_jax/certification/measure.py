@@ -218,7 +218,7 @@ def _step(
         loss_optimizer=stage.loss_optimizer,
         ema_decay=stage.ema_decay,
     )
-    return compile_program(train, model.mesh)
+    return compile_program(train, model.mesh, quickly=True)
 
 
 def _run_store(store: CheckpointStore, model: ParallelModel) -> RunStore:
@@ -379,4 +379,4 @@ def forecast_step(
         batch_specs=(specs, fed_back, PartitionSpec(), PartitionSpec()),
         out_specs=(fed_back, known["y"]),
     )
-    return compile_program(sharded, model.mesh)
+    return compile_program(sharded, model.mesh, quickly=True)

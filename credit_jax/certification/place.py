@@ -133,6 +133,7 @@ def block_outputs(
             out_specs=PartitionSpec(batch_spec(axes)[0], axes.domain),
         ),
         model.mesh,
+        quickly=True,
     )
     noise = Noise(jax.random.key(subject.seed)) if definition.draws_noise else None
     order = samples_of_mesh(subject.num_samples, model, subject)

@@ -34,7 +34,8 @@ Options = Mapping[str, bool | int | str]
 #   emitters stay on, as the older emitters do not vectorize operations that overwrite
 #   their input: most of a gradient (GELU's: 3.2 ms instead of 0.5 ms) and all of AdamW.
 # - YNNPACK's convolutions take two to three times as long as Eigen's, its matrix
-#   products a third longer; its reductions are faster.
+#   products a third longer; its reductions are faster. In float64 Eigen has no
+#   convolutions: XLA's own loops take 200 times as long as YNNPACK.
 # Counted in the WXFormer step of 0.25 degrees, compiled for 8 H100 (benchmarks):
 # - Reduce-scatters of 6 MB a shard: by default XLA combines the gradients to three, of
 #   which the last one has little beside which it could run.
@@ -45,10 +46,12 @@ Options = Mapping[str, bool | int | str]
 #   the WXFormer of 0.25 degrees, whose step took more than five minutes to compile.
 #   Matrix products and convolutions are still chosen by running them.
 _SOONER_ON_GPUS: Options = {"xla_gpu_experimental_enable_fusion_autotuner": False}
+# The operations that are YNNPACK's.
+_YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 _OPTIONS: Mapping[str, Options] = {
     "cpu": {
         "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+        _YNNPACK: "LIBRARY_FUSION_TYPE_REDUCE",
     },
     "gpu": {
         **_SOONER_ON_GPUS,
@@ -157,6 +160,7 @@ def compile_program(
     donate_argnums: int | Sequence[int] = (),
     options: Options | None = None,
     group_halos: bool = False,
+    quickly: bool = False,
 ) -> Any:
     """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
 
@@ -170,11 +174,17 @@ def compile_program(
         donate_argnums: as for `jax.jit`.
         options: further options of XLA, see `check_options`.
         group_halos: see `collectives.group_halos`.
+        quickly: whether a program for CPUs is optimized little, see `compile_quickly`.
 
     Returns:
         The jitted function, which takes positional arguments only.
     """
-    known = known_options(_OPTIONS.get(mesh.devices.flat[0].platform, {}))
+    kind = mesh.devices.flat[0].platform
+    quick = _QUICKLY if quickly and kind == "cpu" else {}
+    options_of_kind = {**_OPTIONS.get(kind, {}), **quick}
+    if jax.config.values["jax_enable_x64"]:
+        options_of_kind.pop(_YNNPACK, None)
+    known = known_options(options_of_kind)
 
     @wraps(function)
     def program(*args: Any) -> Any:

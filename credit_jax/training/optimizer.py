@@ -149,7 +149,9 @@ def scale_by_rate_argument() -> optax.GradientTransformationExtraArgs:
 
 
 def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:
-    """Euclidean norm of the whole gradient, float32, the same on every device.
+    """Euclidean norm of the whole gradient, the same on every device.
+
+    In float32, or in float64 where a leaf has it.
 
     The sum of squares of every leaf is summed over exactly the mesh axes that the leaf
     varies over, so that each shard counts once. Small leaves are one vector, as a sum
@@ -161,7 +163,8 @@ def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:
     groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf in jax.tree.leaves(grads):
         axes = tuple(sorted(varying_axes(leaf)))
-        groups.setdefault(axes, []).append(leaf.astype(jnp.float32))
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        groups.setdefault(axes, []).append(wide)
     parts = []
     for leaves in groups.values():
         arrays = [leaf for leaf in leaves if not _is_small(leaf)]

@@ -137,6 +137,23 @@ def test_options_reach_the_program():
         program(0.5)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_convolutions_in_float64_are_ynnpacks(monkeypatch, x64):
+    """Eigen has none of them, and XLA's own loops are 200 times as slow."""
+    options = {}
+
+    def jit(function, *, compiler_options, **_):
+        options.update(compiler_options)
+        return function
+
+    with jax.enable_x64(x64):
+        monkeypatch.setattr(jax, "jit", jit)
+        compile_program(jnp.sin, make_mesh(), quickly=True)
+        monkeypatch.undo()
+    assert ("xla_cpu_experimental_ynn_fusion_type" in options) != x64
+    assert options["xla_backend_optimization_level"] == 0
+
+
 def test_both_directions_of_a_halo_in_one_group():
     mesh, x = make_mesh(domain=4), jnp.arange(24.0).reshape(8, 3)
     pairs = [[(s, s + hop) for s in range(4) if 0 <= s + hop < 4] for hop in (1, -1)]

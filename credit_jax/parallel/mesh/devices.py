@@ -87,6 +87,8 @@ def ensure_devices(request: int | Parallelism) -> None:
     Raises:
         ValueError: there are too few accelerators; JAX is already in use with too few
             CPU devices; or `request` is not a multiple of the number of processes.
+
+    >>> credit_jax.ensure_devices(1)
     """
     needs, why = _needs(request)
     processes = num_processes()

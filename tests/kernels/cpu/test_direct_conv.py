@@ -29,6 +29,17 @@ def test_gradients_have_the_layout_that_is_fast_in_loops(
     _check(conv.conv2d, ops.conv2d, x, kernel, keywords)
 
 
+@pytest.mark.parametrize(("stride", "taps"), [(1, 3), (2, 4), (2, 3), (3, 2)])
+def test_in_float64_no_points_are_spread(stride, taps):
+    """Of such convolutions XLA makes plain loops."""
+    keywords = {"stride": (stride, 1), "padding": ((1, 0), (4, 3))}
+    with jax.enable_x64(True):
+        x = jnp.asarray(draw((2, 12, 17, 3)), jnp.float64)
+        kernel = jnp.asarray(draw((taps, taps, 3, 5), seed=1), jnp.float64)
+        program = _check(conv.conv2d, ops.conv2d, x, kernel, keywords, 1e-13)
+    assert set(re.findall(r"lhs_dilation=(\([\d, ]+\))", program)) == {"(1, 1)"}
+
+
 def test_three_dims():
     x = jnp.asarray(draw((2, 4, 6, 7, 3)))
     kernel = jnp.asarray(draw((2, 3, 3, 3, 5), seed=1))
@@ -36,7 +47,7 @@ def test_three_dims():
     _check(conv3d.conv3d, ops.conv3d, x, kernel, keywords)
 
 
-def _check(fast, plain, x, kernel, keywords):
+def _check(fast, plain, x, kernel, keywords, bound=1e-6):
     def gradient(convolution):
         def loss(x, kernel):
             return jnp.sum(jnp.sin(convolution(x, kernel, **keywords)))
@@ -49,4 +60,5 @@ def _check(fast, plain, x, kernel, keywords):
     assert layouts <= FAST
     actual, expected = (gradient(c)(x, kernel) for c in (fast, plain))
     for name, a, e in zip(("x", "the kernel"), actual, expected, strict=True):
-        assert_close(a, e, 1e-6, f"gradient by {name}")
+        assert_close(a, e, bound, f"gradient by {name}")
+    return program
