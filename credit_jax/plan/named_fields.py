@@ -50,6 +50,20 @@ def metrics_notes(config: Config) -> list[str]:
     ]
 
 
+def base_notes(config: Config) -> list[str]:
+    """Returns a note if `loss.type: base` has weights of units that it does not see."""
+    if not config.loss.is_base or config.loss.args.get("var_weighting") == "none":
+        return []
+    if base_problems(config) or scores_are_physical(config):
+        return []
+    return [
+        "loss.type: base scores normalized fields, as no postblock undoes the scaling "
+        "of y_processed and y_target_processed, while loss.args.var_weighting is for "
+        "physical units; add blocks that undo it, with these keys, to "
+        "postblocks.per_step"
+    ]
+
+
 def scores_are_physical(config: Config) -> bool:
     """Whether postblocks undo the scaling of the fields that metrics score."""
     entries = _reconstructed(config)

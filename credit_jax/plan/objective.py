@@ -30,6 +30,7 @@ from credit_jax.named_fields.coordinates import UNKNOWN, places_of, take_places
 from credit_jax.plan.files import latitude_files
 from credit_jax.plan.findings import Findings
 from credit_jax.plan.named_fields import (
+    base_notes,
     base_problems,
     metrics_notes,
     scores_are_physical,
@@ -90,6 +91,8 @@ def plan_objective(
     # Earlier problems are of other sections, and do not keep these from being built.
     before = len(findings.problems)
     findings.problems += base_problems(config)
+    if pipeline is not None and pipeline.normalizes:
+        findings.notes += base_notes(config)
     findings.notes += metrics_notes(config)
     rows = latitudes.of("loss", findings)
     path, opened = config.loss.scaler_file, latitudes.open_files is not None

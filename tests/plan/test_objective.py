@@ -63,6 +63,27 @@ def test_base_needs_named_fields(blocks, messages, plan):
         assert message in line, line
 
 
+def test_weights_of_normalized_fields_are_noted(plan, world):
+    """Those of `type: base` are for physical units, which a postblock must make."""
+    files = {"mean_path": f"{world}/mean.nc", "std_path": f"{world}/std.nc"}
+    files["levels"] = [1, 3]
+    energy = {"var_weighting": "manual", "training_loss": "mse"}
+    loss = {"type": "base", "args": energy}
+    undone = dict(TWIN["per_step"])
+    for name, key in [("of it", "y_processed"), ("of y", "y_target_processed")]:
+        undone[name] = {"type": "era5_normalizer", "args": {**files, "key": key}}
+    blocks = {"TWIN": TWIN, "undone": {"per_step": undone}}
+    for section, name, expected in [
+        (loss, "TWIN", 1),
+        (loss, "undone", 0),
+        (BASE, "TWIN", 0),
+    ]:
+        planned = plan(loss=section, postblocks=blocks[name])
+        assert planned.problems == ()
+        notes = [x for x in planned.notes if x.startswith("loss.type: base scores nor")]
+        assert len(notes) == expected, (section, name)
+
+
 def test_a_missing_scaler_is_one_problem(plan, tmp_path):
     args = {"scaler_path": str(tmp_path / "scaler.json")}
     found = plan(loss={"type": "base", "args": args}, postblocks=TWIN).problems
