@@ -58,7 +58,7 @@ def report_scores(
     """
     try:
         held_out = plan_held_out(setup)
-        state = _best(setup, folder, outcome.state)
+        state = best_state(setup, folder, outcome.state)
         scores = held_out.score(state, folder / FORECAST_FOLDER)
     except (ConfigError, ValueError, OSError) as error:
         display.message(f"No scores: {error}")
@@ -98,7 +98,7 @@ def _leads(scores: xr.Dataset) -> list[str]:
     return [f"{hours[place]:g}h" for place in places]
 
 
-def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
+def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:
     """The state with the weights of the best checkpoint, if another one is better."""
     store = CheckpointStore(folder)
     best = store.best_step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ def test_the_better_one(
         _write(folder, [0.5, 0.4] if tuned else [0.6, 0.45, 0.7], rmse if tuned else 1)
 
     monkeypatch.setattr(finetune_demo, "_train", train)
+    # Scores of other days than those of the validation.
+    score = lambda folder: shutil.copytree(folder / "scores", folder / "test")  # noqa: E731
+    monkeypatch.setattr(finetune_demo, "_score", score)
     runs, out = tmp_path / "runs", tmp_path / "out"
     options = ["--folder", str(runs), "--out", str(out)]
     assert finetune_demo.main(options) == status
