@@ -24,9 +24,8 @@ import numpy as np
 from jaxtyping import Array
 
 from credit_jax import ops
-from credit_jax.kernels.gpu import conv, dense, norm, project, window_attention
+from credit_jax.kernels.gpu import conv, dense, norm, window_attention
 from credit_jax.ops import dense as plain_dense
-from credit_jax.ops.affine import add_bias
 from credit_jax.parallel.domain.windows import Kind, merge, partition, window_grid
 from credit_jax.parallel.rows.layout import Field, block_layout
 
@@ -152,17 +151,6 @@ def _of_stage(stage: _Stage) -> list[Case]:
         ("long", stage.long),
     )
     cases = [_attention(stage, *window) for window in windows if window[1] > 1]
-    if c <= project.MOST_CHANNELS:
-        cases.append(
-            Case(
-                f"project, {points} x {c}",
-                "project",
-                project.project,
-                _plain_project,
-                (field, field, (c, c), (c,)),
-                (1.0, 1.0, scale, 1.0),
-            )
-        )
     if points >= dense.MANY_ROWS or c < 256:
         cases.append(
             Case(
@@ -246,10 +234,6 @@ def _plain_window_attention(
     mixed = ops.attend(jax.nn.softmax(logits, -1).astype(v.dtype), v)
     flat = jnp.swapaxes(mixed, 2, 3).reshape(*parts.shape[:3], -1)
     return merge(flat, field, kind, window).data.reshape(*points, heads, channels)
-
-
-def _plain_project(x: Array, skip: Array, kernel: Array, bias: Array) -> Array:
-    return skip + add_bias(x @ kernel, bias)
 
 
 def _dense(x: Array, kernel: Array, *, interpret: bool = False) -> Array:

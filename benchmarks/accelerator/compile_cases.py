@@ -22,8 +22,8 @@ KERNEL, DEFINITION = "kernel", "definition"
 def function_name(case: str, dtype: str, side: str) -> str:
     """Returns the name of the compiled function, which its files begin with.
 
-    >>> function_name("project, 72000 x 256", "bfloat16", "kernel")
-    'project_72000_x_256_bfloat16_kernel'
+    >>> function_name("dense, 72000 x 256", "bfloat16", "kernel")
+    'dense_72000_x_256_bfloat16_kernel'
     """
     return re.sub(r"\W+", "_", f"{case} {dtype} {side}")
 

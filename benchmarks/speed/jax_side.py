@@ -108,6 +108,15 @@ class JaxSide:
         self.state, info = self.step(self.state, self.batch)
         return float(info["loss"][0])
 
+    def repeats(self) -> bool:
+        """Whether a training step gives the same bits again, from the same state."""
+        results = []
+        for _ in range(2):
+            state, _ = self.step(jax.tree.map(jnp.copy, self.state), self.batch)
+            results.append(jax.tree.leaves(state.stored_params))
+        same = [bool((a == b).all()) for a, b in zip(*results, strict=True)]
+        return all(same)
+
     def floating_point_operations(self) -> float:
         """FLOPs of the matmuls and convolutions of a training step."""
         return flops_of(self.step.trace(self.state, self.batch).jaxpr)

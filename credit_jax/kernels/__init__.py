@@ -14,7 +14,6 @@ from credit_jax.kernels.dispatch import kernel_notes as kernel_notes
 from credit_jax.kernels.dispatch import layer_norm as layer_norm
 from credit_jax.kernels.dispatch import layer_norm_and_skip as layer_norm_and_skip
 from credit_jax.kernels.dispatch import platform as platform
-from credit_jax.kernels.dispatch import project as project
 from credit_jax.kernels.dispatch import use_implementation as use_implementation
 from credit_jax.kernels.dispatch import use_platform as use_platform
 from credit_jax.kernels.dispatch import window_attention as window_attention

@@ -38,11 +38,9 @@ from credit_jax.kernels.cpu import window_attention as cpu_window_attention
 from credit_jax.kernels.gpu import conv as gpu_conv
 from credit_jax.kernels.gpu import dense as gpu_dense
 from credit_jax.kernels.gpu import norm as gpu_norm
-from credit_jax.kernels.gpu import project as gpu_project
 from credit_jax.kernels.gpu import window_attention as gpu_window_attention
 from credit_jax.kernels.gpu.call import is_available
 from credit_jax.ops import dense as xla_dense
-from credit_jax.ops.affine import add_bias
 from credit_jax.ops.window_grid import WindowGrid
 
 Implementation = Literal["xla", "cpu", "gpu"]
@@ -133,25 +131,6 @@ def fuses(x: Array) -> bool:
     """
     narrow = x.dtype.itemsize == 2
     return implementation() == "gpu" and (narrow or _interprets())
-
-
-def project(
-    x: Float[Array, "*batch channel"],
-    skip: Float[Array, "*batch out"],
-    kernel: Float[Array, "channel out"],
-    bias: Float[Array, " out"],
-) -> Float[Array, "*batch out"]:
-    """Returns `skip + x @ kernel + bias`; "gpu" has a kernel for few channels.
-
-    Args:
-        x: (batch..., channel).
-        skip: (batch..., out).
-        kernel: (channel, out).
-        bias: (out,).
-    """
-    if not fuses(x) or skip.shape[-1] > gpu_project.MOST_CHANNELS:
-        return skip + add_bias(dense(x, kernel), bias)
-    return gpu_project.project(x, skip, kernel, bias, interpret=_interprets())
 
 
 def window_attention(

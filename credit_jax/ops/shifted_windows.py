@@ -28,13 +28,6 @@ def scaled_offsets(window: Pair) -> np.ndarray:
     return np.sign(table) * logs.astype(np.float32) / np.float32(math.log2(8))
 
 
-def offset_index(window: Pair) -> np.ndarray:
-    """Returns (h w, h w), the entry of `scaled_offsets` for tokens i and j."""
-    height, width = window
-    offsets = token_offsets(window) + np.array([height - 1, width - 1])
-    return offsets @ np.array([2 * width - 1, 1])
-
-
 def token_offsets(window: Pair) -> np.ndarray:
     """Returns (h w, h w, 2), rows and columns from token j to token i of a window."""
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")

@@ -67,13 +67,23 @@ def phases(
         (x.shape[1 + d] - spacing[d] * (kernel.shape[d] - 1) - 1) // stride[d] + 1
         for d in dims
     ]
+    kernel = kernel_phases(kernel, stride)
+    points = [sizes[d] + spacing[d] * (kernel.shape[d] - 1) for d in dims]
+    ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in dims]
+    return space_to_depth(pad_spatial(x, ends), stride, groups), kernel, spacing
+
+
+def kernel_phases(kernel: Array, stride: Sequence[int]) -> Array:
+    """Returns the kernel (taps..., phases * channel_in, channel_out) of stride 1.
+
+    Args:
+        kernel: (sizes..., channel_in, channel_out).
+        stride: stride of every spatial dim.
+    """
     kernel, taps = split_taps(kernel, stride)
     num = len(stride)
     order = [*range(0, 2 * num, 2), *range(1, 2 * num, 2), 2 * num, 2 * num + 1]
-    kernel = kernel.transpose(order).reshape(*taps, -1, kernel.shape[-1])
-    points = [sizes[d] + spacing[d] * (taps[d] - 1) for d in dims]
-    ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in dims]
-    return space_to_depth(pad_spatial(x, ends), stride, groups), kernel, spacing
+    return kernel.transpose(order).reshape(*taps, -1, kernel.shape[-1])
 
 
 def points_together(

@@ -7,11 +7,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
 from credit_jax import kernels
 from credit_jax.kernels import use_implementation, use_platform
-from credit_jax.kernels.gpu.project import MOST_CHANNELS
-from credit_jax.ops.affine import add_bias
 from credit_jax.parallel.compiler import loops_hold_collectives
-from tests.support import assert_close, make_mesh
-from tests.support.gradients import draw
+from tests.support import make_mesh
 
 X = jnp.zeros((2, 4, 8))
 
@@ -102,19 +99,6 @@ def test_a_compiled_function_is_traced_anew_for_another_choice():
             function(X)
     function(X)
     assert traced == ["xla", "cpu", "xla"]
-
-
-@pytest.mark.parametrize("channels", [MOST_CHANNELS, MOST_CHANNELS + 8])
-def test_a_projection_to_many_channels_has_its_definition(channels):
-    shapes = (2, 9, 8), (2, 9, channels), (8, channels), (channels,)
-    drawn = (draw(shape, seed) for seed, shape in enumerate(shapes))
-    x, skip, kernel, bias = (jnp.asarray(array) for array in drawn)
-    with use_implementation("gpu"):
-        program = str(jax.make_jaxpr(kernels.project)(x, skip, kernel, bias))
-        found = kernels.project(x, skip, kernel, bias)
-    assert ("pallas_call" in program) == (channels == MOST_CHANNELS)
-    expected = skip + add_bias(x @ kernel, bias)
-    assert_close(found, expected, 1e-6, "projection")
 
 
 def test_on_gpus_fused_layers_are_for_sixteen_bits():

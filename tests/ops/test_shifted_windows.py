@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from credit_jax.ops.drop_path import drop_path
-from credit_jax.ops.shifted_windows import beyond_edge, offset_index, scaled_offsets
+from credit_jax.ops.position_bias import pairs_of_offsets
+from credit_jax.ops.shifted_windows import beyond_edge, scaled_offsets
 from credit_jax.ops.shuffle import unpatch
 
 
@@ -34,7 +35,9 @@ def test_the_tables_are_timms(timm: Any, window: tuple[int, int]) -> None:
     ours = scaled_offsets(window)
     assert ours.dtype == table.dtype
     assert np.array_equal(ours, table), "bitwise, for what float64 must agree with"
-    assert np.array_equal(offset_index(window), theirs.relative_position_index.numpy())
+    entries = np.arange(float(len(scaled_offsets(window))))
+    index = pairs_of_offsets(jnp.asarray(entries), window)
+    assert np.array_equal(index, theirs.relative_position_index.numpy())
 
 
 @pytest.mark.reference

@@ -13,7 +13,6 @@ from credit_jax.kernels import (
     attend,
     attention_logits,
     fuses,
-    project,
     window_attention,
 )
 from credit_jax.nn.context import Context
@@ -22,7 +21,11 @@ from credit_jax.nn.layers import LayerNorm, Linear, sum_over_tensor
 from credit_jax.nn.matmul import matmul
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.position_bias import bias_index, bias_positions
+from credit_jax.ops.position_bias import (
+    bias_positions,
+    credit_table,
+    pairs_of_offsets,
+)
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.heads import HeadExchange
 from credit_jax.parallel.domain.windows import (
@@ -59,7 +62,8 @@ class PositionBias(nnx.Module):
         x = jax.nn.relu(self.norm_0(self.linear_0(x)))
         x = jax.nn.relu(self.norm_1(self.linear_1(x)))
         x = jax.nn.relu(self.norm_2(self.linear_2(x)))
-        return self.linear_3(x)[:, 0][bias_index(window)]
+        table = credit_table(self.linear_3(x)[:, 0], window)
+        return pairs_of_offsets(table, (window, window))
 
 
 class QueryKeyValue(nnx.Module):
@@ -189,27 +193,6 @@ class OutProjection(nnx.Module):
         )
         return add_bias(whole, self.bias[...])
 
-    def add(
-        self,
-        x: Float[Array, "*batch heads head_dim"],
-        skip: Float[Array, "*batch channel"],
-        context: Context,
-        *,
-        fuses: bool,
-    ) -> Float[Array, "*batch channel"]:
-        """Returns `skip + self(x, context)`, if possible by one fused kernel.
-
-        Args:
-            x: (batch..., heads, head_dim), local heads.
-            skip: (batch..., channel).
-            context: context of the forward pass.
-            fuses: whether to use the kernel, which has neither tp nor float8.
-        """
-        if not fuses or context.axes.tensor or context.precision.float8:
-            return skip + self(x, context)
-        kernel = self.kernel[...].reshape(-1, skip.shape[-1])
-        return project(x.reshape(*skip.shape[:-1], -1), skip, kernel, self.bias[...])
-
 
 class WindowAttention(nnx.Module):
     """Attention in neighboring (short) or dilated (long) windows, with residual.
@@ -277,7 +260,7 @@ class WindowAttention(nnx.Module):
             mixed = self._mix_in_place(field, context, bias)
         else:
             return field.like(skip + self._mixed(field, context, bias).data)
-        return field.like(self.to_out.add(mixed, skip, context, fuses=fused))
+        return field.like(skip + self.to_out(mixed, context))
 
     def _mixed(self, field: Field, context: Context, bias: Any) -> Field:
         """Returns the attention of the normalized field, without the residual."""

@@ -15,11 +15,8 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.padding import Pair
-from credit_jax.ops.shifted_windows import (
-    offset_index,
-    scaled_offsets,
-    token_offsets,
-)
+from credit_jax.ops.position_bias import pairs_of_offsets
+from credit_jax.ops.shifted_windows import scaled_offsets, token_offsets
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.scopes import POSITION_BIAS
 
@@ -51,7 +48,7 @@ class OffsetBias(nnx.Module):
         table = dense(jax.nn.relu(self.hidden(x)), self.out[...])
         wide = table.astype(jnp.promote_types(dtype, jnp.float32))
         table = LARGEST * jax.nn.sigmoid(wide)
-        return table.T[:, offset_index(self.window)]
+        return jnp.moveaxis(pairs_of_offsets(table, self.window), -1, 0)
 
 
 class PairBias(nnx.Module):

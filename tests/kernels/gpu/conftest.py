@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from credit_jax.kernels.gpu import dense, project
+from credit_jax.kernels.gpu import dense
 
 
 @pytest.fixture(params=[1, 4])
@@ -17,6 +17,5 @@ def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
         del sizes, settings
         return request.param
 
-    for module in (dense, project):
-        monkeypatch.setattr(module, "num_groups", num_groups)
+    monkeypatch.setattr(dense, "num_groups", num_groups)
     return request.param

@@ -21,6 +21,8 @@ CASES = {
     "points that no kernel reaches": ((41, 30, 8), (9, 9, 8), 3, 0),
     "stride 1, odd channels": ((20, 31, 7), (3, 3, 5), 1, 1),
     "enough channels": ((12, 16, 9), (2, 2, 64), 2, 0),
+    "many channels": ((8, 11, 70), (3, 3, 67), 1, 1),
+    "more padding than the stride": ((34, 42, 6), (12, 12, 4), 2, 5),
 }
 
 
@@ -37,11 +39,26 @@ def test_values_and_gradients_are_those_of_the_definition(name: str) -> None:
     x, kernel = draw((2, *size)), draw((*taps, size[-1], out), 1)
     options: Any = {"stride": (stride,) * 2, "padding": ((padding, padding + 1),) * 2}
     counts = conv.best_counts(kernel.shape, options["stride"], 2 * 400)
-    assert (counts == (1, 1)) == (name == "enough channels")
+    assert (counts == (1, 1)) == (name in ("enough channels", "many channels"))
     ours, theirs = (
         jax_values(partial(f, **options), x, kernel) for f in (conv.conv2d, ops.conv2d)
     )
     assert_same(ours, theirs, name, gradient=1e-6)
+
+
+def test_kernels_of_an_embedding_read_the_same_phases() -> None:
+    x = jnp.asarray(draw((1, 40, 48, 4)))
+    kernels = [jnp.asarray(draw((size, size, 4, 4), size)) for size in (8, 16)]
+
+    def embed(x: Any) -> Any:
+        return [
+            conv.conv2d(x, k, stride=(2, 2), padding=((len(k) // 2 - 1,) * 2,) * 2)
+            for k in kernels
+        ]
+
+    program = jax.jit(embed).lower(x).compile().as_text().partition("ENTRY")[2]
+    assert program.count("conv_general_dilated") == 2
+    assert program.count('op_name="transpose"') == 1, program
 
 
 def test_dilation_and_groups_are_those_of_the_definition() -> None:
