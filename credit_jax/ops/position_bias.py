@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 
@@ -36,7 +37,9 @@ def pairs_of_offsets(
     rows, columns = window
     rest = table.shape[1:]
     y = _differences(table.reshape(2 * rows - 1, 2 * columns - 1, *rest), rows)
-    y = _differences(jnp.moveaxis(y, 2, 0), columns)
+    # A GPU adds each of the copies' gradients faster than those of both at once.
+    y = lax.optimization_barrier(jnp.moveaxis(y, 2, 0))
+    y = _differences(y, columns)
     # Now (column, column of the other, row, row of the other, ...).
     y = y.transpose(2, 0, 3, 1, *range(4, y.ndim))
     return y.reshape(rows * columns, rows * columns, *rest)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from credit_jax import ops
 from credit_jax.kernels.gpu.call import cdiv
 from credit_jax.kernels.gpu.groups import TILE, TILES
+from credit_jax.kernels.gpu.layouts import row_major
 from credit_jax.ops.conv import (
     NO_PADDING,
     AnyPadding,
@@ -56,6 +57,7 @@ def conv2d(
     kernels are shifted and padded with zeros; the convolution is then one of stride 1
     whose input channels are the phases of the field.
     """
+    kernel = row_major(kernel)
     conv = partial(ops.conv2d, dilation=dilation, groups=groups)
     if groups != 1:
         return conv(x, kernel, stride=stride, padding=padding)

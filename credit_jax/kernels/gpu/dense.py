@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.kernels.gpu.groups import num_groups
+from credit_jax.kernels.gpu.layouts import row_major
 from credit_jax.ops import dense as ops
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import of_matrices, wide_tangent
 from credit_jax.ops.vma import match_vma
 
-# With fewer rows the sum is not split.
-MANY_ROWS = 8192
+# With fewer rows the sum is not split, and XLA chooses the order of elements.
+MANY_ROWS = 4096
 # Most groups: more than fill a GPU with one tile each.
 _MOST = 256
 
@@ -38,7 +39,7 @@ def dense(
 
 @partial(custom_vjp, nondiff_argnums=(2,))
 def _product(x: Array, kernel: Array, dtype: Any) -> Array:
-    return jnp.matmul(x, kernel, preferred_element_type=dtype)
+    return row_major(jnp.matmul(x, kernel, preferred_element_type=dtype))
 
 
 def _backward(
@@ -48,7 +49,7 @@ def _backward(
     x, kernel = saved
     cotangent = cotangent.astype(x.dtype)  # as of `ops.dense.wide_product`
     by_x = jnp.matmul(cotangent, kernel.T, preferred_element_type=x.dtype)
-    return by_x, kernel_gradient(x, cotangent).astype(kernel.dtype)
+    return row_major(by_x), kernel_gradient(x, cotangent).astype(kernel.dtype)
 
 
 _product.defvjp(None, _backward, wide_tangent)
