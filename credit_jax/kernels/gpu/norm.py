@@ -29,8 +29,8 @@ from credit_jax.ops.vma import match_vma
 
 # Numbers of values that a program of the forward and of the backward pass processes at
 # once; number of programs of the latter, each of which sums the gradients of scale and
-# bias over its rows. An H100 holds all of them at once: with 64 to 73 registers a thread
-# three of them share a multiprocessor, with twice the values only two.
+# bias over its rows. An H100 holds all of them at once: with 64 to 73 registers a
+# thread three of them share a multiprocessor, with twice the values only two.
 _VALUES, _VALUES_BACKWARD = 4096, 2048
 _PROGRAMS = 396
 # Values of an array from which on the kernels are faster than XLA's: see
