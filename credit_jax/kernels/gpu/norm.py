@@ -27,12 +27,10 @@ from credit_jax.ops.norm import layer_norm as plain
 from credit_jax.ops.padding import next_power_of_2
 from credit_jax.ops.vma import match_vma
 
-# Numbers of values that a program of the forward and of the backward pass processes at
-# once; number of programs of the latter, each of which sums the gradients of scale and
-# bias over its rows. An H100 holds all of them at once: with 64 to 73 registers a
-# thread three of them share a multiprocessor, with twice the values only two.
-_VALUES, _VALUES_BACKWARD = 4096, 2048
-_PROGRAMS = 396
+# Number of values that a program processes at once; number of programs of the backward
+# pass, each of which sums the gradients of scale and bias over its rows.
+_VALUES = 4096
+_PROGRAMS = 528
 # Values of an array from which on the kernels are faster than XLA's: see
 # docs/gpu_kernels.md.
 MANY_VALUES = 2**23
@@ -76,7 +74,7 @@ def layer_norm_and_skip(
 def _norm(
     x: Array, scale: Array, bias: Array, epsilon: float, interpret: bool
 ) -> tuple[Array, Array]:
-    rows = _rows(x, _VALUES)
+    rows = _rows(x)
     (normal,) = call_kernel(
         partial(_forward_kernel, rows=rows, epsilon=epsilon),
         "layer_norm_forward",
@@ -103,7 +101,7 @@ def _backward(
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
     x, scale = saved
-    rows = _rows(x, _VALUES_BACKWARD)
+    rows = _rows(x)
     turns = cdiv(cdiv(len(x), rows), _PROGRAMS)
     programs = cdiv(len(x), rows * turns)
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -138,9 +136,9 @@ def _tangent(
 _norm.defvjp(_forward, _backward, _tangent)
 
 
-def _rows(x: Array, values: int) -> int:
-    """Number of rows with so many values, a power of two."""
-    return max(values // _width(x), 1)
+def _rows(x: Array) -> int:
+    """Number of rows that a program processes at once, a power of two."""
+    return max(_VALUES // _width(x), 1)
 
 
 def _width(x: Any) -> int:
@@ -152,7 +150,7 @@ def _forward_kernel(
     x: Any, scale: Any, bias: Any, out: Any, *, rows: int, epsilon: float
 ) -> None:
     cells, mask = _cells(x, program_id(0), rows)
-    normal, _ = _standardize(_load(x, cells, mask), x.shape[-1], mask, epsilon)
+    normal, _ = _standardize(x, cells, mask, epsilon)
     shifted = normal * _vector(scale, normal) + _vector(bias, normal)
     store(out.at[cells], shifted.astype(out.dtype), mask=mask)
 
@@ -174,15 +172,13 @@ def _backward_kernel(
 
     def turn(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         cells, mask = _cells(x, first + index, rows)
-        # All loads are under way before the first of them is waited for.
-        values, grad, by_skip = (_load(a, cells, mask) for a in (x, cotangent, skip))
-        normal, inverse = _standardize(values, x.shape[-1], mask, epsilon)
-        grad = grad.astype(normal.dtype)
+        normal, inverse = _standardize(x, cells, mask, epsilon)
+        grad = _load(cotangent, cells, mask).astype(normal.dtype)
         by_normal = grad * _vector(scale, normal)
         along = (by_normal * normal).sum(1, keepdims=True) / count
         mean = by_normal.sum(1, keepdims=True) / count
         gradient = inverse * (by_normal - mean - normal * along)
-        gradient += by_skip.astype(normal.dtype)
+        gradient += _load(skip, cells, mask).astype(normal.dtype)
         store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
         by_scale, by_bias = totals
         return by_scale + (grad * normal).sum(0), by_bias + grad.sum(0)
@@ -196,10 +192,12 @@ def _backward_kernel(
 
 
 def _standardize(
-    values: Array, count: int, mask: Array, epsilon: float
+    x: Any, cells: Any, mask: Array, epsilon: float
 ) -> tuple[Array, Array]:
     """Returns rows with mean 0 and variance 1, 0 where masked, and 1 / deviation."""
+    values = _load(x, cells, mask)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    count = x.shape[-1]
     centered = jnp.where(mask, values - values.sum(1, keepdims=True) / count, 0.0)
     variance = (centered * centered).sum(1, keepdims=True) / count
     inverse = lax.rsqrt(variance + epsilon)
