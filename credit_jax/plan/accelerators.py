@@ -57,19 +57,19 @@ ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
             memory=80e9,
         ),
         # One of them: copies, products, and the step of configs/wxformer_025deg.yaml
-        # (docs/scaling.md), of whose 71.3 ms kernels took 69.2. Links are those of the
+        # (docs/scaling.md), of whose 75.4 ms kernels took 68.1. Links are those of the
         # data sheet.
         "h200": Accelerator(
             "NVIDIA H200 SXM, 141 GB",
             "cuda",
-            peak=692e12,
+            peak=735e12,
             bandwidth=4.1e12,
-            launch=1e-6,  # 2.1 ms between 2,100 kernels
+            launch=3.5e-6,  # 7.3 ms besides 2,100 kernels
             link=450e9,  # NVLink 4
             network=50e9,  # 400 Gb/s
             message=10e-6,
             memory=141e9,
-            achieved=0.63,
+            achieved=0.62,
         ),
         "a100": Accelerator(
             "NVIDIA A100 SXM, 40 GB",
