@@ -18,8 +18,8 @@ def bias_positions(window: int) -> np.ndarray:
 
 
 def pairs_of_offsets(
-    table: Float[Array, offset * rest], window: Sequence[int]
-) -> Float[Array, " tokens tokens *rest"]:
+    table: Float[Array, " offset *rest"], window: Sequence[int]
+) -> Float[Array, "tokens tokens *rest"]:
     """Returns the entry of the table for each pair of tokens of a window.
 
     Copies of the table, each one entry further, take the place of a gather: its
