@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,8 +69,6 @@ class WideErrors:
         yield "the same in float64"
         for name in ("prediction", "gradient"):
             yield f"  {name:34} {getattr(self, name):9.2e}  (tolerance {WIDE:.0e})"
-        if self.within_tolerance:
-            yield "these weights amplify rounding: in float64 both agree"
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,17 @@ class Comparison:
         for name, error in self.gradients.items():
             yield f"  gradient of {name:22} {error:9.2e}"
         yield f"  {'gradient':34} {self.gradient:9.2e}  (tolerance {GRADIENT:.0e})"
-        if self.wide is not None:
-            yield from self.wide.lines()
+        if self.wide is None:
+            return
+        yield from self.wide.lines()
+        if self.wide.within_tolerance:
+            why = "these weights amplify rounding"
+            if not math.isfinite(self.prediction):
+                why = (
+                    "values are not finite in float32, as with vectors of spectral "
+                    "norm that no training has iterated"
+                )
+            yield f"{why}: in float64 both agree"
 
 
 def compare_with_credit(

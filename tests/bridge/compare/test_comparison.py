@@ -112,6 +112,17 @@ def test_noise_of_a_model_with_batch_norms():
         noise_of(model_def, [np.zeros((1, 6))])
 
 
+def test_values_that_are_not_finite_are_said_to_be_so():
+    def last_line(error):
+        agreed = comparison.WideErrors(1e-14, 1e-14)
+        found = comparison.Comparison({}, error, {}, error, "1", wide=agreed)
+        assert found.within_tolerance
+        return list(found.lines())[-1]
+
+    assert last_line(float("inf")).startswith("values are not finite in float32")
+    assert last_line(1e-3).startswith("these weights amplify rounding")
+
+
 @pytest.mark.slow
 def test_weights_that_amplify_rounding(credit, tmp_path):
     """Rounding to float32 changes a fresh model's gradient beyond the tolerance."""
