@@ -86,7 +86,7 @@ class Hour:
         """Runs the parts; returns 1 if something failed, is wrong, or is left."""
         self._alone("device")
         # XLA chooses algorithms by timing them, which others would disturb.
-        self._alone("step", 1)
+        self._alone("step", first=True)
         left = self.runner.left
         timed = set(ALONE) & self.modules.keys()
         self._beside(BESIDE, _SHARE * left if timed else left)
@@ -106,16 +106,18 @@ class Hour:
         # What an earlier call found wrong may have been mended.
         return any_left(self.setting, part, items, wrong=self.first)
 
-    def _alone(self, part: str, number: int | None = None) -> None:
+    def _alone(self, part: str, *, first: bool = False) -> None:
         """Runs items of a part, one after another, with nothing beside them.
 
         Args:
             part: its name.
-            number: how many of those that are left; None for all.
+            first: only the first of its items.
         """
         if part not in self.modules:
             return
-        left = self._left(part)[:number]
+        left = self._left(part)
+        if first:
+            left = [i for i in self.modules[part].items(self.setting)[:1] if i in left]
         # Sides that hold the memory of the device get a process each.
         groups = [[item] for item in left] if self._isolates(part) else [left]
         for group in groups:
