@@ -67,7 +67,7 @@ def conv2d(
     out, points = kernel.shape[3], len(x)
     for d in (0, 1):
         points *= conv_out_size(x.shape[1 + d], kernel.shape[d], stride[d], pads[d])
-    narrow = (*kernel.shape[:3], out + -out % _ALIGNED)
+    narrow = (*kernel.shape[:3], out + _missing(out, alone=False))
     counts = (1, 1) if dilation != (1, 1) else best_counts(narrow, stride, points)
     missing = [_missing(n, alone=counts == (1, 1)) for n in kernel.shape[2:]]
     x = pad(x, ((0, 0), (0, 0), (0, 0), (0, missing[0])))
@@ -103,7 +103,8 @@ def _at_stride_one(x: Array, kernel: Array, *, stride: Pair, padding: Padding) -
         size = x.shape[1 + d]
         aligned.append((low % step, -(low + size) % step))
         read = conv_out_size(size, taps[d], step, (low, high)) + kernel.shape[d] - 1
-        more.append((low // step, read - low // step - -(-(low % step + size) // step)))
+        present = cdiv(low % step + size, step)
+        more.append((low // step, read - low // step - present))
     x = space_to_depth(pad_spatial(x, aligned), stride, 1)
     x = pad_spatial(x, [(0, min(high, 0)) for _, high in more])
     rows, columns = ((low, max(high, 0)) for low, high in more)
