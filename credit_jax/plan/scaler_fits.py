@@ -14,7 +14,7 @@ from credit_jax.transforms.build import parse_preblocks
 from credit_jax.transforms.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms.normalize import NormalizerArgs
 from credit_jax.transforms.pipeline import Placed
-from credit_jax.transforms.pre.scaler import ScalerArgs
+from credit_jax.transforms.scaler_blocks import ScalerPreArgs
 from credit_jax.transforms.selection import Selection
 
 
@@ -161,7 +161,7 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
 
 
 def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:
-    if isinstance(args, ScalerArgs):
+    if isinstance(args, ScalerPreArgs):
         fit = ScalerFit(path, args)
         _ = fit.params  # checks them
         return fit

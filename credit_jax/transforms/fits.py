@@ -20,7 +20,7 @@ from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.transforms import FieldTree
 from credit_jax.transforms.base import variable_of
 from credit_jax.transforms.normalize import NormalizerArgs
-from credit_jax.transforms.pre.scaler import ScalerArgs
+from credit_jax.transforms.scaler_blocks import ScalerPreArgs
 from credit_jax.transforms.selection import Selection, Variables
 from credit_jax.transforms.statistics import Digests, Extremes, Moments, Statistics
 
@@ -107,7 +107,7 @@ class ScalerFit:
     """
 
     path: str
-    args: ScalerArgs
+    args: ScalerPreArgs
 
     @cached_property
     def params(self) -> AffineParams:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from credit_jax.config.custom_objects import open_registry
-from credit_jax.transforms import advection, levels, normalize
+from credit_jax.transforms import advection, levels, normalize, scaler_blocks
 from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
 from credit_jax.transforms.pointwise_blocks import (
     ExpArgs,
@@ -22,7 +22,6 @@ from credit_jax.transforms.post import (
     reconstruct,
     wet_mask,
 )
-from credit_jax.transforms.post import scaler as post_scaler
 from credit_jax.transforms.post.full_levels import (
     FullLevelsArgs,
     build_full_levels,
@@ -33,7 +32,6 @@ from credit_jax.transforms.post.laplace_filter import (
 )
 from credit_jax.transforms.post.wind_filter import WindFilter, WindFilterArgs
 from credit_jax.transforms.pre import regrid, rename
-from credit_jax.transforms.pre import scaler as pre_scaler
 from credit_jax.transforms.pre.concat import Concat, ConcatArgs, ToDevice, ToDeviceArgs
 from credit_jax.transforms.pre.fill_values import FillArgs, FillValues
 
@@ -86,8 +84,8 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         files=("weight_file",),
     ),
     "bridgescaler_transform": TransformEntry(
-        pre_scaler.ScalerArgs,
-        pre_scaler.build_scaler,
+        scaler_blocks.ScalerPreArgs,
+        scaler_blocks.build_scaler_pre,
         PREBLOCKS,
         _BOTH,
         files=("scaler_path",),
@@ -113,8 +111,8 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
         files=("scaler_path",),
     ),
     "bridgescaler_transform": TransformEntry(
-        post_scaler.ScalerArgs,
-        post_scaler.build_scaler,
+        scaler_blocks.ScalerPostArgs,
+        scaler_blocks.build_scaler_post,
         POSTBLOCKS,
         _BOTH,
         files=("scaler_path",),

@@ -78,6 +78,22 @@ def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
     return _read(path, os.stat(path).st_mtime_ns)
 
 
+def target_scalers(path: str) -> Mapping[str, Mapping[str, Scaler]]:
+    """Reads the scalers of the target, {source: {key: scaler}}.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file has no valid target scalers.
+    """
+    scalers = open_scalers(path)
+    if "target" not in scalers:
+        raise ValueError(
+            f"scaler_path: {path} has no scalers of the target, only of "
+            f"{', '.join(scalers) or 'nothing'}; fit them with the target, too"
+        )
+    return scalers["target"]
+
+
 @lru_cache(maxsize=8)
 def _read(path: str, changed: int) -> dict[str, dict[str, dict[str, Scaler]]]:
     del changed  # part of the cache's key

@@ -13,7 +13,8 @@ from jaxtyping import Shaped
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.named_fields.tree import by_source
-from credit_jax.transforms.base import FieldTree, Group
+from credit_jax.transforms.base import FieldTree, Group, TransformFunction
+from credit_jax.transforms.named import get_field
 from credit_jax.transforms.pipeline import Pipeline, Placed
 from credit_jax.transforms.pointwise import is_numpy
 
@@ -48,10 +49,8 @@ class Units:
         Raises:
             ValueError: a block needs more than the target.
         """
-        tree: FieldTree = {"target": _split(array, self.data)}
-        for block in self.blocks:
-            tree = block.transform(tree, context)
-        return _join(tree["target"], self.model.keys, array.ndim)
+        steps = [(each.path, each.transform) for each in self.blocks]
+        return _applied(steps, array, self.data, self.model.keys, context)
 
     def denormalize(
         self,
@@ -67,12 +66,9 @@ class Units:
         Raises:
             ValueError: a block has no inverse.
         """
-        tree: FieldTree = {"target": _split(array, self.model)}
-        for block in reversed(self.blocks):
-            with errors_of(block.path):
-                tree = block.transform.inverse(tree, context)
+        steps = [(each.path, each.transform.inverse) for each in reversed(self.blocks)]
         keys = [self.origins[key] for key in self.model.keys]
-        return _join(tree["target"], keys, array.ndim)
+        return _applied(steps, array, self.model, keys, context)
 
 
 def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
@@ -95,16 +91,30 @@ def _channels(groups: Sequence[Group]) -> ChannelLayout:
     return ChannelLayout.of({group.var_key: group.n_levels for group in groups})
 
 
-def _split(array: Any, channels: ChannelLayout) -> dict[str, dict[str, Any]]:
-    """Splits channels to {source: {key: (batch, level, time, lat, lon)}}."""
-    if array.ndim == 4:
-        array = array[:, :, None]
-    return by_source({k: array[:, place] for k, place in channels.slices.items()})
+def _applied(
+    steps: Sequence[tuple[str, TransformFunction]],
+    array: Shaped[Any, "batch channel ..."],
+    channels: ChannelLayout,
+    keys: Sequence[str],
+    context: FieldContext | None,
+) -> Shaped[Any, "batch channel_out ..."]:
+    """Applies functions of named fields to the variables of some channels.
 
-
-def _join(fields: Any, keys: Sequence[str], num_dims: int) -> Any:
-    """Joins fields to (batch, channel, ...), without a time dim if of four dims."""
-    arrays = [fields[key.split("/")[0]][key] for key in keys]
-    module = np if all(map(is_numpy, arrays)) else jnp
-    joined = module.concatenate(arrays, axis=1)
-    return joined if num_dims == 5 else joined[:, :, 0]
+    Args:
+        steps: path of a block, for its errors, and the function.
+        array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
+        channels: the channels of `array`.
+        keys: keys of the variables of the result, in the order of its channels.
+        context: context of a traced step; None on the host.
+    """
+    has_time = array.ndim == 5
+    split = array if has_time else array[:, :, None]
+    fields = {key: split[:, place] for key, place in channels.slices.items()}
+    tree: FieldTree = {"target": by_source(fields)}
+    for path, function in steps:
+        with errors_of(path):
+            tree = function(tree, context)
+    parts = [get_field(tree, "target", key) for key in keys]
+    module = np if all(map(is_numpy, parts)) else jnp
+    joined = module.concatenate(parts, axis=1)
+    return joined if has_time else joined[:, :, 0]

@@ -8,7 +8,8 @@ scaling, and before the scaling that rebuilds y_pred. The state before the step 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from pydantic import field_validator, model_validator
@@ -23,6 +24,9 @@ from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
 from credit_jax.transforms.base import FieldTree, LevelFile, Transform, TreeSchema
 from credit_jax.transforms.named import OUTPUT, get_field, with_fields
+
+# Key of a variable -> its field before or after a step, (batch, level, 1, lat, lon).
+Reader: TypeAlias = Callable[[str], Any]
 
 
 class TracerFixerArgs(StrictModel):
@@ -64,16 +68,20 @@ class PhysicsArgs(StrictModel):
     input_source_key: str = "x_physical"
 
 
-class MassFixerArgs(PhysicsArgs):
-    """Arguments of `global_mass_fixer`.
+class MoistureArgs(PhysicsArgs):
+    """Arguments that the fixers of mass and water share.
 
     Attributes:
         q_var: key of specific total water, kg / kg.
-        sp_var: key of surface pressure, Pa, which is corrected; levels must be hybrid.
+        sp_var: key of surface pressure, Pa.
     """
 
     q_var: str
     sp_var: str
+
+
+class MassFixerArgs(MoistureArgs):
+    """Arguments of `global_mass_fixer`, which corrects `sp_var` of hybrid levels."""
 
     @field_validator("grid_type")
     @classmethod
@@ -83,19 +91,15 @@ class MassFixerArgs(PhysicsArgs):
         return value
 
 
-class WaterFixerArgs(PhysicsArgs):
+class WaterFixerArgs(MoistureArgs):
     """Arguments of `global_water_fixer`.
 
     Attributes:
-        q_var: key of specific total water, kg / kg.
-        sp_var: key of surface pressure, Pa.
         precip_var: key of precipitation, m in the step, which is corrected.
         evapor_var: key of evaporation, m in the step, with CREDIT's sign.
         lead_time_periods: length of the step in hours.
     """
 
-    q_var: str
-    sp_var: str
     precip_var: str
     evapor_var: str
     lead_time_periods: int
@@ -175,11 +179,27 @@ class NetEnergyFixerArgs(AirArgs):
     flux_units: Literal["J m-2", "W m-2"] = "J m-2"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _OnLevels(Transform):
-    """What the fixers with integrals over levels share."""
+    """What the fixers with integrals over levels share.
 
-    args: Any
+    Attributes:
+        args: the arguments of the fixer.
+        grid: levels and areas of global integrals.
+    """
+
+    args: PhysicsArgs
     grid: physics.PhysicsGrid
+
+    def at(self, schema: TreeSchema, grid: Axes) -> Self:
+        """Returns the block with its grid in the order of the data.
+
+        Its levels are those of the predicted variables.
+        """
+        levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
+        known = levels.pop() if len(levels) == 1 else None
+        axes = Axes(grid.latitude, grid.longitude, known, grid.where)
+        return dataclasses.replace(self, grid=self.grid.at(axes))
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
@@ -213,61 +233,42 @@ class TracerFixer(Transform):
         return with_fields(tree, OUTPUT, fixed)
 
 
-@dataclasses.dataclass(frozen=True)
-class MassFixer(_OnLevels):
-    """Corrects surface pressure to conserve the global mass of dry air.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OfMoisture(_OnLevels):
+    """What the fixers of mass and water share: both integrate humidity."""
 
-    Attributes:
-        args: see `MassFixerArgs`.
-        grid: levels and areas of global integrals.
-    """
-
-    args: MassFixerArgs
-    grid: physics.PhysicsGrid
-
-    def at(self, schema: TreeSchema, grid: Axes) -> MassFixer:
-        """Returns the block with its grid in the order of the data."""
-        return dataclasses.replace(self, grid=_located(self.grid, schema, grid))
+    args: MoistureArgs
 
     @property
     def state_keys(self) -> tuple[str, ...]:
         """See `Transform`."""
         return (self.args.q_var, self.args.sp_var)
+
+    def moisture(self, read: Reader) -> physics.Moisture:
+        """Humidity and surface pressure of the state that `read` reads."""
+        return physics.Moisture(*map(read, self.state_keys))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MassFixer(_OfMoisture):
+    """Corrects surface pressure to conserve the global mass of dry air."""
+
+    args: MassFixerArgs
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Replaces surface pressure."""
-        states = [
-            physics.Moisture(
-                *(read(key) for key in (self.args.q_var, self.args.sp_var))
-            )
-            for read in _readers(tree, self.args, context)
-        ]
-        fixed = physics.fix_dry_mass(self.grid, states[0], states[1], context)
+        before, after = map(self.moisture, _readers(tree, self.args, context))
+        fixed = physics.fix_dry_mass(self.grid, before, after, context)
         return with_fields(tree, OUTPUT, {self.args.sp_var: fixed})
 
 
-@dataclasses.dataclass(frozen=True)
-class WaterFixer(_OnLevels):
-    """Corrects precipitation to close the global water budget.
-
-    Attributes:
-        args: see `WaterFixerArgs`.
-        grid: levels and areas of global integrals.
-    """
+@dataclasses.dataclass(frozen=True, eq=False)
+class WaterFixer(_OfMoisture):
+    """Corrects precipitation to close the global water budget."""
 
     args: WaterFixerArgs
-    grid: physics.PhysicsGrid
-
-    def at(self, schema: TreeSchema, grid: Axes) -> WaterFixer:
-        """Returns the block with its grid in the order of the data."""
-        return dataclasses.replace(self, grid=_located(self.grid, schema, grid))
-
-    @property
-    def state_keys(self) -> tuple[str, ...]:
-        """See `Transform`."""
-        return (self.args.q_var, self.args.sp_var)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -277,8 +278,8 @@ class WaterFixer(_OnLevels):
         before, after = _readers(tree, args, context)
         fixed = physics.fix_precipitation(
             self.grid,
-            physics.Moisture(before(args.q_var), before(args.sp_var)),
-            physics.Moisture(after(args.q_var), after(args.sp_var)),
+            self.moisture(before),
+            self.moisture(after),
             after(args.precip_var),
             after(args.evapor_var),
             args.lead_time_periods * SECONDS_PER_HOUR,
@@ -292,16 +293,13 @@ class EnergyFixer(_OnLevels):
     """Corrects temperature to close the global energy budget.
 
     Attributes:
-        args: see `EnergyFixerArgs`, `NetEnergyFixerArgs`.
-        grid: levels and areas of global integrals.
         surface_geopotential: (lat, lon) m^2 / s^2.
     """
 
     args: EnergyFixerArgs | NetEnergyFixerArgs
-    grid: physics.PhysicsGrid
     surface_geopotential: np.ndarray
 
-    def at(self, schema: TreeSchema, grid: Axes) -> EnergyFixer:
+    def at(self, schema: TreeSchema, grid: Axes) -> Self:
         """Returns the block with its grid and surface in the order of the data."""
         axes = self.grid.axes
         where = axes.where, grid.where
@@ -309,8 +307,8 @@ class EnergyFixer(_OnLevels):
         columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
         surface = take_places(self.surface_geopotential, rows, 0)
         surface = take_places(surface, columns, 1)
-        located = _located(self.grid, schema, grid)
-        return dataclasses.replace(self, grid=located, surface_geopotential=surface)
+        located = super().at(schema, grid)
+        return dataclasses.replace(located, surface_geopotential=surface)
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -343,14 +341,14 @@ class EnergyFixer(_OnLevels):
         return with_fields(tree, OUTPUT, {args.T_var: fixed})
 
 
-def _air(args: AirArgs, read: Any) -> physics.Air:
+def _air(args: AirArgs, read: Reader) -> physics.Air:
     """The state; levels of constant pressure pass over the surface pressure."""
     fields = [read(key) for key in args.air]
     pressure = [] if args.sp_var is not None else [fields[0][:, :1]]
     return physics.Air(*fields, *pressure)
 
 
-def _flux(args: EnergyFixerArgs, before: Any, after: Any, seconds: float) -> Any:
+def _flux(args: EnergyFixerArgs, before: Reader, after: Reader, seconds: float) -> Any:
     """Net energy flux into the air, W / m^2, of upward and downward fluxes."""
     top = before(args.toa_down_solar_input_var) - after(args.toa_up_solar_var)
     top = top - after(args.toa_up_olr_var)
@@ -360,7 +358,7 @@ def _flux(args: EnergyFixerArgs, before: Any, after: Any, seconds: float) -> Any
     return top - surface / seconds
 
 
-def _net_flux(args: NetEnergyFixerArgs, after: Any, seconds: float) -> Any:
+def _net_flux(args: NetEnergyFixerArgs, after: Reader, seconds: float) -> Any:
     """Net energy flux into the air, W / m^2, of net fluxes."""
     top = after(args.toa_net_solar_var) + after(args.toa_net_thermal_var)
     surface = after(args.surf_net_solar_var) + after(args.surf_net_thermal_var)
@@ -407,19 +405,12 @@ def _grid(args: PhysicsArgs) -> physics.PhysicsGrid:
     )
 
 
-def _located(
-    physics_grid: physics.PhysicsGrid, schema: TreeSchema, grid: Axes
-) -> physics.PhysicsGrid:
-    """A grid in the order of the data, on the levels of its predicted variables."""
-    levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
-    known = levels.pop() if len(levels) == 1 else None
-    return physics_grid.at(Axes(grid.latitude, grid.longitude, known, grid.where))
-
-
-def _readers(tree: FieldTree, args: PhysicsArgs, context: FieldContext | None) -> Any:
+def _readers(
+    tree: FieldTree, args: PhysicsArgs, context: FieldContext | None
+) -> tuple[Reader, Reader]:
     """Readers of fields at the last time before, and the first time after the step."""
 
-    def reader(part: str, time: slice) -> Any:
+    def reader(part: str, time: slice) -> Reader:
         # Padding rows get a value for which integrals are finite.
         return lambda key: fill_padding(
             get_field(tree, part, key)[:, :, time], 1.0, context

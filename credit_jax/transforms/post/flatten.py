@@ -22,13 +22,13 @@ from credit_jax.transforms.base import (
     change_entry,
 )
 from credit_jax.transforms.pointwise import is_numpy
-from credit_jax.transforms.post.scaler import target_scalers
 from credit_jax.transforms.scaling import (
     Method,
     find_scalers,
     level_file,
     scale,
     scalers_at,
+    target_scalers,
 )
 
 

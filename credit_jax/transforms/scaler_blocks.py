@@ -1,14 +1,18 @@
-"""The preblock `bridgescaler_transform`: applies fitted scalers to input and target."""
+"""`bridgescaler_transform`: applies fitted scalers, before and after the model.
+
+A file of scalers has two sides, "input" and "target", as samples have. The preblock
+scales these entries of the tree by their own side; the postblock scales one entry that
+is made of predictions, or of the target, by the side of the target.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.bridgescaler import Scaler, ScalerDict
+from credit_jax.named_fields.bridgescaler import ScalerDict
 from credit_jax.named_fields.coordinates import Axes
 from credit_jax.transforms.base import FieldTree, LevelFile, OfVariables, TreeSchema
 from credit_jax.transforms.scaling import (
@@ -20,31 +24,62 @@ from credit_jax.transforms.scaling import (
     open_scalers,
     scale_fields,
     scalers_at,
+    target_scalers,
 )
 from credit_jax.transforms.selection import DataType, Variables
 
 
-class ScalerArgs(StrictModel):
-    """Arguments of the preblock `bridgescaler_transform`.
+class _ScalerArgs(StrictModel):
+    """Arguments that both blocks have.
 
     Attributes:
         scaler_path: JSON file of fitted scalers.
         variables: selected variables, see `Selection`.
-        method: "transform" or "inverse_transform".
-        scaler_type: type of the scalers that `credit-jax preprocess` fits.
-        scaler_params: arguments of these scalers.
-        data_types: entries to scale; null is both.
         spatial_variables: selected variables that have a scaler for each grid point
             instead of each level.
     """
 
     scaler_path: str
     variables: Variables
+    spatial_variables: Variables = ()
+
+
+class ScalerPreArgs(_ScalerArgs):
+    """Arguments of the preblock `bridgescaler_transform`.
+
+    Attributes:
+        method: "transform" or "inverse_transform".
+        scaler_type: type of the scalers that `credit-jax preprocess` fits.
+        scaler_params: arguments of these scalers.
+        data_types: entries to scale; null is both.
+    """
+
     method: Method = "transform"
     scaler_type: Literal["standard", "quantile", "minmax"] = "standard"
     scaler_params: dict[str, Any] | None = None
     data_types: tuple[DataType, ...] | None = None
-    spatial_variables: Variables = ()
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """Entry of the tree -> side of the file whose scalers it takes."""
+        return {side: side for side in self.data_types or ("input", "target")}
+
+
+class ScalerPostArgs(_ScalerArgs):
+    """Arguments of the postblock `bridgescaler_transform`.
+
+    Attributes:
+        method: "inverse_transform" or "transform".
+        key: entry to scale.
+    """
+
+    method: Method = "inverse_transform"
+    key: str = "y_processed"
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """Entry of the tree -> side of the file whose scalers it takes."""
+        return {self.key: "target"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +87,13 @@ class ScalerTransform(OfVariables):
     """Scales fields by the scalers of their entry, source and key.
 
     Attributes:
-        args: see `ScalerArgs`.
+        args: the arguments of the block.
         scalers: {"input" or "target": {source: {key: scaler}}}.
 
     Differs from CREDIT: the file need not have sources of which no variable is scaled.
     """
 
-    args: ScalerArgs
+    args: ScalerPreArgs | ScalerPostArgs
     scalers: ScalerDict
     is_scaling: ClassVar = True
 
@@ -72,26 +107,28 @@ class ScalerTransform(OfVariables):
         """See `Transform`."""
         path, selects = self.args.scaler_path, by_level(self.args)
         return tuple(
-            level_file(self._scalers_of(part), path, selects) for part in self._parts
+            level_file(self.scalers.get(side, {}), path, selects)
+            for side in self.args.sides.values()
         )
 
     def at(self, schema: TreeSchema, grid: Axes) -> ScalerTransform:
         """Returns the block with its channels in the order of the data's levels."""
         path, selects = self.args.scaler_path, by_level(self.args)
         located = {
-            part: scalers_at(scalers, schema.get(part, ()), path, selects)
-            for part, scalers in self.scalers.items()
+            side: scalers_at(scalers, schema.get(side, ()), path, selects)
+            for side, scalers in self.scalers.items()
         }
-        same = all(located[part] is scalers for part, scalers in self.scalers.items())
+        same = all(located[side] is scalers for side, scalers in self.scalers.items())
         return self if same else replace(self, scalers=located)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Scales the selected fields of input and target.
+        """Scales the selected fields.
 
         Raises:
-            ValueError: a variable has no scaler, or one of another size.
+            ValueError: a variable has no scaler or one of another size, or the entry of
+                a postblock is missing.
         """
         return self._scaled(tree, self.args.method, context)
 
@@ -107,35 +144,38 @@ class ScalerTransform(OfVariables):
         Raises:
             ValueError: see `check_groups`.
         """
-        for part in self._parts:
-            check_groups(
-                self._scalers_of(part), schema[part], self.args, f"the {part} scalers"
-            )
-
-    @property
-    def _parts(self) -> tuple[str, ...]:
-        return self.args.data_types or ("input", "target")
-
-    def _scalers_of(self, part: str) -> Mapping[str, Mapping[str, Scaler]]:
-        return self.scalers.get(part, {})
+        for side in self.args.sides.values():
+            scalers = self.scalers.get(side, {})
+            check_groups(scalers, schema[side], self.args, f"the {side} scalers")
 
     def _scaled(
         self, tree: FieldTree, method: Method, context: FieldContext | None
     ) -> dict[str, Any]:
         scaled = dict(tree)
-        for part in self._parts:
-            if part in tree:
-                scaled = scale_fields(
-                    scaled, part, self._scalers_of(part), self.args, method, context
-                )
+        for entry, side in self.args.sides.items():
+            # Forecasts have no target, and later steps of a sample no input.
+            if entry not in tree and isinstance(self.args, ScalerPreArgs):
+                continue
+            scalers = self.scalers.get(side, {})
+            scaled = scale_fields(scaled, entry, scalers, self.args, method, context)
         return scaled
 
 
-def build_scaler(args: ScalerArgs) -> ScalerTransform:
-    """Builds the block; reads the scalers.
+def build_scaler_pre(args: ScalerPreArgs) -> ScalerTransform:
+    """Builds the preblock; reads the scalers.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file has no valid scalers.
     """
     return ScalerTransform(args, open_scalers(args.scaler_path))
+
+
+def build_scaler_post(args: ScalerPostArgs) -> ScalerTransform:
+    """Builds the postblock; reads the scalers of the target.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file has no valid target scalers.
+    """
+    return ScalerTransform(args, {"target": target_scalers(args.scaler_path)})
