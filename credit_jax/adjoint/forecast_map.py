@@ -22,14 +22,14 @@ from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.member_noise import member_noise
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.tree import by_source
+from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.nn.noise import Noise
 from credit_jax.packages.labeled import DatasetForecaster
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
-from credit_jax.plan.forecast import ForecastPlan, forecast_rollout
+from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms import FieldTree, Rollout, newest
-from credit_jax.transforms.rollout import CARRIED, PROGNOSTIC, field_type_of
+from credit_jax.transforms.rollout import CARRY, PROGNOSTIC, field_type_of
 
 Units: TypeAlias = Literal["physical", "normalized"]
 # Entry of the inputs of a step with its target, for losses.
@@ -219,7 +219,7 @@ class ForecastMap:
         first: dict[str, Any] = {"x": advance.input_of(fields, self.context)}
         if advance.pipeline.needs("x_physical"):
             first["x_physical"] = newest(advance.pipeline.state(fields))
-        names = (*CARRIED, *self.step.model.model_def.inputs)
+        names = (*CARRY, *self.step.model.model_def.inputs)
         return {k: v for k, v in constants.items() if k in names} | first
 
     @cached_property
@@ -297,7 +297,8 @@ def map_of_reader(
     if rollout is None:
         # As CREDIT does, reconstruct stops gradients otherwise.
         pipeline = reader.pipeline.with_gradients()
-        rollout = forecast_rollout(pipeline, reader.schema, 2)
+        channels = reader.schema.input_slices(), reader.schema.target_slices()
+        rollout = Rollout.of(pipeline, *channels, num_steps=2)
     step = ForecastStep(model, rollout)
     fields: dict[str, dict[str, np.ndarray]] = {}
 
@@ -309,8 +310,7 @@ def map_of_reader(
     entries = dict(reader.at(starts, tasks, look).arrays)
     state = {
         key: np.asarray(field)
-        for source_fields in fields.values()
-        for key, field in source_fields.items()
+        for key, field in by_key(fields).items()
         if field_type_of(key) == PROGNOSTIC
     }
     others = {

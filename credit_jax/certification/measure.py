@@ -34,7 +34,7 @@ from credit_jax.training.state import (
     state_specs,
 )
 from credit_jax.training.step import make_train_step
-from credit_jax.transforms.rollout import CARRIED
+from credit_jax.transforms.rollout import CARRY
 
 Arrays = dict[str, np.ndarray]
 # The update after which a checkpoint is written, and restored on another mesh.
@@ -332,7 +332,7 @@ def _forecast(
     noise = None
     if model.model_def.draws_noise:
         noise = Noise(jax.random.key(subject.seed))
-    fields = {name: batch[name] for name in CARRIED if name in batch}
+    fields = {name: batch[name] for name in CARRY if name in batch}
     predictions = {}
     back = np.argsort(order)
     for index, name in enumerate(names):
@@ -369,11 +369,11 @@ def forecast_step(
         tree = evaluation_step(
             model, rollout, params, model_state, batch, fields, index, now[0], noise
         )
-        return rollout.next(batch, fields, tree, now[1], context), tree["y_pred"]
+        return rollout.next_carry(batch, fields, tree, now[1], context), tree["y_pred"]
 
     known = model.batch_specs()
     specs = {name: known.get(name, known["y"]) for name in names}
-    fed_back = {name: specs[name] for name in CARRIED if name in specs}
+    fed_back = {name: specs[name] for name in CARRY if name in specs}
     sharded = model.shard_map(
         body,
         batch_specs=(specs, fed_back, PartitionSpec(), PartitionSpec()),

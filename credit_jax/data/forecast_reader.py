@@ -18,6 +18,7 @@ from credit_jax.data.schedule import Schedule, Task
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.data.values import BadValuesError, check_fields
+from credit_jax.named_fields.tree import by_key
 from credit_jax.parallel.placement import place_batch
 from credit_jax.transforms import (
     FORCING,
@@ -27,7 +28,6 @@ from credit_jax.transforms import (
     Pipeline,
     constant_fields,
     initial_entries,
-    newest,
     units_after,
 )
 
@@ -109,13 +109,8 @@ class ForecastReader:
                 check_raw = partial(_check_raw, starts, raw["input"])
                 self._checks.check(x, None, np.array(starts), check_raw)
         entries = initial_entries(self.pipeline, raw["input"], physical)
-        now = newest(physical)
         # Copied, as the step donates the buffer of x_physical.
-        fields = {
-            k: f[:, :, 0].copy()
-            for source_fields in now.values()
-            for k, f in source_fields.items()
-        }
+        fields = {k: x[:, :, -1].copy() for k, x in by_key(physical).items()}
         arrays = {"x": x, "static": constant_fields(physical), **entries}
         return FirstStep({**arrays, **self._further(starts, 0)}, fields)
 

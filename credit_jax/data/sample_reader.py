@@ -22,7 +22,6 @@ from credit_jax.transforms import (
     Pipeline,
     fields_of_rollout,
     initial_entries,
-    without_input,
 )
 
 
@@ -103,7 +102,9 @@ class SampleReader:
         raw = steps[0]
         first = self.pipeline.initial(raw)
         later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
-        for step, step_tree in enumerate((first, *map(without_input, later))):
+        # The input of later steps is forcing alone, of which no x can be made here.
+        targets = [{k: v for k, v in step.items() if k != "input"} for step in later]
+        for step, step_tree in enumerate((first, *targets)):
             out.fill(self.pipeline, step_tree, number, step)
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
         x, y = out.x[number : number + 1], out.y[number : number + 1]

@@ -19,12 +19,13 @@ from jaxtyping import Array, Float
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import by_key
 from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.transforms import FORCING, FieldTree, Rollout
-from credit_jax.transforms.rollout import CARRIED
+from credit_jax.transforms.rollout import CARRY
 
 Outputs = dict[str, Float[Array, "batch level time rows lon"]]
 
@@ -52,7 +53,7 @@ class ForecastStep:
                 the further inputs of the model; global arrays.
         """
         # All other entries are constant during a forecast.
-        carried = (*CARRIED, *self.model.model_def.inputs)
+        carried = (*CARRY, *self.model.model_def.inputs)
         state = {name: first[name] for name in carried if name in first}
         return state, {name: v for name, v in first.items() if name not in state}
 
@@ -232,9 +233,9 @@ class ForecastStep:
         context = FieldContext(model.reducer)
         inputs = rollout.inputs(model.model_def.input_shapes, state, state)
         prediction = model.local_forward(params, model_state, inputs, noise)
-        tree = rollout.after(constants, state, target, prediction, context)
+        tree = rollout.outputs(constants, state, target, prediction, context)
         fields_at_end = forcing.get(FORCING, {})
-        following = rollout.next(constants, state, tree, fields_at_end, context)
+        following = rollout.next_carry(constants, state, tree, fields_at_end, context)
         further = {k: forcing.get(k, state[k]) for k in inputs if k != "x"}
         return {**following, **further}, tree
 
@@ -249,11 +250,7 @@ class ForecastStep:
                 "forecasts are written in physical units: postblocks.per_step needs a "
                 "block of type reconstruct, and the inverse of what preblocks scale"
             )
-        fields = {
-            key: field
-            for source_fields in tree["y_processed"].values()
-            for key, field in source_fields.items()
-        }
+        fields = by_key(tree["y_processed"])
         selection = dict.fromkeys(fields) if self.outputs is None else self.outputs
         return {
             key: _at_least_float32(_levels(fields[key][:, :, :1], levels))

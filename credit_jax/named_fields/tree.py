@@ -12,6 +12,8 @@ from credit_jax.named_fields.channels import ChannelLayout
 
 # Entries by name; `credit_jax.transforms.base` lists them.
 FieldTree: TypeAlias = Mapping[str, Any]
+# One entry: source -> key -> field (batch, level, time, lat, lon).
+NamedFields: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 PREDICTION, TARGET = "y_processed", "y_target_processed"
 
@@ -22,6 +24,11 @@ def by_source(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for key, field in fields.items():
         tree.setdefault(key.split("/")[0], {})[key] = field
     return tree
+
+
+def by_key(fields: NamedFields) -> dict[str, Any]:
+    """Key -> field, of source -> key -> field; the inverse of `by_source`."""
+    return {key: x for of_source in fields.values() for key, x in of_source.items()}
 
 
 def has_named_pair(tree: FieldTree) -> bool:
@@ -74,7 +81,7 @@ def _flat(tree: FieldTree, entry: str) -> dict[str, Array]:
             f"{entry}: the postblocks make no such fields; add {block} and what undoes "
             "the scaling to postblocks.per_step"
         )
-    return {key: x for fields in tree[entry].values() for key, x in fields.items()}
+    return by_key(tree[entry])
 
 
 def _check(

@@ -47,13 +47,12 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
 from credit_jax.plan.forecast import (
     forecast_pipeline,
-    forecast_rollout,
     forecast_schema,
 )
 from credit_jax.plan.perturbations import unknown_variables
 from credit_jax.training.channel_match import check_forecast_units
 from credit_jax.training.run_weights import RunWeights
-from credit_jax.transforms import Pipeline
+from credit_jax.transforms import Pipeline, Rollout
 
 _LOG = logging.getLogger("credit_jax")
 _PROGNOSTIC = "prognostic"
@@ -368,7 +367,8 @@ def load_forecaster(
     for line in check_forecast_units(*units, inference, str(checkpoint.path)):
         _LOG.warning("note: %s", line)
     # With more than one step, each makes the input of the next.
-    step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
+    channels = schema.input_slices(), schema.target_slices()
+    step = ForecastStep(model, Rollout.of(pipeline, *channels, num_steps=2))
     weights = Forecaster(model, *checkpoint.restore(model)).weights
     return StateForecaster(
         checkpoint, config, schema, reader, step, weights, latitude, longitude, grids

@@ -36,7 +36,6 @@ from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
 from credit_jax.transforms import (
-    Advance,
     Phase,
     Pipeline,
     Rollout,
@@ -211,7 +210,8 @@ def plan_forecast(
         findings.problems += opened.problems(schedule.before(num_before), 1)
     check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
     with findings.collecting():
-        rollout = forecast_rollout(located, schema, schedule.num_steps)
+        channels = schema.input_slices(), schema.target_slices()
+        rollout = Rollout.of(located, *channels, num_steps=schedule.num_steps)
     if rollout is None or findings.problems:
         raise ConfigError(unique(findings.problems), _TITLE)
     findings.notes += _notes(config, inference, located, opened, schedule, like)
@@ -486,17 +486,3 @@ def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
                     f"than {list(of_run or ())} of {like.where}; name them in that "
                     "order in inference.data"
                 )
-
-
-def forecast_rollout(
-    pipeline: Pipeline, schema: ChannelSchema, num_steps: int
-) -> Rollout:
-    """The transforms after a step, and how the next input is made.
-
-    Raises:
-        ValueError: the transforms cannot make the next input from a prediction.
-    """
-    channels = schema.input_slices(), schema.target_slices()
-    postprocess = pipeline.postprocess(*channels)
-    advance = Advance(pipeline, *channels) if num_steps > 1 else None
-    return Rollout(num_steps, postprocess=postprocess, advance=advance)

@@ -36,7 +36,7 @@ from credit_jax.plan.named_fields import (
     scores_are_physical,
 )
 from credit_jax.plan.variances import read_tendencies, variance_reader
-from credit_jax.transforms import ONE_STEP, Advance, Pipeline, Rollout
+from credit_jax.transforms import ONE_STEP, Backprop, Pipeline, Rollout
 
 Latitude = Float[np.ndarray, " lat"]
 # (tree, context) -> values by name, inside `shard_map`.
@@ -181,26 +181,22 @@ def plan_rollouts(
     channels = schema.input_slices(), schema.target_slices()
     full = config.trainer.backprop == "full"
     pipeline = pipeline.with_gradients() if full else pipeline
-    postprocess = pipeline.postprocess(*channels)
     steps = config.data.forecast_len, config.validation_data.forecast_len
-    advance = Advance(pipeline, *channels) if max(steps) > 1 else None
+    clamp, num_members = config.data.data_clamp, config.num_members
     train, valid = (
-        Rollout(
-            num_steps=count,
-            postprocess=postprocess,
-            advance=advance if count > 1 else None,
-            clamp=config.data.data_clamp,
-            num_members=config.num_members,
+        replace(
+            Rollout.of(pipeline, *channels, num_steps),
+            clamp=clamp,
+            num_members=num_members,
         )
-        for count in steps
+        for num_steps in steps
     )
-    train = replace(
-        train,
-        backprop_on=config.backprop_on_timestep,
-        backprop=config.trainer.backprop,
-        step_weights=config.loss.step_weights(config.data.forecast_len),
+    backprop = Backprop(
+        config.trainer.backprop,
+        config.backprop_on_timestep,
+        config.loss.step_weights(train.num_steps),
     )
-    return train, valid
+    return replace(train, backprop=backprop), valid
 
 
 def _metrics(

@@ -83,14 +83,14 @@ class ForecastLoss:
             batch: local shards of one micro-batch.
             key: key of dropout and noise, equal on all devices.
         """
-        if self.rollout.backprop == "full":
+        if self.rollout.backprop.mode == "full":
             return self._full(trained, model_state, batch, key)
         return self._truncated(trained, model_state, batch, key)
 
     def _truncated(
         self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
-        start = self.rollout.start(batch, self._context({}))
+        start = self.rollout.first_carry(batch, self._context({}))
         carry = (model_state, zeros_like(trained), start)
         values, scores = [], {}
 
@@ -106,7 +106,7 @@ class ForecastLoss:
             return (after, grads, fields), numbers
 
         inputs = (jnp.arange(self.rollout.num_steps), *self.rollout.per_step(batch))
-        for counts, first, stop in _runs(self.rollout.counts):
+        for counts, first, stop in _runs(self._counts):
             mine = jax.tree.map(lambda leaf, a=first, b=stop: leaf[a:b], inputs)
             carry, (value, scores) = _turns(partial(turn, counts), carry, mine)
             if counts:
@@ -117,8 +117,8 @@ class ForecastLoss:
     def _full(
         self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
-        fields = self.rollout.start(batch, self._context({}))
-        factors = jnp.array(self.rollout.counts, jnp.float32)
+        fields = self.rollout.first_carry(batch, self._context({}))
+        factors = jnp.array(self._counts, jnp.float32)
         steps = jnp.arange(self.rollout.num_steps)
         inputs = (factors, (steps, *self.rollout.per_step(batch)))
 
@@ -178,7 +178,7 @@ class ForecastLoss:
             num_members=rollout.num_members,
         )
         if noised is None:
-            tree = rollout.after(batch, fields, target, prediction, context)
+            tree = rollout.outputs(batch, fields, target, prediction, context)
         else:
             # The output is not an atmospheric state; transforms do not apply to it.
             tree = {**fields, "y_pred": prediction, "y": noised.target}
@@ -188,15 +188,19 @@ class ForecastLoss:
         with jax.named_scope(LOSS):
             value, values = value_and_parts(self.loss, tree, weighted)
             check_global("the loss", value)
-            value = rollout.weighted(value, index)
+            value = rollout.backprop.weighted(value, index)
             auxiliary = model.model_def.auxiliary_losses(after[BATCH_STATS])
             value, values = sum(auxiliary.values(), value), values | auxiliary
         if self.measure is not None:
             values = values | self.measure(tree, context)
         scores = {} if self.metrics is None else self.metrics(tree, context)
         _check_numbers({**values, **scores})
-        carried = rollout.next(batch, fields, tree, forcing, context)
+        carried = rollout.next_carry(batch, fields, tree, forcing, context)
         return self.scale(value), (after, carried, {"loss": value, **values}, scores)
+
+    @property
+    def _counts(self) -> tuple[bool, ...]:
+        return self.rollout.backprop.counts(self.rollout.num_steps)
 
     def _context(self, loss_parameters: Mapping[str, Array]) -> FieldContext:
         return FieldContext(
@@ -221,7 +225,7 @@ def evaluation_step(
 
     Args:
         model, rollout, params, model_state, batch, noise: as for `evaluate_forecast`.
-        fields: fields that the step begins with (`Rollout.start`, `Rollout.next`).
+        fields: the carry of the step, see `Rollout.first_carry`.
         index: number of the step.
         target: target of the step (`Rollout.per_step`).
     """
@@ -236,7 +240,7 @@ def evaluation_step(
         num_members=rollout.num_members,
     )
     context = FieldContext(model.reducer, num_members=rollout.num_members)
-    return rollout.after(batch, fields, target, prediction, context)
+    return rollout.outputs(batch, fields, target, prediction, context)
 
 
 def evaluate_forecast(
@@ -268,10 +272,10 @@ def evaluate_forecast(
 
     def turn(fields: Batch, inputs: Any) -> tuple[Batch, None]:
         tree = step(fields, inputs)
-        return rollout.next(batch, fields, tree, inputs[2], context), None
+        return rollout.next_carry(batch, fields, tree, inputs[2], context), None
 
     inputs = (jnp.arange(rollout.num_steps), *rollout.per_step(batch))
-    fields: Batch = rollout.start(batch, context)
+    fields: Batch = rollout.first_carry(batch, context)
     if rollout.num_steps > 1:
         before = jax.tree.map(lambda leaf: leaf[:-1], inputs)
         fields, _ = _turns(turn, fields, before)

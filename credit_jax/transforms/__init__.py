@@ -26,12 +26,12 @@ from credit_jax.transforms.rollout import (
     FORCING,
     ONE_STEP,
     Advance,
+    Backprop,
     Rollout,
     constant_fields,
     fields_of_rollout,
     initial_entries,
     newest,
-    without_input,
 )
 from credit_jax.transforms.units import Units, channel_units
 
@@ -41,6 +41,7 @@ __all__ = [
     "PREBLOCKS",
     "TRANSFORMS",
     "Advance",
+    "Backprop",
     "Destination",
     "FieldTree",
     "Grid",
@@ -66,5 +67,4 @@ __all__ = [
     "notes_on_schema",
     "transform_types",
     "units_after",
-    "without_input",
 ]

@@ -1,16 +1,35 @@
-"""The input of the next step of a forecast: predicted, forcing and static fields.
+"""Forecasts of several steps: the loop around the model, and what each step feeds back.
 
-The input of a later step has, in physical units, the prognostic variables that the
-previous step has predicted (`y_processed`), the dynamic forcing of the new time, and
-the static fields of the first input. `preblocks.per_step` are applied to it again. If
-the input has several times, the oldest one is dropped.
+Training, validation and inference run the same loop (`training.rollout` as a
+`lax.scan`, `forecast.autoregression` one compiled step at a time):
+
+    targets, forcing = rollout.per_step(batch)
+    carry = rollout.first_carry(batch, context)
+    for step in range(rollout.num_steps):
+        y_pred = model(rollout.inputs(shapes, batch, carry, step))
+        tree = rollout.outputs(batch, carry, targets[step], y_pred, context)
+        ...                                             # losses and metrics of the tree
+        carry = rollout.next_carry(batch, carry, tree, forcing[step], context)
+
+A variable of the next input comes, by its field type,
+
+    prognostic        from the prediction, as the postblocks leave it in y_processed
+    dynamic_forcing   from the data of the new time: "forcing" of the batch
+    static and others from the first input: "static" of the batch
+
+all in physical units, with the names, grid and levels of the model. `Advance` applies
+`preblocks.per_step` to them again, which makes x. If x has several times, the oldest
+one drops out.
+
+Readers of samples and of initial states collect the entries of the batch on the host,
+with the functions at the top; `Advance` and `Rollout` are traced inside `shard_map`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +38,18 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import NamedFields, by_key, by_source
 from credit_jax.transforms.base import FieldTree, Phase, Where
+from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
-PROGNOSTIC, DYNAMIC_FORCING = "prognostic", "dynamic_forcing"
-# Entries of a batch with the input of later steps.
-FORCING, STATIC = "forcing", "static"
-# Entries of a step that the previous step computes: the carry of a loop over steps.
-CARRIED = ("x", "x_physical")
+# Field types, the second part of a key.
+PROGNOSTIC, DYNAMIC_FORCING, STATIC = "prognostic", "dynamic_forcing", "static"
+# Entries of a batch with the input of later steps. "static" has all that is neither
+# predicted nor forcing.
+FORCING, CONSTANT = "forcing", "static"
+# Entries of a step that the previous step computes.
+CARRY = ("x", "x_physical")
 
 
 def field_type_of(var_key: str) -> str:
@@ -38,36 +61,27 @@ def field_type_of(var_key: str) -> str:
     return var_key.split("/")[1]
 
 
-def without_input(tree: FieldTree) -> dict[str, Any]:
-    """Returns a tree without its input fields."""
-    return {key: value for key, value in tree.items() if key != "input"}
-
-
-def static_fields(
-    fields: Mapping[str, Mapping[str, np.ndarray]],
-) -> dict[str, dict[str, np.ndarray]]:
-    """Selects the fields of type static."""
-    return {
-        source: {
-            key: x for key, x in source_fields.items() if field_type_of(key) == STATIC
-        }
-        for source, source_fields in fields.items()
-    }
-
-
-def newest(
-    fields: Mapping[str, Mapping[str, np.ndarray]],
-) -> dict[str, dict[str, np.ndarray]]:
+def newest(fields: NamedFields) -> dict[str, dict[str, Any]]:
     """Selects the last time of fields, (batch, level, 1, lat, lon)."""
-    return {
-        source: {key: field[:, :, -1:] for key, field in source_fields.items()}
-        for source, source_fields in fields.items()
+    return by_source({key: x[:, :, -1:] for key, x in by_key(fields).items()})
+
+
+def constant_fields(first: NamedFields) -> dict[str, dict[str, Any]]:
+    """Selects inputs that do not change in a forecast, (batch, level, 1, lat, lon).
+
+    Args:
+        first: input fields of the first step, after `preblocks.ic_only`.
+    """
+    constant = {
+        key: x
+        for key, x in by_key(first).items()
+        if field_type_of(key) not in (PROGNOSTIC, DYNAMIC_FORCING)
     }
+    return newest(by_source(constant))
 
 
 def fields_of_rollout(
-    first: Mapping[str, Mapping[str, np.ndarray]],
-    later: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
+    first: NamedFields, later: Sequence[NamedFields]
 ) -> dict[str, FieldTree]:
     """Collects the fields that later steps need in addition to the prediction.
 
@@ -80,32 +94,16 @@ def fields_of_rollout(
         {source: {key: (batch, level, 1, lat, lon)}}}, where "static" has every input
         that is neither prognostic nor dynamic forcing.
     """
+    steps = [by_key(fields) for fields in later]
     forcing = {
-        source: {
-            key: np.concatenate([step[source][key] for step in later], axis=2)
-            for key in source_fields
-        }
-        for source, source_fields in later[0].items()
+        key: np.concatenate([fields[key] for fields in steps], axis=2)
+        for key in steps[0]
     }
-    return {FORCING: forcing, STATIC: constant_fields(first)}
-
-
-def constant_fields(
-    first: Mapping[str, Mapping[str, np.ndarray]],
-) -> dict[str, dict[str, np.ndarray]]:
-    """Selects inputs that do not change in a forecast, (batch, level, 1, lat, lon)."""
-    return {
-        source: {
-            key: field
-            for key, field in source_fields.items()
-            if field_type_of(key) not in (PROGNOSTIC, DYNAMIC_FORCING)
-        }
-        for source, source_fields in newest(first).items()
-    }
+    return {FORCING: by_source(forcing), CONSTANT: constant_fields(first)}
 
 
 def initial_entries(
-    pipeline: Pipeline, raw: FieldTree, physical: FieldTree
+    pipeline: Pipeline, raw: NamedFields, physical: NamedFields
 ) -> dict[str, FieldTree]:
     """Collects the named fields of the first step that transforms need besides x.
 
@@ -122,13 +120,14 @@ def initial_entries(
     if pipeline.needs("x_physical"):
         entries["x_physical"] = newest(pipeline.state(physical))
     if pipeline.needs("ic_raw"):
-        entries["ic_raw"] = newest(static_fields(raw))
+        static = {k: x for k, x in by_key(raw).items() if field_type_of(k) == STATIC}
+        entries["ic_raw"] = newest(by_source(static))
     return entries
 
 
 @dataclass(frozen=True)
 class Advance:
-    """Computes the input of the next step: (tree, forcing, static, context) -> tree.
+    """Computes the input of the next step: (tree, forcing, static, context) -> carry.
 
     Attributes:
         pipeline: the transforms, whose `preblocks.per_step` are applied to the new
@@ -155,8 +154,8 @@ class Advance:
     def __call__(
         self,
         tree: FieldTree,
-        forcing: Mapping[str, Mapping[str, Array]],
-        static: Mapping[str, Mapping[str, Array]],
+        forcing: NamedFields,
+        static: NamedFields,
         context: FieldContext,
     ) -> dict[str, Any]:
         """Returns "x" and, if a transform needs it, "x_physical" of the next step.
@@ -172,27 +171,20 @@ class Advance:
             ValueError: no transform makes named fields of the prediction, or one of
                 them lacks a prognostic variable.
         """
-        fields: dict[str, dict[str, Array]] = {}
-        for key in self.input_channels:
-            if field_type_of(key) == PROGNOSTIC:
-                source = key.split("/")[0]
-                fields.setdefault(source, {})[key] = _predicted(tree, source, key)
-        # Forcing and static fields also have the names after the preblocks.
-        for source, source_fields in (*forcing.items(), *static.items()):
-            repeated = {
-                key: context.repeat_members(x) for key, x in source_fields.items()
-            }
-            fields.setdefault(source, {}).update(repeated)
-        new = self.input_of(fields, context)
+        keys = [k for k in self.input_channels if field_type_of(k) == PROGNOSTIC]
+        predicted = _predicted(tree, keys)
+        # Predictions have an entry for each member, what is read has one for a sample.
+        read = by_key(forcing) | by_key(static)
+        repeated = {key: context.repeat_members(x) for key, x in read.items()}
+        fields = by_source(predicted | repeated)
+        new = self.input_of(fields, context).astype(tree["x"].dtype)
         # Along time, from the oldest: the first one drops out.
-        x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
+        x = jnp.concatenate([tree["x"][:, :, 1:], new], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
         return {"x": x, "x_physical": self.pipeline.state(fields)}
 
-    def input_of(
-        self, fields: Mapping[str, Mapping[str, Array]], context: FieldContext
-    ) -> Array:
+    def input_of(self, fields: NamedFields, context: FieldContext) -> Array:
         """Returns x of fields with the names, grid and levels of the model.
 
         Args:
@@ -204,39 +196,67 @@ class Advance:
             "input_channel_map": dict(self.input_channels),
             "channel_map": dict(self.target_channels),
         }
+        # Blocks before a rename know the variables by their old names.
         renamed = self.pipeline.named_as_before(tree, context)
         return self.pipeline.before_step(renamed, context)["x"]
 
 
-def _predicted(tree: FieldTree, source: str, key: str) -> Array:
-    if "y_processed" not in tree:
+def _predicted(tree: FieldTree, keys: Sequence[str]) -> dict[str, Array]:
+    """Returns predicted variables in physical units, by key."""
+    if OUTPUT not in tree:
         raise ValueError(
             "a forecast of several steps feeds named fields back in physical units: "
             "postblocks.per_step needs a block of type reconstruct, and the inverse of "
             "what preblocks normalize"
         )
-    predicted = tree["y_processed"].get(source, {})
-    if key not in predicted:
-        raise ValueError(
-            f"the postblocks leave no {key!r} to feed back; y_processed has: "
-            f"{', '.join(sorted(predicted)) or 'nothing'}"
-        )
-    return predicted[key]
+    fields = by_key(tree[OUTPUT])
+    for key in keys:
+        if key not in fields:
+            raise ValueError(
+                f"the postblocks leave no {key!r} to feed back; y_processed has: "
+                f"{', '.join(sorted(fields)) or 'nothing'}"
+            )
+    return {key: fields[key] for key in keys}
+
+
+@dataclass(frozen=True)
+class Backprop:
+    """Which losses of a forecast are minimized, and how far their gradients go.
+
+    Attributes:
+        mode: "truncated", where a loss has a gradient through its step alone, as in
+            CREDIT; or "full", where it has one through all steps before it, too.
+        steps: steps whose losses are minimized, from 1; None for all.
+        weights: factor of the loss of each step; None for 1.
+    """
+
+    mode: Literal["truncated", "full"] = "truncated"
+    steps: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
+
+    def counts(self, num_steps: int) -> tuple[bool, ...]:
+        """Whether the loss of each step is minimized."""
+        steps = range(1, num_steps + 1)
+        return tuple(self.steps is None or step in self.steps for step in steps)
+
+    def weighted(self, loss: Array, index: Array | int) -> Array:
+        """Returns the loss of a step, from 0, times the weight of the step."""
+        if self.weights is None:
+            return loss
+        return loss * jnp.asarray(self.weights, loss.dtype)[index]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A forecast of one or more steps.
+    """A forecast of one or more steps: what is done before and after the model.
 
     Attributes:
         num_steps: number of steps.
-        backprop_on: steps whose losses are minimized, from 1; None for all.
-        backprop: "truncated" or "full", see `config.trainer.TrainerConfig`.
-        step_weights: factor of the loss of each step; None for 1.
         postprocess: transforms after every step; None for none.
         advance: computes the input of the next step; required for several steps.
         clamp: smallest and largest value of x and y; None does not clamp.
         num_members: ensemble members of each sample, adjacent on the batch dim.
+        backprop: what training minimizes; validation and inference do not read it.
 
     Raises:
         ValueError: there are several steps, and `advance` is None; or there is not one
@@ -244,13 +264,11 @@ class Rollout:
     """
 
     num_steps: int = 1
-    backprop_on: tuple[int, ...] | None = None
-    backprop: str = "truncated"
-    step_weights: tuple[float, ...] | None = None
     postprocess: Postprocess | None = None
     advance: Advance | None = None
     clamp: tuple[float, float] | None = None
     num_members: int = 1
+    backprop: Backprop = Backprop()
 
     def __post_init__(self) -> None:
         if self.num_steps > 1 and self.advance is None:
@@ -258,35 +276,62 @@ class Rollout:
                 f"a forecast of {self.num_steps} steps needs `advance`, which makes "
                 "the input of the next step"
             )
-        weights = self.step_weights
+        weights = self.backprop.weights
         if weights is not None and len(weights) != self.num_steps:
             raise ValueError(
                 f"there are {len(weights)} weights of steps, {list(weights)}, expected "
                 f"one for each of {self.num_steps} steps"
             )
 
-    def weighted(self, loss: Array, index: Array | int) -> Array:
-        """Returns the loss of a step, from 0, times the weight of the step."""
-        if self.step_weights is None:
-            return loss
-        return loss * jnp.asarray(self.step_weights, loss.dtype)[index]
+    @classmethod
+    def of(
+        cls,
+        pipeline: Pipeline,
+        input_channels: Mapping[str, slice],
+        target_channels: Mapping[str, slice],
+        num_steps: int,
+    ) -> Rollout:
+        """Returns the forecast with the transforms of a pipeline.
 
-    @property
-    def counts(self) -> tuple[bool, ...]:
-        """Whether the loss of each step is minimized."""
-        steps = range(1, self.num_steps + 1)
-        return tuple(self.backprop_on is None or t in self.backprop_on for t in steps)
+        Args:
+            pipeline: the transforms.
+            input_channels: channels of each variable in x.
+            target_channels: channels of each variable in y and the model's output.
+            num_steps: number of steps.
 
-    def start(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
-        """Returns the carried entries of the first step, repeated for members."""
-        carried = {name: batch[name] for name in CARRIED if name in batch}
-        return jax.tree.map(context.repeat_members, carried)
+        Raises:
+            ValueError: a transform cannot be traced, or the transforms cannot make the
+                next input from a prediction.
+        """
+        channels = input_channels, target_channels
+        postprocess = pipeline.postprocess(*channels)
+        advance = Advance(pipeline, *channels) if num_steps > 1 else None
+        return cls(num_steps, postprocess, advance)
+
+    def per_step(self, batch: FieldTree) -> tuple[Array, NamedFields]:
+        """Returns targets and the forcing of the next step, stacked over steps."""
+
+        def stacked(field: Array) -> Array:
+            return jnp.moveaxis(field, 2, 0)[:, :, :, None]
+
+        def with_last(field: Array) -> Array:
+            # The last step makes an input, too, that nothing reads: any forcing does.
+            steps = stacked(field)
+            return jnp.concatenate([steps, steps[-1:]])
+
+        forcing = batch[FORCING] if self.num_steps > 1 else {}
+        return stacked(batch["y"]), jax.tree.map(with_last, forcing)
+
+    def first_carry(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
+        """Returns the carry of the first step, repeated for members."""
+        carry = {name: batch[name] for name in CARRY if name in batch}
+        return jax.tree.map(context.repeat_members, carry)
 
     def inputs(
         self,
         shapes: Mapping[str, tuple[int, ...]],
         batch: FieldTree,
-        fields: FieldTree,
+        carry: FieldTree,
         index: Array | int = 0,
     ) -> dict[str, Array]:
         """Returns the inputs of the model in one step.
@@ -296,7 +341,7 @@ class Rollout:
             batch: the inputs other than x, either of one step, which are used in every
                 step, or of all steps (fields concatenated along time, vectors along
                 their size).
-            fields: has the input x.
+            carry: the carry of the step, with the input x.
             index: index of the step, from 0.
         """
         inputs = {
@@ -304,17 +349,17 @@ class Rollout:
             for name, shape in shapes.items()
             if name != "x"
         }
-        # x has its members since `start`.
+        # x has its members since `first_carry`.
         if self.num_members > 1:
             inputs = {
                 k: jnp.repeat(v, self.num_members, axis=0) for k, v in inputs.items()
             }
-        return {**inputs, "x": self.clamped(fields["x"])}
+        return {**inputs, "x": self.clamped(carry["x"])}
 
-    def after(
+    def outputs(
         self,
         batch: FieldTree,
-        fields: FieldTree,
+        carry: FieldTree,
         target: Array | None,
         prediction: Array,
         context: FieldContext,
@@ -324,57 +369,43 @@ class Rollout:
         Args:
             batch: the batch, whose entries except forcing and static fields are
                 included.
-            fields: the carried entries of the step, with x.
+            carry: the carry of the step, with x.
             target: becomes "y"; None in a forecast, which has no "y".
             prediction: becomes "y_pred".
             context: context of the step.
         """
         tree = {
-            **{name: batch[name] for name in batch if name not in (FORCING, STATIC)},
-            **fields,
-            "x": self.clamped(fields["x"]),
+            **{name: batch[name] for name in batch if name not in (FORCING, CONSTANT)},
+            **carry,
+            "x": self.clamped(carry["x"]),
             "y_pred": prediction,
         }
         if target is not None:
             tree["y"] = self.clamped(target)
         return tree if self.postprocess is None else self.postprocess(tree, context)
 
-    def next(
+    def next_carry(
         self,
         batch: FieldTree,
-        fields: FieldTree,
+        carry: FieldTree,
         tree: FieldTree,
-        forcing: Any,
-        context: Any,
+        forcing: NamedFields,
+        context: FieldContext,
     ) -> dict[str, Any]:
-        """Returns the carried entries for the next step.
+        """Returns the carry of the next step.
 
         Args:
             batch: the batch, with static fields.
-            fields: the carried entries of this step, returned for a single step.
-            tree: the result of `after`.
+            carry: the carry of this step, returned for a single step.
+            tree: the result of `outputs`.
             forcing: dynamic forcing of the next step.
             context: context of the step.
         """
         if self.advance is None:
-            return dict(fields)
-        tree = {**tree, "x": fields["x"]}
-        return self.advance(tree, forcing, batch[STATIC], context)
-
-    def per_step(self, batch: FieldTree) -> tuple[Array, Any]:
-        """Returns targets and the forcing of the next step, stacked over steps.
-
-        The forcing of the last step is repeated, so that all steps have the same shape.
-        """
-        targets = jnp.moveaxis(batch["y"], 2, 0)[:, :, :, None]
-        if self.num_steps == 1:
-            return targets, {}
-
-        def stacked(field: Array) -> Array:
-            steps = jnp.moveaxis(field, 2, 0)[:, :, :, None]
-            return jnp.concatenate([steps, steps[-1:]])
-
-        return targets, jax.tree.map(stacked, batch[FORCING])
+            return dict(carry)
+        # Not clamped: earlier times of x are handed on as they were made.
+        tree = {**tree, "x": carry["x"]}
+        return self.advance(tree, forcing, batch[CONSTANT], context)
 
     def clamped(self, x: Array) -> Array:
         """Clamps x to `clamp`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from credit_jax.transforms import Advance, Rollout, build_pipeline
+from credit_jax.transforms import Backprop, Rollout, build_pipeline
 from tests.support import assert_close, assert_trees_close, mark_slow
 from tests.training.tiny import Tiny
 from tests.training.toy_runs import BATCH, CONFIG, HEIGHT, WIDTH, mse, toy_model
@@ -41,13 +42,12 @@ BLOCKS = (
 )
 
 
-def rollout_of(num_steps: int, **settings: Any) -> Rollout:
+def rollout_of(num_steps: int, num_members: int = 1, **settings: Any) -> Rollout:
     pipeline = build_pipeline(*BLOCKS).with_gradients()
-    return Rollout(
-        num_steps=num_steps,
-        postprocess=pipeline.postprocess(INPUT, TARGET),
-        advance=Advance(pipeline, INPUT, TARGET),
-        **settings,
+    return replace(
+        Rollout.of(pipeline, INPUT, TARGET, num_steps),
+        num_members=num_members,
+        backprop=Backprop(**settings),
     )
 
 
@@ -103,7 +103,7 @@ def expected(num_steps: int, counts: tuple[int, ...]) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("counts", [(1, 2, 3), (3,), (1, 3)])
 def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
-    settings = {"backprop": "full", "backprop_on": counts}
+    settings = {"mode": "full", "steps": counts}
     value, grads = gradient_of(3, rollout_of(3, **settings))
     loss, gradient = expected(3, counts)
     assert_close(value, loss, VALUE, f"loss of steps {counts}")
@@ -113,7 +113,7 @@ def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("degrees", mark_slow([{"domain": 2}, MESH], but=[MESH]))
 @pytest.mark.parametrize("backprop", ["full", "truncated"])
 def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
-    rollout = rollout_of(3, backprop=backprop)
+    rollout = rollout_of(3, mode=backprop)
     loss, gradient = gradient_of(3, rollout)
     value, grads = gradient_of(3, rollout, **degrees)
     what = f"{backprop}, {degrees}"
@@ -123,8 +123,8 @@ def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
 
 def test_truncated_is_another_gradient() -> None:
     """It omits the gradient of a step's loss through earlier steps."""
-    full = gradient_of(2, rollout_of(2, backprop="full", backprop_on=(2,)))[1]
-    truncated = gradient_of(2, rollout_of(2, backprop_on=(2,)))[1]
+    full = gradient_of(2, rollout_of(2, mode="full", steps=(2,)))[1]
+    truncated = gradient_of(2, rollout_of(2, steps=(2,)))[1]
     path = "dense/up"
     assert np.abs(full[path] - truncated[path]).max() > 1e-3
 
@@ -134,13 +134,12 @@ def test_weights_of_steps(backprop: str) -> None:
     """They are weighted sums of those of single steps, on a mesh, too."""
     weights = (0.5, 0.0, 2.0)
     alone = [
-        gradient_of(3, rollout_of(3, backprop=backprop, backprop_on=(step,)))
-        for step in (1, 3)
+        gradient_of(3, rollout_of(3, mode=backprop, steps=(step,))) for step in (1, 3)
     ]
     loss = 0.5 * alone[0][0] + 2.0 * alone[1][0]
     gradient = jax.tree.map(lambda a, b: 0.5 * a + 2.0 * b, *(g for _, g in alone))
     for degrees in ({}, MESH):
-        rollout = rollout_of(3, backprop=backprop, step_weights=weights)
+        rollout = rollout_of(3, mode=backprop, weights=weights)
         value, grads = gradient_of(3, rollout, **degrees)
         assert_close(value, loss, VALUE, f"{backprop}, {degrees}: loss")
         assert_trees_close(grads, gradient, GRADIENT, f"{backprop}, {degrees}")
@@ -148,7 +147,7 @@ def test_weights_of_steps(backprop: str) -> None:
 
 def test_a_weight_for_each_step() -> None:
     with pytest.raises(ValueError, match=r"2 weights of steps, \[1.0, 2.0\], expected"):
-        rollout_of(3, step_weights=(1.0, 2.0))
+        rollout_of(3, weights=(1.0, 2.0))
 
 
 def test_memory_grows_by_what_is_fed_back() -> None:
@@ -157,7 +156,7 @@ def test_memory_grows_by_what_is_fed_back() -> None:
     state = init_state(model, optax.trace(0.0), jax.random.key(0))
     used = {}
     for steps in (4, 8, 16):
-        rollout = rollout_of(steps, backprop="full")
+        rollout = rollout_of(steps, mode="full")
         step = make_train_step(model, optax.trace(0.0), mse, rollout=rollout)
         batch = place_batch(batch_of(steps), model.mesh)
         memory = step.lower(state, batch).compile().memory_analysis()

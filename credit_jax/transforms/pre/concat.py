@@ -9,6 +9,7 @@ import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms.base import Destination, FieldTree, Transform, TreeSchema
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
@@ -61,7 +62,7 @@ def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[st
             channel map.
     """
     new = {key: v for key, v in tree.items() if key not in ("input", "target")}
-    inputs, targets = (_flat(tree.get(part, {})) for part in ("input", "target"))
+    inputs, targets = (by_key(tree.get(part, {})) for part in ("input", "target"))
     if not (inputs or targets):
         raise ValueError("concat: the batch has no fields")
     traced = context is not None
@@ -142,11 +143,6 @@ def _fits(destination: Destination, fields: Mapping[str, np.ndarray]) -> bool:
 
 def _is_view(field: np.ndarray, place: np.ndarray) -> bool:
     return field.__array_interface__ == place.__array_interface__
-
-
-def _flat(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Key -> field, for all sources."""
-    return {key: field for fields in sources.values() for key, field in fields.items()}
 
 
 def _ranked(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:

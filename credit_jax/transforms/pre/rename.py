@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms.base import Descriptions, FieldTree, Transform, TreeSchema
 from credit_jax.transforms.selection import DataType
 
@@ -113,11 +114,7 @@ class Rename(Transform):
     def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
         renamed = dict(tree)
         for part in filter(tree.__contains__, self.data_types):
-            fields = {
-                key: x
-                for source_fields in tree[part].values()
-                for key, x in source_fields.items()
-            }
+            fields = by_key(tree[part])
             renamed[part] = {}
             for new, old in _by_source(fields, mapping, part):
                 renamed[part].setdefault(new.split("/")[0], {})[new] = fields[old]
