@@ -28,7 +28,7 @@ from credit_jax.packages.labeled import DatasetForecaster
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
 from credit_jax.plan.forecast import ForecastPlan
-from credit_jax.transforms import FieldTree, Rollout, newest
+from credit_jax.transforms import FieldTree, Rollout, newest, with_gradients
 from credit_jax.transforms.rollout import CARRY, PROGNOSTIC, field_type_of
 
 Units: TypeAlias = Literal["physical", "normalized"]
@@ -296,7 +296,7 @@ def map_of_reader(
         )
     if rollout is None:
         # As CREDIT does, reconstruct stops gradients otherwise.
-        pipeline = reader.pipeline.with_gradients()
+        pipeline = with_gradients(reader.pipeline)
         channels = reader.schema.input_slices(), reader.schema.target_slices()
         rollout = Rollout.of(pipeline, *channels, num_steps=2)
     step = ForecastStep(model, rollout)

@@ -66,7 +66,7 @@ def normalization(
     """
 
     def part(transforms: Pipeline, phase: Phase) -> Pipeline:
-        return Pipeline(tuple(p for p in transforms.transforms if p.phase is phase))
+        return Pipeline(transforms.of(phase))
 
     groups = [group for group in schema.target if group.field_type == PROGNOSTIC]
     started = part(pipeline, Phase.INITIAL).schema_after({"target": groups})

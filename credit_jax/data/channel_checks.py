@@ -22,7 +22,7 @@ from credit_jax.data.values import (
     check_finite,
 )
 from credit_jax.named_fields.coordinates import Coordinates
-from credit_jax.transforms import FieldTree, Grid, Pipeline
+from credit_jax.transforms import FieldTree, Grid, Pipeline, after_aligned, for_forcing
 from credit_jax.transforms.rollout import DYNAMIC_FORCING
 
 # Largest number of outliers that are named in a log.
@@ -179,9 +179,9 @@ class ChannelChecks:
         groups = self.data.schema.input
         forcing = tuple(g for g in groups if g.field_type == DYNAMIC_FORCING)
         before = ChannelSchema(forcing, ())
-        pipeline = self.pipeline.for_forcing()
+        pipeline = for_forcing(self.pipeline)
         normalized = pipeline.normalized(before.as_read())
-        return pipeline.after_aligned(), (before.after(pipeline), normalized)
+        return after_aligned(pipeline), (before.after(pipeline), normalized)
 
     @cached_property
     def _policy(self) -> OutlierPolicy:

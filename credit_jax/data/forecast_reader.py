@@ -26,6 +26,7 @@ from credit_jax.transforms import (
     FieldTree,
     Phase,
     Pipeline,
+    after_aligned,
     constant_fields,
     initial_entries,
     units_after,
@@ -100,7 +101,7 @@ class ForecastReader:
         if perturb is not None:
             # Perturbations have the names and the grid of the fields of a step.
             aligned = {**aligned, "input": perturb(aligned["input"], tasks)}
-            steps = steps.after_aligned()
+            steps = after_aligned(steps)
             done = steps.named_as_before(aligned)
         physical = aligned["input"]
         x = steps.before_step(done)["x"]

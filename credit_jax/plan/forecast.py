@@ -41,7 +41,10 @@ from credit_jax.transforms import (
     Rollout,
     build_pipeline,
     check_schema,
+    for_forecast,
     notes_on_inverses,
+    notes_on_order,
+    with_reconstruct,
 )
 
 # Postblocks that restore physical units.
@@ -252,7 +255,7 @@ def _notes(
         *notes_on_calendar(like, opened.calendar, "the data of forecasts"),
         *notes_on_inverses(pipeline, tree_schema),
         *notes_on_initial(pipeline),
-        *pipeline.notes_on_order(tree_schema),
+        *notes_on_order(pipeline, tree_schema),
         *opened.notes_on_persistence(schedule.starts, schedule.num_steps),
     ]
 
@@ -282,11 +285,10 @@ def forecast_pipeline(
         OSError, ValueError: a block or one of its files is invalid.
     """
     if run is not None and run.pipeline is not None:
-        return run.pipeline.with_reconstruct().for_forecast()
-    return build_pipeline(
-        inference.preblocks or config.preblocks,
-        inference.postblocks or config.postblocks,
-    ).for_forecast()
+        return for_forecast(with_reconstruct(run.pipeline))
+    preblocks = inference.preblocks or config.preblocks
+    postblocks = inference.postblocks or config.postblocks
+    return for_forecast(build_pipeline(preblocks, postblocks))
 
 
 def forecast_digests(
@@ -391,10 +393,10 @@ def notes_on_initial(pipeline: Pipeline) -> list[str]:
     kinds = ("bridgescaler_transform", "era5_normalizer", "log_transform")
     changed = [
         f"{block.path} (type {block.type})"
-        for block in pipeline.transforms
-        if block.phase is Phase.INITIAL and block.type in (*kinds, "sqrt_transform")
+        for block in pipeline.of(Phase.INITIAL)
+        if block.type in (*kinds, "sqrt_transform")
     ]
-    undone = [block for block in pipeline.transforms if block.phase is Phase.AFTER_STEP]
+    undone = pipeline.of(Phase.AFTER_STEP)
     if not changed or any(block.type in _RESTORES for block in undone):
         return []
     return [

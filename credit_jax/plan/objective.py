@@ -36,7 +36,13 @@ from credit_jax.plan.named_fields import (
     scores_are_physical,
 )
 from credit_jax.plan.variances import read_tendencies, variance_reader
-from credit_jax.transforms import ONE_STEP, Backprop, Pipeline, Rollout
+from credit_jax.transforms import (
+    ONE_STEP,
+    Backprop,
+    Pipeline,
+    Rollout,
+    with_gradients,
+)
 
 Latitude = Float[np.ndarray, " lat"]
 # (tree, context) -> values by name, inside `shard_map`.
@@ -180,7 +186,7 @@ def plan_rollouts(
         return None
     channels = schema.input_slices(), schema.target_slices()
     full = config.trainer.backprop == "full"
-    pipeline = pipeline.with_gradients() if full else pipeline
+    pipeline = with_gradients(pipeline) if full else pipeline
     steps = config.data.forecast_len, config.validation_data.forecast_len
     clamp, num_members = config.data.data_clamp, config.num_members
     train, valid = (

@@ -42,6 +42,7 @@ from credit_jax.transforms import (
     Pipeline,
     build_pipeline,
     notes_on_inverses,
+    notes_on_order,
     notes_on_schema,
     units_after,
 )
@@ -204,7 +205,7 @@ def plan_run(
         if "train" in loaders:
             pipeline = loaders["train"].pipeline
             read = loaders["train"].dataset.schema.as_read()
-            findings.notes += pipeline.notes_on_order(read)
+            findings.notes += notes_on_order(pipeline, read)
         with findings.collecting():
             check_corrections(model.config, loaders.get("train"))
         findings.notes += [note for loader in loaders.values() for note in loader.notes]

@@ -13,7 +13,7 @@ from credit_jax.transforms.base import variable_of
 from credit_jax.transforms.build import parse_preblocks
 from credit_jax.transforms.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms.normalize import NormalizerArgs
-from credit_jax.transforms.pipeline import Placed
+from credit_jax.transforms.pipeline import Block
 from credit_jax.transforms.scaler_blocks import ScalerPreArgs
 from credit_jax.transforms.selection import Selection
 
@@ -34,14 +34,14 @@ class FitPlan:
             command was killed between them; both are fitted again.
     """
 
-    chain: tuple[Fit | Placed, ...]
+    chain: tuple[Fit | Block, ...]
     existing: tuple[Path, ...] = ()
     unpaired: tuple[Path, ...] = ()
 
     @property
     def fits(self) -> tuple[Fit, ...]:
         """The fits of the chain."""
-        return tuple(link for link in self.chain if not isinstance(link, Placed))
+        return tuple(link for link in self.chain if not isinstance(link, Block))
 
     @property
     def in_order(self) -> bool:
@@ -56,7 +56,7 @@ class FitPlan:
         """
         collected = {}
         for link in self.chain:
-            if isinstance(link, Placed):
+            if isinstance(link, Block):
                 tree = link.transform(tree, None)
             else:
                 collected[link.path] = link.collect(tree)
@@ -74,7 +74,7 @@ class FitPlan:
                 by_name = {variable_of(key): unit for key, unit in known.items()}
                 chain.append(replace(link, units=by_name))
                 continue
-            if isinstance(link, Placed):
+            if isinstance(link, Block):
                 names, keeps = link.transform.renames, link.transform.keeps_units
                 known = {
                     names.get(key, key): unit
@@ -96,7 +96,7 @@ class FitPlan:
                 groups = [group for part in schema.values() for group in part]
                 levels = {variable_of(g.var_key): g.levels for g in groups if g.levels}
                 link = replace(link, level_values=levels)
-            elif isinstance(link, Placed):
+            elif isinstance(link, Block):
                 schema = link.schema_after(schema)
             chain.append(link)
         return replace(self, chain=tuple(chain))
@@ -109,7 +109,7 @@ class FitPlan:
         """
         notes = []
         for link in self.chain:
-            if not isinstance(link, Placed):
+            if not isinstance(link, Block):
                 keys = [group.var_key for part in schema.values() for group in part]
                 lines = Selection(link.variables).unmatched(keys)
                 notes += [f"{link.path}.args.variables: {line}" for line in lines]
@@ -131,7 +131,7 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
         ValueError: two blocks have the same file.
         OSError: a file that another block needs cannot be read.
     """
-    chain: list[Fit | Callable[[], Placed]] = []
+    chain: list[Fit | Callable[[], Block]] = []
     every: list[Fit] = []
     existing: list[Path] = []
     unpaired: list[Path] = []

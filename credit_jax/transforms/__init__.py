@@ -16,8 +16,16 @@ from credit_jax.transforms.data_checks import (
     check_schema,
     check_units,
     notes_on_inverses,
+    notes_on_order,
     notes_on_schema,
     units_after,
+)
+from credit_jax.transforms.forecast_pipelines import (
+    after_aligned,
+    for_forcing,
+    for_forecast,
+    with_gradients,
+    with_reconstruct,
 )
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
@@ -55,16 +63,22 @@ __all__ = [
     "TreeSchema",
     "Units",
     "Where",
+    "after_aligned",
     "build_pipeline",
     "channel_units",
     "check_schema",
     "check_units",
     "constant_fields",
     "fields_of_rollout",
+    "for_forcing",
+    "for_forecast",
     "initial_entries",
     "newest",
     "notes_on_inverses",
+    "notes_on_order",
     "notes_on_schema",
     "transform_types",
     "units_after",
+    "with_gradients",
+    "with_reconstruct",
 ]

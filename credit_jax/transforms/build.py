@@ -22,7 +22,7 @@ from credit_jax.transforms.base import (
     as_transform,
 )
 from credit_jax.transforms.levels import LevelInterpPreArgs, is_predicted
-from credit_jax.transforms.pipeline import Pipeline, Placed
+from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
 
@@ -52,14 +52,14 @@ def build_pipeline(
     if problems:
         raise ConfigError(problems)
     _check_concat([(p, c.type) for phase, p, c in sections if phase in PREBLOCKS])
-    placed = [_build(*each, args[each[1]]) for each in sections]
-    _check_places(placed)
-    return Pipeline(tuple(placed))
+    blocks = tuple(_build(*each, args[each[1]]) for each in sections)
+    _check_places(blocks)
+    return Pipeline(blocks)
 
 
 def parse_preblocks(
     preblocks: PreblocksConfig,
-) -> list[tuple[str, TransformConfig, Any, Callable[[], Placed]]]:
+) -> list[tuple[str, TransformConfig, Any, Callable[[], Block]]]:
     """Validates the preblocks of a config, without reading their files.
 
     Returns:
@@ -110,12 +110,12 @@ def predicted_names(
     return names, frozenset(moved)
 
 
-def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:
+def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Block:
     entry = TRANSFORMS[phase.section][config.type]
     with errors_of(path):
         transform = as_transform(entry.build(args))
         digests = digests_of(dict(_paths(entry, args)))
-    return Placed(path, config.type, phase, entry.where, args, transform, digests)
+    return Block(path, config.type, phase, entry, args, transform, digests)
 
 
 def _paths(entry: TransformEntry, args: StrictModel) -> Iterator[tuple[str, str]]:
@@ -161,11 +161,11 @@ def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def _check_places(placed: Sequence[Placed]) -> None:
+def _check_places(blocks: Sequence[Block]) -> None:
     """Checks that each phase can run on the host, or traced."""
     for phase in Phase:
-        of_phase = [each for each in placed if each.phase is phase]
-        only = {w: [e.path for e in of_phase if e.where is w] for w in Where}
+        of_phase = [block for block in blocks if block.phase is phase]
+        only = {w: [b.path for b in of_phase if b.entry.where is w] for w in Where}
         if only[Where.HOST] and only[Where.TRACED]:
             raise ValueError(
                 f"{phase.value} cannot run in one place: on the host only "

@@ -7,9 +7,10 @@ from typing import Any
 
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import PREBLOCKS, TreeSchema, variable_of
+from credit_jax.transforms.level_files import matched_by_count
 from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.normalize import Normalizer
-from credit_jax.transforms.pipeline import Pipeline, Placed
+from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.unit_names import EXPECTED, differ
 
 # Preblocks of which forecasts need the inverse among the postblocks: type -> its type.
@@ -47,7 +48,7 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
             formula.
     """
     known = {key: (*unit, variable_of(key)) for key, unit in units.items()}
-    for each in pipeline.transforms:
+    for each in pipeline.blocks:
         known = _renamed(each, known)
         for key, expected, whose in _units_of(each, known):
             unit, path, name = known[key]
@@ -69,12 +70,12 @@ def units_after(
         units: key -> unit and file, for the variables whose files have a unit.
     """
     known = dict(units)
-    for each in pipeline.transforms:
+    for each in pipeline.blocks:
         known = _renamed(each, known)
     return known
 
 
-def _renamed(each: Placed, known: dict[str, Any]) -> dict[str, Any]:
+def _renamed(each: Block, known: dict[str, Any]) -> dict[str, Any]:
     """What is known of variables, by their keys after a transform."""
     names = each.transform.renames
     return {names.get(key, key): value for key, value in known.items()}
@@ -117,6 +118,30 @@ def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     return [
         f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
         "the model then predicts as read, not normalized, as in CREDIT"
+    ]
+
+
+def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
+    """Returns a note on the files whose values are matched with levels by count.
+
+    Args:
+        pipeline: the transforms.
+        schema: variables of "input" and "target" of the data, with their levels.
+
+    Returns:
+        One line, or none if there are no such files.
+    """
+    notes = [
+        f"{each.path}: {text}"
+        for each, before in pipeline.with_schemas(schema)
+        for file in each.transform.level_files
+        if (text := matched_by_count(file, before))
+    ]
+    if not notes:
+        return []
+    return [
+        f"{'; '.join(notes)}: without values of levels, taken in the order of the "
+        "levels of the data, whose number alone is compared"
     ]
 
 
@@ -163,7 +188,7 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     ]
 
 
-def _units_of(each: Placed, known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _units_of(each: Block, known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Key, expected unit and origin of that unit, for variables with known units."""
     for key in known:
         expected = each.transform.unit_of(key)

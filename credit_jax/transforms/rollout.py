@@ -40,6 +40,7 @@ from jaxtyping import Array
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import NamedFields, by_key, by_source
 from credit_jax.transforms.base import FieldTree, Phase, Where
+from credit_jax.transforms.forecast_pipelines import after_aligned
 from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
@@ -147,7 +148,7 @@ class Advance:
     def __post_init__(self) -> None:
         # Blocks that rename and move fields have run on the host, on forcing and static
         # fields; what the model predicts has their names, grid and levels.
-        steps = self.pipeline.after_aligned()
+        steps = after_aligned(self.pipeline)
         steps.require(Phase.BEFORE_STEP, Where.TRACED)
         object.__setattr__(self, "pipeline", steps)
 

@@ -15,7 +15,7 @@ from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.named_fields.tree import by_source
 from credit_jax.transforms.base import FieldTree, Group, TransformFunction
 from credit_jax.transforms.named import get_field
-from credit_jax.transforms.pipeline import Pipeline, Placed
+from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.pointwise import is_numpy
 
 
@@ -30,7 +30,7 @@ class Units:
         origins: key in y -> key in the data.
     """
 
-    blocks: tuple[Placed, ...]
+    blocks: tuple[Block, ...]
     data: ChannelLayout
     model: ChannelLayout
     origins: dict[str, str]

@@ -18,7 +18,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from credit_jax.transforms import Backprop, Rollout, build_pipeline
+from credit_jax.transforms import Backprop, Rollout, build_pipeline, with_gradients
 from tests.support import assert_close, assert_trees_close, mark_slow
 from tests.training.tiny import Tiny
 from tests.training.toy_runs import BATCH, CONFIG, HEIGHT, WIDTH, mse, toy_model
@@ -43,7 +43,7 @@ BLOCKS = (
 
 
 def rollout_of(num_steps: int, num_members: int = 1, **settings: Any) -> Rollout:
-    pipeline = build_pipeline(*BLOCKS).with_gradients()
+    pipeline = with_gradients(build_pipeline(*BLOCKS))
     return replace(
         Rollout.of(pipeline, INPUT, TARGET, num_steps),
         num_members=num_members,

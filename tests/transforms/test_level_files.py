@@ -6,6 +6,7 @@ import pytest
 from credit_jax.data.schema import ChannelGroup
 from credit_jax.named_fields.coordinates import UNKNOWN
 from credit_jax.named_fields.write_scalers import write_scalers
+from credit_jax.transforms import notes_on_order
 from credit_jax.transforms.base import LevelFile
 from credit_jax.transforms.level_files import check_numbers, matched_by_count
 from tests.transforms.cases import CONCAT, SP, T, preblocks
@@ -36,7 +37,7 @@ def scalers(path, columns):
 
 def means_of(pipeline):
     """The means of T, by level of the data."""
-    return pipeline.transforms[0].transform.scalers["input"]["S"][T].mean
+    return pipeline.blocks[0].transform.scalers["input"]["S"][T].mean
 
 
 def test_scalers_are_put_in_the_order_of_the_data(tmp_path):
@@ -46,7 +47,7 @@ def test_scalers_are_put_in_the_order_of_the_data(tmp_path):
     np.testing.assert_array_equal(means_of(turned), MEANS[::-1])
     in_pascal = pipeline.at(layout(tuple(100 * x for x in LEVELS[::-1])), UNKNOWN)
     np.testing.assert_array_equal(means_of(in_pascal), MEANS[::-1])
-    assert pipeline.notes_on_order(layout(LEVELS)) == []
+    assert notes_on_order(pipeline, layout(LEVELS)) == []
     text = r"s\.json: S/prognostic/3d/T: has the levels \[100.0, .* 925.0"
     with pytest.raises(ValueError, match=text):
         pipeline.at(layout((100.0, 300.0, 500.0, 925.0)), UNKNOWN)
@@ -56,7 +57,7 @@ def test_channels_that_are_only_counted_are_noted(tmp_path):
     """`credit preprocess` writes numbers from 0."""
     pipeline = scalers(tmp_path / "s.json", [0, 1, 2, 3])
     assert pipeline.at(layout(LEVELS[::-1]), UNKNOWN) is pipeline
-    (note,) = pipeline.notes_on_order(layout(LEVELS))
+    (note,) = notes_on_order(pipeline, layout(LEVELS))
     assert f"{tmp_path}/s.json (T): without values of levels" in note
 
 
@@ -83,11 +84,11 @@ def test_hybrid_levels_are_known_by_their_numbers(kind):
     }[kind]
     pipeline = preblocks(block={"type": kind, "args": args}, concat=CONCAT)
     pipeline.at(layout(numbers), UNKNOWN)
-    assert pipeline.notes_on_order(layout(numbers)) == []
+    assert notes_on_order(pipeline, layout(numbers)) == []
     text = r"ERA5_Lev_Info\.nc: a_half, b_half is of the levels \[100.0, .*order \[137"
     with pytest.raises(ValueError, match=text):
         pipeline.at(layout(numbers[::-1]), UNKNOWN)
-    (note,) = pipeline.notes_on_order(layout(LEVELS))
+    (note,) = notes_on_order(pipeline, layout(LEVELS))
     assert "ERA5_Lev_Info.nc: a_half, b_half (T)" in note
 
 

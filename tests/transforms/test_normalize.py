@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.transforms import build_pipeline, check_schema
+from credit_jax.transforms import build_pipeline, check_schema, for_forecast
 from credit_jax.transforms.normalize import (
     DenormalizerArgs,
     NormalizerArgs,
@@ -51,7 +51,7 @@ def test_in_the_graph_as_on_the_host(files, batch):
         concat=CONCAT,
     )
     host = blocks.before_step(batch)["y"]
-    normalizer = blocks.transforms[0].transform
+    normalizer = blocks.blocks[0].transform
 
     @jax.jit
     def graph(fields):
@@ -81,7 +81,7 @@ def test_denormalize_is_the_inverse(files, batch):
     for array in (flat, jnp.asarray(flat), flat[:, :, 0]):
         back = units.normalize(units.denormalize(array))
         assert np.allclose(back, array, rtol=2e-5)
-    normalizer = chain.transforms[0].transform
+    normalizer = chain.blocks[0].transform
     physical = normalizer.denormalize(T, normalizer.normalize(T, fields[T]))
     assert np.allclose(physical, fields[T], rtol=1e-6)
 
@@ -166,9 +166,16 @@ def test_forecasts_denormalize_once(both_files):
     undo = {**norm, "args": {**both_files, "key": "twin"}}
     for own in ({}, {"undo": norm}, {"undo": norm, "twin": twin, "undo_twin": undo}):
         post = parse(PostblocksConfig, {"per_step": {**after, **own}})
-        forecast = build_pipeline(pre, post).for_forecast()
-        kinds = [type(each.transform).__name__ for each in forecast.transforms]
+        forecast = for_forecast(build_pipeline(pre, post))
+        kinds = [type(each.transform).__name__ for each in forecast.blocks]
         assert kinds == ["Normalizer", "Concat", "Reconstruct", "Denormalizer"], own
+    # Joining the fields to y_pred again makes no further ones to invert.
+    joined = {**after, "join": {"type": "flatten_to_tensor"}}
+    forecast = for_forecast(
+        build_pipeline(pre, parse(PostblocksConfig, {"per_step": joined}))
+    )
+    kinds = [type(each.transform).__name__ for each in forecast.blocks]
+    assert kinds[2:] == ["Reconstruct", "Denormalizer", "FlattenToTensor"]
 
 
 def test_the_inverse_of_another_entry(both_files):

@@ -100,7 +100,7 @@ def test_two_normalizers(files, batch):
     norm = {"type": "era5_normalizer", "args": files}
     twice = preblocks(a=norm, b=norm, concat=CONCAT).before_step(batch)["y"]
     once = preblocks(a=norm, concat=CONCAT).before_step(batch)
-    (normalizer, _) = preblocks(a=norm, concat=CONCAT).transforms
+    (normalizer, _) = preblocks(a=norm, concat=CONCAT).blocks
     again = normalizer.transform.normalize(T, once["y"][:, :LEVELS])
     assert np.array_equal(twice[:, :LEVELS], again)
 
@@ -157,7 +157,7 @@ def test_every_phase_of_a_forecast(toys, mild_files):
         temperature, pressure, rain, _ = run_forecast(pipeline, dtype=np.float64)
     fields = initial_state(np.float64)
     (normalizer,) = (
-        each.transform for each in pipeline.transforms if each.type == "era5_normalizer"
+        each.transform for each in pipeline.blocks if each.type == "era5_normalizer"
     )
     weights = np.cos(np.deg2rad(LATITUDE))[:, None]
     mean = lambda x: (x * weights).mean(axis=(3, 4), keepdims=True)  # noqa: E731

@@ -135,7 +135,7 @@ def test_means_and_deviations(credit, world, tmp_path):
     dataset = open_dataset(own.data)
     batch = collate([dataset[i] for i in range(len(dataset))])
     for block in (
-        build_pipeline(own.preblocks).transforms[0].transform,
+        build_pipeline(own.preblocks).blocks[0].transform,
         credit_normalizer(args),
     ):
         done = block({k: batch[k] for k in ("input", "target")})
