@@ -20,11 +20,13 @@ from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
+    consecutive_rows,
+    first_rows,
     in_row_order,
     spatial_dim,
     to_layout,
 )
-from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
@@ -62,16 +64,7 @@ def conv2d_field(
     Raises:
         ValueError: as for `ops.conv.conv2d`, or the number of rows of `out` is wrong.
     """
-    return _conv_field(
-        conv2d,
-        field,
-        kernel,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        out=out,
-    )
+    return _conv_field(conv2d, field, kernel, stride, padding, dilation, groups, out)
 
 
 def conv3d_field(
@@ -89,32 +82,21 @@ def conv3d_field(
     Args:
         field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out).
-        stride, padding, dilation, groups: as for `ops.conv3d.conv3d`.
-        out: layout of the output rows; None for equal blocks.
+        stride, padding, dilation, groups, out: as for `conv2d_field`.
 
     Returns:
         Field on layout `out`.
 
     Raises:
-        ValueError: as for `ops.conv3d.conv3d`, or the number of rows of `out` is wrong.
+        ValueError: as for `conv2d_field`.
     """
-    return _conv_field(
-        conv3d,
-        field,
-        kernel,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        out=out,
-    )
+    return _conv_field(conv3d, field, kernel, stride, padding, dilation, groups, out)
 
 
 def _conv_field(
     conv: Callable[..., Array],
     field: Field,
     kernel: Array,
-    *,
     stride: tuple[int, ...],
     padding: Sequence[Pair] | str,
     dilation: tuple[int, ...],
@@ -213,20 +195,11 @@ def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
         taps: the kernel along the sharded dim.
     """
     span = (out.length - 1) * taps.stride + (taps.size - 1) * taps.dilation + 1
-    rows_per_shard = []
-    for rows in out.rows:
-        first = next((row - i for i, row in enumerate(rows) if row >= 0), None)
-        if first is None:
-            rows_per_shard.append((PADDING,) * span)
-            continue
-        start = first * taps.stride - taps.padding[0]
-        rows_per_shard.append(
-            tuple(
-                g if 0 <= g < layout.size else PADDING
-                for g in range(start, start + span)
-            )
-        )
-    return layout.with_rows(rows_per_shard, layout.size)
+    starts = [
+        None if row is None else row * taps.stride - taps.padding[0]
+        for row in first_rows(out)
+    ]
+    return consecutive_rows(layout, starts, span)
 
 
 def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:

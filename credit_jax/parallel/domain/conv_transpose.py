@@ -14,11 +14,13 @@ from credit_jax.ops.conv_transpose import check_transposed
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
+    consecutive_rows,
+    first_rows,
     in_row_order,
     spatial_dim,
     to_layout,
 )
-from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 from credit_jax.parallel.rows.take import take_rows
 
@@ -53,17 +55,8 @@ def conv_transpose2d_field(
         ValueError: as for `ops.conv_transpose.conv_transpose2d`, or the number of rows
             of `out` is wrong.
     """
-    return _conv_transpose_field(
-        conv_transpose2d,
-        field,
-        kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
-        groups=groups,
-        out=out,
-    )
+    geometry = stride, padding, output_padding, dilation, groups
+    return _conv_transpose_field(conv_transpose2d, field, kernel, *geometry, out)
 
 
 def conv_transpose3d_field(
@@ -91,24 +84,14 @@ def conv_transpose3d_field(
     Raises:
         ValueError: as for `conv_transpose2d_field`.
     """
-    return _conv_transpose_field(
-        conv_transpose3d,
-        field,
-        kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
-        groups=groups,
-        out=out,
-    )
+    geometry = stride, padding, output_padding, dilation, groups
+    return _conv_transpose_field(conv_transpose3d, field, kernel, *geometry, out)
 
 
 def _conv_transpose_field(
     op: Callable[..., Array],
     field: Field,
     kernel: Array,
-    *,
     stride: tuple[int, ...],
     padding: tuple[Pair, ...],
     output_padding: tuple[int, ...],
@@ -126,32 +109,28 @@ def _conv_transpose_field(
         dilation=dilation[at],
     )
     target = consecutive_layout(layout, rows, out)
-    more = {"stride": stride, "dilation": dilation, "groups": groups}
-    if layout.num_shards == 1:
-        data = op(
-            in_row_order(field).data,
-            kernel,
-            padding=padding,
-            output_padding=output_padding,
-            **more,
+    ends, after, phase = list(padding), list(output_padding), None
+    if layout.num_shards > 1:
+        extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
+        need, phase, before = transposed_rows(
+            layout, target, extent=extent, stride=step, low=padding[at][0]
         )
-        return to_layout(Field(data, target), out)
-    extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
-    need, phase, before = transposed_rows(
-        layout, target, extent=extent, stride=step, low=padding[at][0]
-    )
-    ends, after = list(padding), list(output_padding)
-    ends[at] = (before * step, max(extent - step, 0))
-    after[at] = max(step - extent, 0)
+        field = reshard(field, need, scope=HALO)
+        ends[at] = (before * step, max(extent - step, 0))
+        after[at] = max(step - extent, 0)
     data = op(
-        reshard(field, need, scope=HALO).data,
+        in_row_order(field).data,
         kernel,
+        stride=stride,
         padding=tuple(ends),
         output_padding=tuple(after),
-        **more,
+        dilation=dilation,
+        groups=groups,
     )
-    index = phase[:, None] + np.arange(target.length)
-    data = take_rows(data, index, target.axis, target.dim)
+    if phase is not None:
+        # Shards compute whole strides of output rows, which begin before their rows.
+        index = phase[:, None] + np.arange(target.length)
+        data = take_rows(data, index, target.axis, target.dim)
     return to_layout(Field(data, target), out)
 
 
@@ -176,20 +155,15 @@ def transposed_rows(
         before: number of needed rows before row floor((first output row + low) /
             stride).
     """
-    firsts = [
-        next((row - i for i, row in enumerate(rows) if row >= 0), None)
-        for rows in out.rows
-    ]
+    firsts = first_rows(out)
+    # A shard without rows computes as one that has some, from padding.
     idle = next(first for first in firsts if first is not None)
     starts = np.asarray([idle if first is None else first for first in firsts]) + low
     phase = starts % stride
     before = max((extent - 1 - int(phase.min())) // stride, 0)
     length = before + 1 + (int(phase.max()) + out.length - 1) // stride
-    rows_per_shard = [
-        [
-            g if first is not None and 0 <= g < layout.size else PADDING
-            for g in range(start - before, start - before + length)
-        ]
+    needed = [
+        None if first is None else start - before
         for first, start in zip(firsts, (starts // stride).tolist(), strict=True)
     ]
-    return layout.with_rows(rows_per_shard, layout.size), phase, before
+    return consecutive_rows(layout, needed, length), phase, before

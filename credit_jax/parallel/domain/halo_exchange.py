@@ -12,8 +12,9 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from credit_jax.parallel.collectives import axis_size
+from credit_jax.parallel.domain.output_layout import consecutive_rows
 from credit_jax.parallel.mesh.axes import DOMAIN
-from credit_jax.parallel.rows.layout import PADDING, Field, Layout, block_layout
+from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
@@ -138,15 +139,7 @@ def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
 
 def _halo_layout(layout: Layout, width: int, periodic: bool) -> Layout:
     """Returns the layout of each block with `width` rows before and after it."""
-    size, length = layout.size, layout.length
-    rows_per_shard = []
-    for shard in range(layout.num_shards):
-        first = shard * length
-        rows = range(first - width, first + length + width)
-        if first >= size:
-            rows_per_shard.append([PADDING] * len(rows))
-        elif periodic:
-            rows_per_shard.append([row % size for row in rows])
-        else:
-            rows_per_shard.append([row if 0 <= row < size else PADDING for row in rows])
-    return layout.with_rows(rows_per_shard, size)
+    firsts = range(0, layout.num_shards * layout.length, layout.length)
+    starts = [first - width if first < layout.size else None for first in firsts]
+    length = layout.length + 2 * width
+    return consecutive_rows(layout, starts, length, periodic=periodic)

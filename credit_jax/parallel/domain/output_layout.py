@@ -1,10 +1,16 @@
-"""Layouts on which operations compute their output rows, and on which they return."""
+"""Layouts of the rows that operations read, compute and return.
+
+An operation computes consecutive output rows on every shard (`consecutive_layout`),
+from consecutive input rows (`consecutive_rows`), and `to_layout` brings the output to
+the layout that its caller asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import reshard
 
 
@@ -70,12 +76,51 @@ def spatial_dim(layout: Layout, num_dims: int) -> int:
     return layout.dim - 1
 
 
+def first_rows(layout: Layout) -> list[int | None]:
+    """Returns the global row at which each shard's local rows begin.
+
+    Where local rows begin with padding, it is counted back from the first real row, and
+    may be negative. None is a shard that has padding alone.
+    """
+    return [
+        next((row - i for i, row in enumerate(rows) if row >= 0), None)
+        for rows in layout.rows
+    ]
+
+
+def consecutive_rows(
+    layout: Layout,
+    starts: Sequence[int | None],
+    length: int,
+    *,
+    periodic: bool = False,
+) -> Layout:
+    """Returns the layout in which each shard has consecutive rows.
+
+    Args:
+        layout: gives the global rows, axis and dim.
+        starts: first row of each shard; None for a shard with padding alone.
+        length: number of rows of each shard.
+        periodic: whether the first row follows the last one; otherwise rows beyond the
+            first and the last one are padding, which is zero.
+    """
+    size = layout.size
+
+    def local(row: int) -> int:
+        return row % size if periodic else row if 0 <= row < size else PADDING
+
+    rows_per_shard = [
+        [PADDING if start is None else local(start + i) for i in range(length)]
+        for start in starts
+    ]
+    return layout.with_rows(rows_per_shard, size)
+
+
 @lru_cache(4096)
 def _is_consecutive(layout: Layout) -> bool:
-    for rows in layout.rows:
-        first = next((row - i for i, row in enumerate(rows) if row >= 0), None)
-        if first is None:
-            continue
-        if any(row >= 0 and row != first + i for i, row in enumerate(rows)):
-            return False
-    return True
+    return all(
+        row < 0 or row == first + i
+        for first, rows in zip(first_rows(layout), layout.rows, strict=True)
+        if first is not None
+        for i, row in enumerate(rows)
+    )
