@@ -4,8 +4,8 @@ import os
 
 from credit_jax.config.data import DataConfig
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import Files, TimedFiles
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.io.open_files import OpenFiles

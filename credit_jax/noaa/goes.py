@@ -13,8 +13,8 @@ from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.data.sources.registry import SourceEntry

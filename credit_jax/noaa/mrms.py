@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
-from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.data.sources.registry import SourceEntry

@@ -5,8 +5,8 @@ Variables have the names of the stores. A store may also be a folder with a copy
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.era5 import WB2_STORES, ArcoConfig, WeatherBenchConfig
-from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import FileSet
 from credit_jax.io.open_files import OpenFiles
 

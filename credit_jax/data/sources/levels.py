@@ -32,7 +32,7 @@ def level_indices(
         variable: its name, for errors.
         dim: name of the level dim.
         requested: levels of the config.
-        how: see `Layout.levels`.
+        how: see `FileConventions.levels`.
         where: dotted path of the source, for errors.
 
     Raises:

@@ -4,8 +4,8 @@ Static variables that have a time dim are read at the first time.
 """
 
 from credit_jax.config.data import DataConfig
-from credit_jax.data.sources.file_dims import FileConventions
 from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import Files, discover
 from credit_jax.io.open_files import OpenFiles
 

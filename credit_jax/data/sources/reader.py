@@ -186,34 +186,36 @@ class Reader:
         return range(start, min(start + size, length))
 
     def field(
-        self, key: tuple, read: Callable[[], dict[tuple, np.ndarray]]
+        self, key: tuple, index: int, read: Callable[[], Mapping[int, np.ndarray]]
     ) -> np.ndarray:
-        """Returns the array of a key, from the cache or by reading it.
+        """Returns a field at one time, from the cache or by reading it.
 
-        Beyond the size of the cache, the least recently used arrays are dropped.
+        Beyond the size of the cache, the least recently used fields are dropped.
 
         Args:
-            key: identifies a field of a file.
-            read: returns that field, and others that are decoded with it, by key.
+            key: identifies the file, the variable, and the part of it.
+            index: index of the time in the file.
+            read: returns that field, and others that are decoded with it, by the index
+                of their time.
         """
         with self._lock:
-            if key in self._fields:
-                self._fields.move_to_end(key)
-                return self._fields[key]
+            if (key, index) in self._fields:
+                self._fields.move_to_end((key, index))
+                return self._fields[key, index]
         fields = read()
         for array in fields.values():
             array.setflags(write=False)
         with self._lock:
             for other, array in fields.items():
-                if other not in self._fields:
-                    self._fields[other] = array
+                if (key, other) not in self._fields:
+                    self._fields[key, other] = array
                     self._left -= array.nbytes
-            if key in self._fields:
-                self._fields.move_to_end(key)
+            if (key, index) in self._fields:
+                self._fields.move_to_end((key, index))
             while self._left < 0:
                 _, oldest = self._fields.popitem(last=False)
                 self._left += oldest.nbytes
-        return fields[key]
+        return fields[index]
 
 
 def crop(whole: slice, size: int, part: slice) -> slice:

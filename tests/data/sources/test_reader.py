@@ -32,10 +32,10 @@ def test_times_of_a_chunk_are_read_together_where_they_may_be_kept(
     def read(index):
         steps = reader.chunk_times(variable, index)
         seen.append(len(steps))
-        return {(step,): values[step].copy() for step in steps}
+        return {step: values[step].copy() for step in steps}
 
     for index in (5, 4, 8, 0, 3, 7, 1, 6, 2):
-        field = reader.field((index,), lambda i=index: read(i))
+        field = reader.field((), index, lambda i=index: read(i))
         assert np.array_equal(field, values[index])
     assert sorted(seen) == sorted(reads)
 

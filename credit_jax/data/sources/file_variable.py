@@ -1,0 +1,358 @@
+"""A variable of a NetCDF or Zarr file, as a source reads it.
+
+On disk a 3-D variable is (time, level, latitude, longitude), a 2-D one has no level,
+a static one may have no time, and an unstructured grid has points instead of rows and
+columns. `FileConventions` are what a data set does otherwise. `FileVariable.load` reads
+times of a variable as (time, level, latitude, longitude), float32, with rows, columns
+and levels in the order of requested coordinates.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources.levels import NOTED_DISTANCE, Levels, level_indices
+from credit_jax.data.sources.reader import OpenFile, crop
+from credit_jax.data.sources.source import FileGrid, check_same_shape, field_key
+from credit_jax.named_fields.coordinates import (
+    UNKNOWN,
+    Axes,
+    CoordinateValues,
+    as_values,
+    is_numbered,
+    places_of,
+    take_places,
+)
+
+# Positions in a file of the rows and columns to read; None keeps its order.
+Order: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
+
+# Kinds of dtypes of fields: booleans, integers, floats.
+_NUMBERS = "biuf"
+# What rows and columns are called in errors, if the file has no coordinates.
+_SPACE = ("latitude", "longitude")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileConventions:
+    """The conventions of the files of a data set.
+
+    Attributes:
+        levels: meaning of `levels` in the config: the "nearest" values of the level
+            coordinate, "exact" values, or a "position", counted from 1.
+        static_time: the time to read of a static variable that has a time dim: the
+            "first" of the file, or the "same" as for other variables.
+        one_time: whether each file has a single time, which is in its name.
+        transposed: whether fields may be (longitude, latitude).
+        extent: returns the rows and columns of a file to read; None reads all.
+    """
+
+    levels: Levels = "nearest"
+    static_time: Literal["first", "same"] = "first"
+    one_time: bool = False
+    transposed: bool = False
+    extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FileVariable:
+    """A variable of an open file, and the part of it that a source reads.
+
+    Attributes:
+        opened: the file.
+        field_type: "prognostic", "dynamic_forcing", "static" or "diagnostic".
+        dims: "3d" or "2d", as the config says.
+        name: name of the variable in the file.
+        source: name of the source.
+        config: section of the source.
+        conventions: conventions of its files.
+        requested: coordinates at which fields are read; unknown ones are those of the
+            file.
+    """
+
+    opened: OpenFile
+    field_type: str
+    dims: str
+    name: str
+    source: str
+    config: SourceConfig
+    conventions: FileConventions
+    requested: Axes = UNKNOWN
+
+    @property
+    def array(self) -> xr.Variable:
+        """Its metadata; values are read on access."""
+        return self.opened.variable(self.name)
+
+    @property
+    def key(self) -> str:
+        """Its key in the samples of the source."""
+        return field_key(self.source, self.field_type, self.dims, self.name)
+
+    @property
+    def is_3d(self) -> bool:
+        return self.dims == "3d"
+
+    @property
+    def has_time_dim(self) -> bool:
+        return self.opened.time_coord in self.array.dims
+
+    @property
+    def is_first_time(self) -> bool:
+        """Whether it is static, and read at the first time of the file, if any."""
+        return self.field_type == "static" and self.conventions.static_time == "first"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its time is looked up in the time coordinate of the file."""
+        searched = not (self.conventions.one_time or self.is_first_time)
+        return searched and self.has_time_dim
+
+    @property
+    def is_unstructured(self) -> bool:
+        """Whether the grid has one dim of points instead of rows and columns."""
+        if self.config.grid_type is not None:
+            return self.config.grid_type == "unstructured"
+        lat, lon = self.opened.latitude, self.opened.longitude
+        return lat is not None and lon is not None and lat.dims == lon.dims
+
+    @property
+    def space(self) -> tuple[str, ...]:
+        """The dims of rows and columns, in this order, or of points."""
+        count = 1 if self.is_unstructured else 2
+        space = tuple(str(dim) for dim in self.array.dims[-count:])
+        latitude = self.opened.latitude
+        if self.conventions.transposed and count == 2 and latitude is not None:
+            space = space if space[0] in latitude.dims else space[::-1]
+        return space
+
+    @property
+    def extent(self) -> tuple[slice, ...]:
+        """The part of each dim of `space` that the source reads."""
+        if self.conventions.extent is None:
+            return (slice(None),) * len(self.space)
+        return self.conventions.extent(self.opened)
+
+    def grid(self) -> FileGrid:
+        """Returns the grid of its fields as they are read.
+
+        Raises:
+            ValueError: the file has another number of rows or columns than requested.
+        """
+        where, sizes = f"{self.opened.path}: {self.name}", self.array.sizes
+        parts = zip(self.space, self.extent, strict=True)
+        shape = tuple(len(range(sizes[dim])[part]) for dim, part in parts)
+        grid = FileGrid(where, shape, None, None)
+        if not self._has_axes:
+            return grid
+        requested = [self.requested.latitude, self.requested.longitude]
+        if None not in requested:
+            size = tuple(len(values or ()) for values in requested)
+            check_same_shape(grid, FileGrid(self.requested.where, size, None, None))
+        stored = self.opened.latitude, self.opened.longitude
+        latitude, longitude = (
+            np.array(values) if values is not None else None if c is None else c.values
+            for values, c in zip(requested, stored, strict=True)
+        )
+        return FileGrid(where, shape, latitude, longitude)
+
+    def order(self) -> Order:
+        """Returns the positions of the rows and columns to read.
+
+        Raises:
+            ValueError: the file has other coordinates than requested.
+        """
+        if not self._has_axes:
+            return None, None
+        where = f"{self.opened.path}: {self.name}"
+        requested, other = self.requested, self.requested.where
+        rows, columns = map(as_values, (self.opened.latitude, self.opened.longitude))
+        return (
+            places_of(requested.latitude, rows, "latitude", where, other),
+            places_of(requested.longitude, columns, "longitude", where, other),
+        )
+
+    @property
+    def _has_axes(self) -> bool:
+        """Whether coordinates of the file say which rows and columns are read.
+
+        Those of points do not, and with an extent they are of the whole grid.
+        """
+        return not self.is_unstructured and self.conventions.extent is None
+
+    @property
+    def level_dim(self) -> str:
+        """The level dim of a 3-D variable."""
+        if self.config.level_coord is not None:
+            return self.config.level_coord
+        dims = self.array.dims
+        return str(dims[1 if self.config.time_coord in dims else 0])
+
+    @property
+    def level_values(self) -> CoordinateValues | None:
+        """Values of all levels of the file; None if they have no values."""
+        by_position = self.conventions.levels == "position"
+        if by_position or self.level_dim not in self.opened.dataset.coords:
+            return None
+        coordinate = self.opened.dataset[self.level_dim]
+        return as_values(coordinate.values) if coordinate.dtype.kind in "iuf" else None
+
+    def level_indices(self) -> list[int] | None:
+        """Returns the indices of the levels to read; None reads all.
+
+        Raises:
+            ValueError: a level is missing; see `levels.level_indices`.
+        """
+        stored, known = self.level_values, self.requested.levels
+        # Requested levels come from other files of the source, where the config's
+        # `levels` have been applied. Numbers 1, 2, 3, ... are no values to match.
+        if known is not None and stored is not None and not is_numbered(known, stored):
+            where, other = self._where, self.requested.where
+            places = places_of(known, stored, "level", where, other, some=True)
+            return None if places is None else places.tolist()
+        values, how = self.config.level_values, self.conventions.levels
+        if values is None:
+            return None
+        where = f"data.source.{self.source}"
+        return level_indices(self.opened, self.name, self.level_dim, values, how, where)
+
+    def read_levels(self) -> CoordinateValues | None:
+        """Returns the values of the levels to read; None if they have no values."""
+        values, indices = self.level_values, self.level_indices()
+        if values is None or indices is None:
+            return values
+        return tuple(values[i] for i in indices)
+
+    def notes_on_levels(self) -> list[str]:
+        """Returns the levels of the config that are read from another level."""
+        values = self.config.level_values
+        if not self.is_3d or values is None or self.conventions.levels != "nearest":
+            return []
+        indices = self.level_indices()
+        chosen = slice(None) if indices is None else indices
+        levels = self.opened.dataset[self.level_dim].values[chosen].tolist()
+        return [
+            f"data.source.{self.source}.levels: {value:g} is read from level "
+            f"{level:g}, the nearest of {self.opened.path}, as in CREDIT"
+            for value, level in zip(values, levels, strict=True)
+            if abs(value - level) > NOTED_DISTANCE * abs(value)
+        ]
+
+    def load(
+        self, times: range, index: int, rows: slice | None, order: Order
+    ) -> Float[np.ndarray, "time level *space"]:
+        """Reads some times of the variable.
+
+        Args:
+            times: indices of the times; a single one for a variable without time dim.
+            index: index of the time for which they are read, for errors.
+            rows: rows to read, of those in requested order; None reads all.
+            order: see `order`.
+
+        Raises:
+            ValueError: the values cannot be decoded, or the grid has no rows.
+            OSError: the storage failed at every attempt.
+        """
+        array, space, parts = self.array, self.space, [*self.extent]
+        row_places, columns = order
+        if row_places is not None:
+            # Storage has no lists of rows: the block with all of them is read.
+            needed = row_places if rows is None else row_places[rows]
+            rows = slice(int(needed.min()), int(needed.max()) + 1)
+            row_places = needed - needed.min()
+        if rows is not None:
+            if len(space) != 2:
+                raise ValueError(
+                    f"{self.opened.path}: an unstructured grid has no rows"
+                )
+            parts[0] = crop(parts[0], array.sizes[space[0]], rows)
+        chosen: dict[Any, Any] = {
+            dim: part
+            for dim, part in zip(space, parts, strict=True)
+            if part != slice(None)
+        }
+        levels = self.level_indices() if self.is_3d else None
+        if levels is not None:
+            chosen[self.level_dim] = levels
+        timed = self.has_time_dim
+        if timed:
+            chosen[self.opened.time_coord] = slice(times.start, times.stop)
+        values = self.opened.values(self.name, chosen, index if timed else None)
+        dims = [dim for dim in array.dims if dim not in space] + list(space)
+        values = values.transpose([array.dims.index(dim) for dim in dims])
+        values = take_places(take_places(values, row_places, -2), columns, -1)
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        values = values if timed else values[None]
+        return values if self.is_3d else values[:, None]
+
+    def check(self) -> int:
+        """Checks that it holds numbers, with dims in order and the requested levels.
+
+        Returns:
+            Number of levels to read; 0 for a 2-D variable.
+
+        Raises:
+            ValueError: the variable or a level is missing, or it has other dims.
+        """
+        array = self.array
+        if array.dtype.kind not in _NUMBERS:
+            raise ValueError(
+                f"{self._where} is of dtype {array.dtype}, "
+                "expected numbers; convert it, or name another variable"
+            )
+        self._check_dims()
+        if not self.is_3d:
+            return 0
+        indices = self.level_indices()
+        count = array.sizes[self.level_dim] if indices is None else len(indices)
+        known = self.requested.levels
+        if known is not None and count != len(known):
+            raise ValueError(
+                f"{self._where} has {count} levels, "
+                f"expected {len(known)} as in {self.requested.where}: "
+                f"{list(known)}; give the level coordinate its values, or "
+                f"choose levels by data.source.{self.source}.levels"
+            )
+        return count
+
+    def _check_dims(self) -> None:
+        """Checks that the dims are time (optional), level, rows, columns."""
+        actual = [str(dim) for dim in self.array.dims]
+        time = self.opened.time_coord
+        # None is a dim with any name, of which the file has no coordinate.
+        coordinates = self.opened.latitude, self.opened.longitude
+        space = [None if c is None else str(c.dims[0]) for c in coordinates]
+        space = space[:1] if self.is_unstructured else space
+        before = [self.config.level_coord] if self.is_3d else []
+        more = len(actual) > len(before) + len(space)
+        if more or (self.field_type != "static" and time in actual):
+            before = [time, *before]
+        orders = [space]
+        if self.conventions.transposed:
+            orders.append(space[::-1])
+        if not any(_match(actual, [*before, *order]) for order in orders):
+            names = [name or "level" for name in before]
+            names += [n or d for n, d in zip(space, _SPACE, strict=False)]
+            raise ValueError(
+                f"{self._where} has dims ({', '.join(actual)}), expected "
+                f"({', '.join(names)}) for a {'3-D' if self.is_3d else '2-D'} "
+                f"{self.field_type} variable; transpose the file, or set time_coord "
+                f"and level_coord of data.source.{self.source}"
+            )
+
+    @property
+    def _where(self) -> str:
+        """The file and the variable, for errors."""
+        return f"{self.opened.path}: variable {self.name!r}"
+
+
+def _match(dims: Sequence[str], expected: Sequence[str | None]) -> bool:
+    """Whether dims are the expected ones, where None matches any dim."""
+    return len(dims) == len(expected) and all(
+        name in (None, dim) for dim, name in zip(dims, expected, strict=True)
+    )
