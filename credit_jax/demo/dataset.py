@@ -208,8 +208,13 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def expected_files(demo: DemoConfig) -> list[str]:
-    """Paths of the files that `ensure_demo_data` makes, in the folder `demo.out`."""
+def expected_files(demo: DemoConfig | None) -> list[str]:
+    """Paths of the files that `ensure_demo_data` makes, in the folder `demo.out`.
+
+    There are none without that section.
+    """
+    if demo is None:
+        return []
     days = pd.period_range(FIRST_TIME, periods=demo.days, freq="D")
     names = [f"demo_{year}.zarr" for year in sorted({str(day)[:4] for day in days})]
     return [f"{demo.out}/{name}" for name in (*names, "static.nc", "mean.nc", "std.nc")]

@@ -86,12 +86,17 @@ class _ChannelDim:
     role: Literal["reads", "hidden", "makes"]
 
 
-def check_changeable(base_def: ModelDef, model_def: ModelDef) -> None:
-    """Checks that weights of a model can be those of one with other channels.
+def other_shapes(base_def: ModelDef, model_def: ModelDef) -> list[str]:
+    """Lists arrays whose shapes differ by more than the numbers of channels.
+
+    Weights of a model can be those of another one if there are none.
+
+    Args:
+        base_def: the model whose weights they are.
+        model_def: the other one.
 
     Raises:
-        ValueError: the type is none of those known here, or other sizes than the
-            numbers of channels differ.
+        ValueError: the type is none of those known here.
     """
     kind = model_def.config.type
     if kind not in CHANNELS_FIRST:
@@ -100,7 +105,7 @@ def check_changeable(base_def: ModelDef, model_def: ModelDef) -> None:
             f"{', '.join(CHANNELS_FIRST)}; the model is {kind}"
         )
     base, ours = (_without_channels(one) for one in (base_def, model_def))
-    raise_problems(compare_shapes(base, ours), "beside the channels, arrays differ")
+    return compare_shapes(base, ours)
 
 
 def change_channels(
@@ -124,9 +129,10 @@ def change_channels(
         seed: seed of the initial values of hidden channels.
 
     Raises:
-        ValueError: see `check_changeable`.
+        ValueError: see `other_shapes`; or there are some.
     """
-    check_changeable(base_def, model_def)
+    differ = other_shapes(base_def, model_def)
+    raise_problems(differ, "beside the channels, arrays differ")
     params, state = weights
     vectors, moved = dict(state[SPECTRAL_NORM]), dict(params)
     for path, dims in _channel_dims(model_def).items():

@@ -16,7 +16,7 @@ from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.packages.manifest import AdapterRecord
 from credit_jax.packages.weights import read_adapters
-from credit_jax.plan.finetune import Base, find_base, frozen_parameters, low_rank_of
+from credit_jax.plan.finetune import Base, find_base, finetuned
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.state_dict.problems import compare_shapes
 from credit_jax.training.base_weights import open_base
@@ -36,9 +36,7 @@ def model_with_adapters(config: Config) -> ModelDef:
             f"{where}.new_channels: the base has other channels, so the frozen weights "
             "are not all its own; make a package of all weights, without --adapters"
         )
-    model_def = build(config.model)
-    model_def = replace(model_def, frozen=frozen_parameters(model_def, finetune))
-    return replace(model_def, low_rank=low_rank_of(model_def, finetune))
+    return finetuned(build(config.model), finetune)
 
 
 def adapter_record(

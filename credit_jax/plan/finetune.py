@@ -16,11 +16,12 @@ from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
 from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.models.channel_change import check_changeable
+from credit_jax.models.channel_change import other_shapes
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build
 from credit_jax.nn.low_rank import LowRank, is_matrix
+from credit_jax.plan.findings import Findings
 from credit_jax.state_dict.problems import compare_shapes
 
 _KEY = "trainer.finetune"
@@ -111,16 +112,16 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
     Raises:
         ConfigError: it has a model of another type, on another grid, or with parameters
             of other shapes; lists the keys of `model` that differ.
-        ValueError: see `check_changeable`.
+        ValueError: see `other_shapes`.
     """
     check_type(base, model_def.config.type)
     base_def = build(base.section)
     model_def = replace(model_def, low_rank=None)  # the base has no adapters
-    if finetune.new_channels is not None:
-        check_changeable(base_def, model_def)
     differ = [] if finetune.new_grid else _other_grid(base_def, model_def)
     if finetune.new_channels is None:
         differ += compare_shapes(_shapes(base_def), _shapes(model_def))
+    else:
+        differ += other_shapes(base_def, model_def)
     if not differ:
         return
     keys = [
@@ -180,6 +181,29 @@ def _differing(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
         value, before = getattr(ours, name), getattr(theirs, name, None)
         if value != before:
             yield name, value, before
+
+
+def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:
+    """Returns a model with the frozen parameters and the adapters of a config.
+
+    Args:
+        model_def: the model, without such.
+        finetune: patterns of paths, or of CREDIT's keys; None leaves the model as it
+            is.
+
+    Raises:
+        ConfigError: lists the problems of `frozen_parameters` and of `low_rank_of`.
+    """
+    # Where other patterns are wrong, too, adapters may be those of any matrix.
+    findings, frozen = Findings(), frozenset(model_def.param_specs)
+    with findings.collecting():
+        frozen = frozen_parameters(model_def, finetune)
+    marked, low_rank = replace(model_def, frozen=frozen), None
+    with findings.collecting():
+        low_rank = low_rank_of(marked, finetune)
+    if findings.problems:
+        raise ConfigError(findings.problems)
+    return replace(marked, low_rank=low_rank)
 
 
 def frozen_parameters(

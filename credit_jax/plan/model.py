@@ -16,7 +16,7 @@ from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.plan.findings import Findings, unique
-from credit_jax.plan.finetune import frozen_parameters, low_rank_of, note_on_frozen
+from credit_jax.plan.finetune import finetuned, note_on_frozen
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,7 @@ def plan_model(
                 f"trainer.fsdp.{line}" for line in model_def.unmatched()
             ]
             with findings.collecting():
-                frozen = frozen_parameters(model_def, finetune)
-                model_def = replace(model_def, frozen=frozen)
-                low_rank = low_rank_of(model_def, finetune)
-                model_def = replace(model_def, low_rank=low_rank)
+                model_def = finetuned(model_def, finetune)
             if model_def.frozen:
                 findings.notes.append(note_on_frozen(model_def))
             if parallelism.etp is not None and not hasattr(config, "num_experts"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import jax
@@ -19,8 +20,9 @@ import optax
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config import Config
-from credit_jax.config.base import ConfigError
-from credit_jax.config.finetune import FinetuneConfig, NewChannels
+from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.data import DataConfig
+from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.load import config_of
 from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import SCHEMA_FILE, ChannelGroup
@@ -29,14 +31,17 @@ from credit_jax.models.channel_change import change_channels, change_moments
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
+from credit_jax.nn.low_rank import is_adapter
 from credit_jax.parallel.params.init import initialize
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.finetune import Base, check_type, find_base
+from credit_jax.plan.finetune import Base, check_type, find_base, finetuned
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.channel_match import (
     ChannelMatch,
     VariableUnits,
+    level_differences,
     match_channels,
+    num_in_common,
     unit_problems,
 )
 from credit_jax.training.run_weights import open_weights
@@ -84,34 +89,48 @@ class BaseWeights:
         return replace(self.coordinates, sources=sources)
 
     def match(
-        self, channels: ChannelSchema, new: NewChannels | None, units: VariableUnits
+        self, channels: ChannelSchema, config: Config, units: VariableUnits
     ) -> ChannelMatch | None:
         """The channels of a run by those of the base; None if they are the same.
 
         Args:
             channels: channels of the data of the run.
-            new: what new ones begin with; None for a run without new ones.
+            config: config of the run, whose `trainer.finetune` says whether some may be
+                new, and whether moments are asked for.
             units: units of these data.
 
         Raises:
-            ConfigError: a variable has another unit than in the base; the base was
-                trained with other channels, and `new` is None; or see `match_channels`.
+            ConfigError: a variable has another unit than in the base; the base has not
+                the moments that are asked for; it was trained with other channels, and
+                there may be no new ones; or see `match_channels`.
         """
-        if problems := unit_problems(self.units, units):
-            other = "" if new is None else ", or give the variable another name"
-            raise ConfigError([f"{problem}{other}" for problem in problems])
-        if new is not None and self.channels is None:
-            raise ConfigError(
-                [
-                    f"trainer.finetune.new_channels: the channels of {self.where} are "
-                    f"unknown; put its {SCHEMA_FILE} beside its model.yml"
-                ]
+        finetune = config.trainer.finetune
+        assert finetune is not None, "a run with a base has this section"
+        new = finetune.new_channels
+        other = "" if new is None else ", or give the variable another name"
+        problems = [f"{line}{other}" for line in unit_problems(self.units, units)]
+        if finetune.moments and self.moments is None:
+            problems.append(
+                f"trainer.finetune.moments: the optimizer of {self.where} cannot be "
+                "read; take false, or a run of credit_jax (credit-jax "
+                "convert --to jax makes one of CREDIT's)"
             )
+        if new is not None and self.channels is None:
+            problems.append(
+                f"trainer.finetune.new_channels: the channels of {self.where} are "
+                f"unknown; put its {SCHEMA_FILE} beside its model.yml"
+            )
+        if problems:
+            raise ConfigError(problems)
         if self.channels is None:
             return None
-        if new is not None:
-            return match_channels(self.channels, channels, new)
         problems = channel_differences(self.channels.names, channels.names)
+        if new is not None or not problems:
+            base, ours = self._by_levels(self.channels, channels, config)
+            if new is not None:
+                return match_channels(base, ours, new)
+            is_read_alike = self.coordinates is not None
+            problems = level_differences(base, ours, in_order=not is_read_alike)
         if problems:
             raise ConfigError(
                 [
@@ -121,6 +140,24 @@ class BaseWeights:
                 ]
             )
         return None
+
+    def _by_levels(
+        self, base: ChannelSchema, ours: ChannelSchema, config: Config
+    ) -> tuple[ChannelSchema, ChannelSchema]:
+        """Channels of the base and of a run, of the levels that are most alike.
+
+        Levels are those of files, or as a config asks for them, whose nearest ones
+        these may be. Data that are read at the coordinates of the base have its levels
+        whatever the config asks for, so that this alone counts.
+        """
+        read = {} if self.coordinates is None else levels_read(self.coordinates)
+        asked = levels_asked(config_data(self.base))
+        bases = (base, with_levels(base, read), with_levels(base, asked))
+        wanted = with_levels(ours, levels_asked(config.data))
+        finetune = config.trainer.finetune
+        is_free = self.coordinates is None or (finetune and finetune.new_channels)
+        pairs = product(bases, (ours, wanted) if is_free else (wanted,))
+        return max(pairs, key=lambda pair: num_in_common(*pair))
 
     @activity("reading the base")
     def on_host(
@@ -151,24 +188,28 @@ class BaseWeights:
             model_def, match: as for `on_host`.
 
         Raises:
-            ValueError: the base has none.
+            ValueError: they are those of another optimizer.
         """
-        if self.moments is None:
-            raise ValueError(
-                f"trainer.finetune.moments: the optimizer of {self.where} cannot be "
-                "read; take false, or a run of credit_jax (credit-jax "
-                "convert --to jax makes one of CREDIT's)"
-            )
-        adam = self.moments(build(self.base.section))
+        assert self.moments is not None, "`match` refuses a base without moments"
+        adam = self.moments(trained_model(self.base))
         parts: list[Any] = [adam.mu, adam.nu]
         if match is not None:
             plain = replace(model_def, low_rank=None)
             parts = [change_moments(part, plain, match.change) for part in parts]
+        # Adapters begin anew: those of the base are in its matrices.
+        trained = {path for path in model_def.trainable if not is_adapter(path)}
         mu, nu = (
-            {path: x for path, x in part.items() if path in model_def.trainable}
-            for part in parts
+            {path: x for path, x in part.items() if path in trained} for part in parts
         )
         return optax.ScaleByAdamState(adam.count, mu, nu)
+
+
+def trained_model(base: Base) -> ModelDef:
+    """The model of a base, with what its own run froze and its adapters."""
+    trainer = base.written.get("trainer")
+    section = trainer.get("finetune") if isinstance(trainer, Mapping) else None
+    finetune = section and parse(FinetuneConfig, section, "trainer.finetune")
+    return finetuned(build(base.section), finetune or None)
 
 
 # (base, "average", "last" or None) -> its weights, not read yet.
@@ -228,7 +269,7 @@ def _open_run(base: Base, weights: str | None) -> BaseWeights:
         base_channels(base, opened.coordinates),
         opened.coordinates,
         opened.units,
-        opened.moments_on_host,
+        opened.moments_on_host if opened.has_moments else None,
         opened.changed_files,
     )
 
@@ -246,24 +287,38 @@ def base_channels(
         Those of channel_schema.yaml, or else of model.yml; None if neither has them.
     """
     folder = base.path if base.path.is_dir() else base.path.parent
-    data = None
-    with suppress(ValueError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        data = config_of(base.written, forecasts=True).data
+    data = config_data(base)
     if (folder / SCHEMA_FILE).is_file():
         schema = ChannelSchema.load(folder / SCHEMA_FILE)
     elif data is not None:
         schema = schema_of(data, parse_model(base.section))
     else:
         return None
-    levels = dict[str, CoordinateValues]()
-    for name, source in ({} if data is None else data.source).items():
-        if source.level_values is not None:
-            levels[name] = tuple(source.level_values)
-    for name, axes in ({} if coordinates is None else coordinates.sources).items():
-        if axes.levels is not None:
-            levels[name] = axes.levels
-    return with_levels(schema, levels)
+    read = {} if coordinates is None else levels_read(coordinates)
+    return with_levels(schema, levels_asked(data) | read)
+
+
+def config_data(base: Base) -> DataConfig | None:
+    """The `data:` section of a base; None if it has none that is valid."""
+    with suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return config_of(base.written, forecasts=True).data
+    return None
+
+
+def levels_read(coordinates: Coordinates) -> dict[str, CoordinateValues]:
+    """Source -> levels of its files that are read, where they are known."""
+    levels = {name: axes.levels for name, axes in coordinates.sources.items()}
+    return {name: values for name, values in levels.items() if values is not None}
+
+
+def levels_asked(data: DataConfig | None) -> dict[str, CoordinateValues]:
+    """Source -> its `levels`, where the config has some."""
+    return {
+        name: tuple(source.level_values)
+        for name, source in ({} if data is None else data.source).items()
+        if source.level_values is not None
+    }
 
 
 def with_levels(

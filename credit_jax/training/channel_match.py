@@ -71,6 +71,43 @@ def match_channels(
     return ChannelMatch(change, tuple(report))
 
 
+def num_in_common(base: ChannelSchema, ours: ChannelSchema) -> int:
+    """Number of channels of a run that its base has, too.
+
+    Raises:
+        ConfigError: levels that differ in number are unknown.
+    """
+    inputs, outputs = _places(base.input, ours.input), _places(base.target, ours.target)
+    return sum(place is not None for place in (*inputs, *outputs))
+
+
+def level_differences(
+    base: ChannelSchema, ours: ChannelSchema, *, in_order: bool = True
+) -> list[str]:
+    """A line for each variable whose levels have other values, or another order.
+
+    Args:
+        base: channels of the base.
+        ours: channels of a run, of the same variables with as many levels.
+        in_order: whether the order counts.
+    """
+    pairs = [
+        *zip(base.input, ours.input, strict=True),
+        *zip(base.target, ours.target, strict=True),
+    ]
+    lines = []
+    for theirs, group in pairs:
+        places, every = _levels(theirs, group), range(group.n_levels)
+        if len(places) < len(every) or (
+            in_order and any(places[i] != i for i in every)
+        ):
+            lines.append(
+                f"{group.variable} has the levels {list(group.levels or ())}, in the "
+                f"base {list(theirs.levels or ())}"
+            )
+    return [*dict.fromkeys(lines)]
+
+
 def unit_problems(base: VariableUnits, ours: VariableUnits) -> list[str]:
     """A line for each variable of a run that has another unit in its base.
 

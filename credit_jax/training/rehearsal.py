@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from credit_jax.data import Loader
+from credit_jax.data import Loader, build_loader
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan
@@ -62,11 +62,20 @@ def rehearse(plan: RunPlan) -> list[str]:
 
 
 def _check_base(plan: RunPlan) -> None:
-    """Compares the channels of a run with those of its base, if it has one.
+    """Compares the data of a run with its base, if it has one.
 
     Raises:
-        ValueError: see `base_of_run` and `BaseWeights.match`.
+        ValueError: see `base_of_run`, `build_loader` and `BaseWeights.match`.
     """
-    finetune = plan.config.trainer.finetune
-    if finetune and (base := base_of_run(plan.config)):
-        base.match(plan.schema, finetune.new_channels, plan.units)
+    finetune, config = plan.config.trainer.finetune, plan.config
+    base = base_of_run(config)
+    if finetune is None or base is None:
+        return
+    loader = build_loader(
+        config,
+        split="train",
+        open_files=plan.open_files,
+        grid=plan.model.grid,
+        like=base.like(finetune),
+    )
+    base.match(loader.schema, config, plan.units)

@@ -17,7 +17,7 @@ from credit_jax.config import Config, write_config
 from credit_jax.config.load import CONFIG_NAME, dump_config, is_written_config
 from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
-from credit_jax.demo.dataset import ensure_demo_data
+from credit_jax.demo.dataset import ensure_demo_data, expected_files
 from credit_jax.io.atomic import move_aside
 from credit_jax.io.folder_lock import folder_lock
 from credit_jax.io.write_errors import WriteError, writable_folder
@@ -144,7 +144,12 @@ def _train_in(
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
     like, notes, weights, base = None, list[str](), None, None
-    if resume or config.trainer.load_weights:
+    begins = not (resume or config.trainer.load_weights)
+    # What the config alone shows comes before a base is read and data are made.
+    planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
+    if (config.trainer.finetune or config.demo) and planned(with_data=False).problems:
+        planned(expected_files=expected_files(config.demo)).check()
+    if not begins:
         store = CheckpointStore(folder, verify=False)
         step = required_step(store, asked_by(resume=resume))
         like = coordinates_at(store, step)
@@ -156,8 +161,7 @@ def _train_in(
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     wait_for_all("the demo data")
-    begins = weights is None
-    plan = plan_run(config, num_devices=len(devices), like=like, begins=begins)
+    plan = planned(like=like)
     setup = prepare(plan, devices)
     if weights is not None:
         notes += changed_files(*weights, plan.digests)

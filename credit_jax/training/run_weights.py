@@ -125,6 +125,11 @@ class RunWeights:
         chosen = stored[EMA if self.average else "weights"]
         return {**sums, **jax.tree.map(np.asarray, stored["base"] | chosen)}, state
 
+    @property
+    def has_moments(self) -> bool:
+        """Whether the checkpoint has an optimizer."""
+        return OPTIMIZER in self.run.item_names(self.step)
+
     def moments_on_host(self, model_def: ModelDef) -> optax.ScaleByAdamState:
         """Adam's moments of whole parameters by path, and the number of its updates.
 
@@ -132,12 +137,8 @@ class RunWeights:
             model_def: the model of the run.
 
         Raises:
-            ValueError: the checkpoint has no optimizer, or another one.
+            ValueError: the checkpoint has another optimizer.
         """
-        if OPTIMIZER not in self.run.item_names(self.step):
-            raise ValueError(
-                f"trainer.finetune.moments: {self.path} has no optimizer; take false"
-            )
         specs = model_def.trainable.items()
         like = {name: jax.ShapeDtypeStruct(d.shape, d.dtype) for name, d in specs}
         state = jax.eval_shape(adamw().init, like)

@@ -216,9 +216,7 @@ class Setup:
 
     def match_channels(self, base: BaseWeights) -> ChannelMatch | None:
         """See `BaseWeights.match`."""
-        finetune = self.config.trainer.finetune
-        new = None if finetune is None else finetune.new_channels
-        return base.match(self.schema, new, self.plan.units)
+        return base.match(self.schema, self.config, self.plan.units)
 
     def fresh_state(self, base: BaseWeights | None = None) -> TrainState:
         """The state before the first update, with new weights from `seed`.

@@ -48,11 +48,13 @@ class RunConfig:
         if not isinstance(section, Mapping):
             raise ConfigError(["model: missing; this section is required"], self.source)
         model_def = build(section)
-        finetune = (self.raw.get("trainer") or {}).get("finetune")
-        if finetune is None:
-            return model_def
-        parsed = parse(FinetuneConfig, finetune, "trainer.finetune")
-        return replace(model_def, frozen=frozen_parameters(model_def, parsed))
+        return replace(model_def, frozen=frozen_parameters(model_def, self.finetune))
+
+    @cached_property
+    def finetune(self) -> FinetuneConfig | None:
+        """The `trainer.finetune` section."""
+        section = (self.raw.get("trainer") or {}).get("finetune")
+        return section and parse(FinetuneConfig, section, "trainer.finetune")
 
     @cached_property
     def key_map(self) -> KeyMap:

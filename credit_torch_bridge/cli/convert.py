@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_option(parser)
     add("--checkpoint", required=True, help="file or folder to convert")
     add("--base", metavar="PATH", help="what adapters of a package belong to")
+    add(
+        "--merge",
+        action="store_true",
+        help="refuse what has no adapters (LoRA); their sums are always the weights",
+    )
     add("--out", required=True, help="folder to write; must not exist")
     add(
         "--weights-only",
@@ -78,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
     run_config = read_run_config(config, tuple(args.set))
     if args.drop and args.to == "jax":
         raise ValueError("--drop belongs to --to torch; use --set KEY=null")
+    finetune = run_config.finetune
+    if args.merge and not (args.base or (finetune and finetune.lora)):
+        raise ValueError(
+            f"--merge: {source} has no adapters (trainer.finetune.lora); leave it out"
+        )
     conversion = RunConversion(
         run_config,
         source,

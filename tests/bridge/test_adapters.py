@@ -35,7 +35,7 @@ def test_a_run_with_adapters(
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         assert train(["--config", str(path), "--cache", "none"]) == OK
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", *given)
+    code, text = bridge("convert", "--to", "torch", "--merge", *given)
     assert code == OK, text
     forecasts_agree(tmp_path, FIELD)
 
@@ -54,6 +54,9 @@ def test_a_run_with_adapters(
     code, text = bridge("convert", "--to", "torch", *given)
     assert code == OK, text
     of_base = "--checkpoint", tmp_path / "base", "--out", tmp_path / "base_torch"
+    code, text = bridge("convert", "--to", "torch", "--merge", *of_base)
+    assert code != OK
+    assert "has no adapters (trainer.finetune.lora)" in text
     code, text = bridge("convert", "--to", "torch", *of_base)
     assert code == OK, text
     # CREDIT's file is as good a base, for its package and for training.

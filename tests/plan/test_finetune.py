@@ -170,6 +170,17 @@ def test_bases_of_other_models(
     check_base(same, build(WXFORMER), finetune())
 
 
+def test_a_base_of_other_sizes_beside_other_channels(tmp_path: Path) -> None:
+    changes = {"dim": [8, 16, 32, 128], "surface_channels": 2, "image_width": 128}
+    write_yaml(tmp_path / "model.yml", {"model": WXFORMER | changes})
+    base, section = find_base(tmp_path), finetune(new_channels="zero")
+    with pytest.raises(ConfigError) as raised:
+        check_base(base, build(WXFORMER), section)
+    (problem,) = raised.value.problems
+    assert "its grid is 32 x 128, expected 32 x 64" in problem
+    assert "model.dim: (8, 16, 32, 64), in the base (8, 16, 32, 128)" in problem
+
+
 def lora(*targets: str, **keys: Any) -> LowRank | None:
     section = finetune(lora={"rank": 2, "alpha": 4, "targets": targets}, **keys)
     model_def = build(WXFORMER)

@@ -17,6 +17,7 @@ from credit_jax.cli.check import command as check
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.train import main
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
 from credit_jax.training.run_weights import open_weights
@@ -122,7 +123,35 @@ def test_bases_are_refused_in_one_error(run: Run, base: Path, tmp_path: Path) ->
     assert "2 problems" in text
     assert "freeze: 'nothing/*' matches no parameter" in text
     assert "model.hidden: 16, in the base 8" in text
+    written = read_yaml(base / "model.yml")
+    write_yaml(base / "model.yml", {**written, "model": MODEL})
+    shutil.rmtree(base / "checkpoints")
+    (base / "checkpoints").mkdir()
+    lora = {"rank": 1, "alpha": 2, "targets": ["*nothing*"]}
+    section |= {"freeze": [], "train": ["nothing/*"], "lora": lora}
+    code, text = run(section)
+    assert code != OK
+    assert "3 problems" in text, "of the config alone, without a look at the weights"
+    assert "train: 'nothing/*' matches no parameter" in text
+    assert "lora.targets: '*nothing*' matches no parameter" in text
+    assert "has a model of type wxformer, the config has tiny" in text
     assert not (tmp_path / "run").exists()
+
+
+def test_levels_of_a_base_are_those_of_the_data(
+    run: Run, base: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Of a run that records them, and of one whose config alone is known."""
+    data, config = "data__source__ERA5__levels", str(tmp_path / "config.yml")
+    assert run({"from": str(base)})[0] == OK
+    shutil.move(tmp_path / "run", tmp_path / "trained")
+    words = "U has the levels [2.0, 5.0], in the base [1.0, "
+    for place in (tmp_path / "trained", base):
+        code, text = run({"from": str(place)}, "--fresh", **{data: [2.0, 5.0]})
+        assert code != OK
+        assert words in text
+        assert check.main(["--config", config, "--devices", "1"]) != OK
+        assert words in " ".join("".join(capsys.readouterr()).split())
 
 
 def test_channels_in_another_order_are_refused(
@@ -219,8 +248,25 @@ def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None
     assert not np.array_equal(*biases), "what is trained besides has moments"
     code, text = run({"from": str(base), "moments": True}, "--fresh", **alone)
     assert code != OK
-    assert "moments: " in text
-    assert "has no optimizer; take false" in text
+    assert "moments: the optimizer of " in text
+    assert check.main(["--config", str(tmp_path / "config.yml")]) != OK
+
+
+def test_moments_of_a_base_that_was_fine_tuned_itself(
+    run: Run, base: Path, tmp_path: Path
+) -> None:
+    """Of what it trained: adapters of the base are in its matrices, and begin anew."""
+    lora = {"rank": 1, "alpha": 2, "targets": ["dense/up"]}
+    section = {"from": str(base), "lora": lora, "train": ["dense/bias"]}
+    assert run(section)[0] == OK
+    shutil.move(tmp_path / "run", tmp_path / "trained")
+    section |= {"from": str(tmp_path / "trained"), "lora": lora | {"rank": 2}}
+    biases = []
+    for moments in (True, False):
+        code, text = run({**section, "moments": moments}, "--fresh")
+        assert code == OK, text
+        biases.append(weights_of(tmp_path / "run", "last")[0]["dense/bias"])
+    assert not np.array_equal(*biases), "what both train goes on"
 
 
 def test_adapters_are_trained_resumed_and_merged(

@@ -12,6 +12,7 @@ from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.training.channel_match import (
     ChannelMatch,
+    level_differences,
     match_channels,
     unit_problems,
 )
@@ -77,6 +78,19 @@ def test_the_same_channels() -> None:
     assert match(BASE, NEW, "mean").change.removes("output")
 
 
+def test_levels_are_compared_by_their_values() -> None:
+    lines = []
+    for levels in (LEVELS, (1000.0, 850.0, 500.0), (300.0, 500.0, 850.0)):
+        moved = (group("ERA5/prognostic/3d/T", levels), *PROGNOSTIC[1:])
+        ours = ChannelSchema((*moved, BASE.input[-1]), (*moved, BASE.target[-1]))
+        lines.append(level_differences(BASE, ours))
+    assert not lines[0]
+    assert lines[1:] == [
+        [f"T has the levels {levels}, in the base [500.0, 850.0, 1000.0]"]
+        for levels in ([1000.0, 850.0, 500.0], [300.0, 500.0, 850.0])
+    ]
+
+
 def test_levels_without_values_are_taken_in_order() -> None:
     unknown = (group("A/prognostic/3d/T", n=3),)
     assert match(BASE, ChannelSchema(unknown, unknown), "zero").change.input == (
@@ -85,6 +99,8 @@ def test_levels_without_values_are_taken_in_order() -> None:
         2,
     )
     fewer = (group("A/prognostic/3d/T", n=2),)
+    same = ChannelSchema(unknown, unknown)
+    assert not level_differences(same, same)
     with pytest.raises(ConfigError, match="T has 2 levels, in the base 3, and the va"):
         match(BASE, ChannelSchema(fewer, fewer), "zero")
 

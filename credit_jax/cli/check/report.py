@@ -157,7 +157,7 @@ def _plan(config: Config, num_devices: int | None, with_data: bool) -> RunPlan:
         config,
         num_devices=num_devices,
         with_data=with_data,
-        expected_files=expected_files(config.demo) if config.demo else (),
+        expected_files=expected_files(config.demo),
     )
 
 
