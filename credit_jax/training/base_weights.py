@@ -153,10 +153,10 @@ class BaseWeights:
         read = {} if self.coordinates is None else levels_read(self.coordinates)
         asked = levels_asked(config_data(self.base))
         bases = (base, with_levels(base, read), with_levels(base, asked))
-        wanted = with_levels(ours, levels_asked(config.data))
+        listed = with_levels(ours, levels_asked(config.data))
         finetune = config.trainer.finetune
         is_free = self.coordinates is None or (finetune and finetune.new_channels)
-        pairs = product(bases, (ours, wanted) if is_free else (wanted,))
+        pairs = product(bases, (ours, listed) if is_free else (listed,))
         return max(pairs, key=lambda pair: num_in_common(*pair))
 
     @activity("reading the base")

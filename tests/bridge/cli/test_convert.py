@@ -129,6 +129,9 @@ def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     given = "--checkpoint", tmp_path / "run", "--step", 21, "--out", tmp_path / "no"
     code, text = bridge("convert", "--to", "torch", *given)
     assert (code, "no checkpoint 21" in text) == (2, True)
+    given = "--checkpoint", tmp_path / "run", "--merge", "--out", tmp_path / "no"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert (code, "has no adapters (trainer.finetune.lora)" in text) == (2, True)
     assert not (tmp_path / "no").exists()
 
 
