@@ -89,14 +89,18 @@ def run(args: argparse.Namespace) -> int:
         adapters=args.adapters,
     )
     finetune = config.trainer.finetune
-    open_package(args.out, finetune.base if args.adapters and finetune else None)
+    base = finetune.base if args.adapters and finetune else None
+    open_package(args.out, base)
     size = sum(record.size for record in manifest.files.values())
     print_line(
         f"{args.out}: {manifest.model_type}, checkpoint {manifest.step} "
         f"({label_of(average=manifest.average)}), "
         f"{len(manifest.files)} files, {size / 2**20:.1f} MiB"
     )
-    print_line(f"credit-jax forecast --package {args.out} --data FILE makes forecasts")
+    needs = f" --base {base}" if base else ""
+    print_line(
+        f"credit-jax forecast --package {args.out}{needs} --data FILE makes forecasts"
+    )
     return OK
 
 

@@ -100,6 +100,17 @@ def test_with_its_base_it_is_the_run_bit_for_bit(
         open_forecaster(tuned, base=base)
 
 
+def test_the_command_that_forecasts_names_the_base(
+    tuned: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, needs in (("--adapters", f" --base {base}"), ("--weights=average", "")):
+        out = tmp_path / option.strip("-")
+        options = ["--checkpoint", str(tuned), option, "--out", str(out)]
+        assert package.main(options) == OK
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"forecast --package {out}{needs} --data FILE makes fore" in text
+
+
 def test_a_package_of_the_base_is_the_base(
     adapters: Path, base: Path, tmp_path: Path
 ) -> None:
