@@ -21,6 +21,7 @@ from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build
 from credit_jax.nn.low_rank import LowRank, is_matrix
+from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.plan.findings import Findings
 from credit_jax.state_dict.problems import compare_shapes
 
@@ -122,6 +123,7 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
         differ += compare_shapes(_shapes(base_def), _shapes(model_def))
     else:
         differ += other_shapes(base_def, model_def)
+    differ += _other_state(base_def, model_def)
     if not differ:
         return
     keys = [
@@ -162,6 +164,16 @@ def _other_grid(base_def: ModelDef, model_def: ModelDef) -> list[str]:
     return [
         f"its grid is {theirs[0]} x {theirs[1]}, expected {ours[0]} x {ours[1]} "
         f"({_KEY}.new_grid: true takes another one)"
+    ]
+
+
+def _other_state(base_def: ModelDef, model_def: ModelDef) -> list[str]:
+    """A line for each collection of the model state that has other arrays."""
+    theirs, ours = (d.model_state_shapes for d in (base_def, model_def))
+    return [
+        f"{name}: of {len(theirs[name])} arrays, expected {len(ours[name])}"
+        for name in COLLECTIONS
+        if theirs[name].keys() != ours[name].keys()
     ]
 
 

@@ -156,6 +156,10 @@ def test_bases_that_are_missing(tmp_path: Path) -> None:
         ({"type": "crossformer"}, "has a model of type crossformer, the config has wx"),
         ({"type": "unknown"}, "has a model of type unknown, the config has wxformer"),
         ({"surface_channels": 2}, r"model\.surface_channels: 1, in the base 2"),
+        (
+            {"use_spectral_norm": False},
+            r"spectral_norm: of 0 arrays, expected \d+; .*in the base False",
+        ),
         ({"image_width": 32}, "its grid is 32 x 32, expected 32 x 64"),
     ],
 )
