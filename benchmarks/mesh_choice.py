@@ -1,10 +1,13 @@
 """Derived times of meshes beside those of programs that XLA compiled.
 
-    python -m benchmarks.mesh_choice
+    python -m benchmarks.mesh_choice                       # accounts that are stored
+    python -m benchmarks.mesh_choice --compile             # and those that are missing
+    python -m benchmarks.mesh_choice --compile --configs fuxi_6h
 
 `credit-jax mesh` derives the time of a step from traced programs (docs/mesh.md); here
-it does so for the programs of `benchmarks.accelerator` in benchmarks/reports, which
-were compiled for a GPU. Nothing is run on one: both are lower bounds.
+it does so for the programs of `benchmarks.accelerator` in benchmarks/reports, and for
+small forms of other configs on meshes of eight devices (`mesh_cases`), all compiled
+for a GPU. Nothing is run on one: both are lower bounds.
 """
 
 from __future__ import annotations
@@ -13,47 +16,130 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.accelerator.targets import ROOT
+from benchmarks.mesh_cases import (
+    BATCH,
+    CASES,
+    CHOICES,
+    TARGET,
+    Case,
+    job_of,
+    stored_account,
+)
 from benchmarks.meshes import num_data, num_devices, parse_mesh
 from benchmarks.report import REPORTS, Table, add_out_option, publish
 from credit_jax.config import load_config
 from credit_jax.config.config import Config
+from credit_jax.config.load import build_config
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.accelerators import ACCELERATORS
-from credit_jax.plan.mesh_search import Choice, Cluster, MeshSearch
+from credit_jax.plan.mesh_search import Choice, Cluster, MeshSearch, replicas
 
 NAME, NODE = "mesh_choice", 8
+ACCOUNTS = ROOT / ".cache" / "mesh_choice"
 CONFIG = Path(__file__).parents[1] / "configs" / "wxformer_025deg.yaml"
 PROGRAMS = {"h100": "accelerator_025deg.json", "a100": "accelerator_025deg-a100.json"}
 HEADER = ("device", "program", "compiled, ms", "derived, ms", "derived / compiled")
+CASE_HEADER = (
+    "config",
+    "programs",
+    "slowest / fastest",
+    "rank correlation",
+    "first by derivation",
+    "best compiled",
+    "rate of the first / best",
+    "derived / compiled",
+)
+STEP_HEADER = (
+    "config",
+    "program",
+    "compiled, ms",
+    "kernels",
+    "launches",
+    "transfers",
+    "derived, ms",
+    "kernels",
+    "launches",
+    "transfers",
+)
 _INTRODUCTION = """# Meshes: derived and compiled
 
-Milliseconds of a training step of configs/wxformer_025deg.yaml, one sample a
-data-parallel rank: by the account of the program that XLA compiled for the device
-(`python -m benchmarks.accelerator`), and as `credit-jax mesh` derives it from the
-traced gradient (docs/mesh.md). Nothing was run on a GPU: both are lower bounds. The
-constants of the derivation are from the H100's programs; those of the A100 were not
-used. One model and these meshes are compared: exhaustive compilation of several
-configs was not done."""
+Milliseconds of a training step by the account of the program that XLA compiled for the
+device, and as `credit-jax mesh` derives it from the traced gradient (docs/mesh.md).
+Nothing was run on a GPU: both are lower bounds.
+
+## configs/wxformer_025deg.yaml as it is
+
+One sample a data-parallel rank, programs of `python -m benchmarks.accelerator`. The
+constants of the derivation are from the H100's; those of the A100 were not used."""
+_SMALL = """## Small forms of {configs} of {all_configs} configs on eight H100s
+
+Updates of {batch} samples in bfloat16. The layers of a config are as wide as it has
+them, blocks are fewer, and some grids are others (in the JSON), so that kernels of a
+sample take milliseconds and all samples fit at a time. {count} programs of eight
+devices were compiled: replicas of one device, of two, and of eight, not all that
+`credit-jax mesh` ranks. XLA optimized and scheduled them; machine code was not
+made. `python -m benchmarks.mesh_choice --compile` compiles what is missing: more
+meshes, what is recomputed, parameters over domain, and the other configs. The rate of
+the first is that of its compiled program."""
+_STEPS = """## Their steps
+
+Parts in milliseconds: kernels at the roofline, their launches, and transfers that
+nothing hides; the derived update counts as kernels."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compares and writes the report."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mesh_choice")
-    add_out_option(parser)
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
     ensure_devices(NODE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         config = load_config(CONFIG)
-    compared = {name: compare(name, config) for name in PROGRAMS}
+        compared = {name: compare(name, config) for name in PROGRAMS}
+        cases = {}
+        for name in options.configs:
+            result = compare_case(CASES[name], options)
+            if result["programs"]:
+                cases[name] = result
+                _publish(compared, cases, options.out)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mesh_choice")
+    add_out_option(parser)
+    add = parser.add_argument
+    add("--configs", nargs="+", choices=CASES, default=list(CASES))
+    add("--compile", action="store_true", help="compile programs that are not stored")
+    add(
+        "--programs",
+        type=int,
+        default=len(CHOICES),
+        help="number of programs of a config (default: all)",
+    )
+    add(
+        "--accounts",
+        type=Path,
+        default=ACCOUNTS,
+        help=f"folder of the accounts of programs (default: {ACCOUNTS})",
+    )
+    return parser.parse_args(arguments)
+
+
+def _publish(
+    compared: Mapping[str, Any], cases: Mapping[str, Any], folder: Path
+) -> None:
+    """Writes the report of what has been compared."""
     rows = [
         [
             name,
@@ -71,14 +157,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{result['share_of_best']:.0%} of the best compiled rate."
         for name, result in compared.items()
     ]
+    count = sum(len(result["programs"]) for result in cases.values())
     publish(
         NAME,
-        [_INTRODUCTION, Table("Steps", HEADER, rows), "\n\n".join(lines)],
-        {"compared": compared},
+        [
+            _INTRODUCTION,
+            Table("Steps", HEADER, rows),
+            "\n\n".join(lines),
+            _SMALL.format(
+                configs=len(cases), all_configs=len(CASES), batch=BATCH, count=count
+            ),
+            Table("Choices", CASE_HEADER, [_case_row(*it) for it in cases.items()]),
+            _STEPS,
+            Table("Programs", STEP_HEADER, [*_step_rows(cases)]),
+        ],
+        {"compared": compared, "cases": cases},
         config={"config": CONFIG.name, "programs": PROGRAMS},
-        folder=options.out,
+        folder=folder,
     )
-    return 0
+
+
+def _case_row(name: str, result: Mapping[str, Any]) -> list[str]:
+    programs = result["programs"]
+    steps = [row["compiled"] for row in programs]
+    ratios = [row["derived"] / row["compiled"] for row in programs]
+    return [
+        name,
+        str(len(programs)),
+        f"{max(steps) / min(steps):.2f}",
+        f"{result['correlation']:.2f}",
+        result["first"],
+        result["best"],
+        f"{result['share_of_best']:.2f}",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+    ]
+
+
+def _step_rows(cases: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, result in cases.items():
+        for row in result["programs"]:
+            sides = [
+                (row[side], *row[f"{side}_parts"]) for side in ("compiled", "derived")
+            ]
+            numbers = [f"{1e3 * second:.2f}" for side in sides for second in side]
+            yield [name, row["title"], *numbers]
 
 
 def compare(device: str, config: Config) -> dict[str, Any]:
@@ -109,11 +231,75 @@ def compare(device: str, config: Config) -> dict[str, Any]:
                 "rates": (rates / program["step"], rates / derived),
             }
         )
-    compiled, derived = np.array([row["rates"] for row in rows]).T
-    ranks = (np.argsort(np.argsort(rates)) for rates in (compiled, derived))
+    return {"programs": rows, **_agreement([row["rates"] for row in rows])}
+
+
+def compare_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Compares the choices of a small config on the devices of a node.
+
+    Args:
+        case: the config.
+        options: see `_parse`.
+    """
+    options.accounts.mkdir(parents=True, exist_ok=True)
+    config = build_config(case.mapping(options.accounts))
+    data = config.data.model_copy(update={"forecast_len": 1})
+    model_def = build(config.model)
+    search = MeshSearch(
+        config.model_copy(update={"data": data}),
+        model_def,
+        Cluster(ACCELERATORS[TARGET], NODE, NODE, inf),
+        batch=BATCH,
+    )
+    runs_on = {
+        (dims.ep, dims.tp, dims.domain) for dims in replicas(model_def, NODE, NODE)
+    }
+    rows, failed = [], {}
+    for mesh, remat, over_domain in CHOICES[: options.programs]:
+        dims = ParallelDims(**parse_mesh(mesh), world_size=num_devices(mesh))
+        if (dims.ep, dims.tp, dims.domain) not in runs_on:
+            continue
+        job = job_of(case, options.accounts, mesh, remat, over_domain)
+        program = stored_account(job, options.accounts, compiles=options.compile)
+        if program is None:
+            continue
+        if "error" in program:
+            failed[job.title] = program["error"]
+            continue
+        times = search.times(choice_of(program))
+        launches = ACCELERATORS[TARGET].launch
+        derived = (times.launches, times.transfers)
+        compiled = (launches * program["kernels"], program["exposed_seconds"])
+        rows.append(
+            {
+                "title": job.title,
+                "compiled": program["step"],
+                "derived": times.total,
+                "compiled_parts": (program["seconds"], *compiled),
+                "derived_parts": (times.total - sum(derived), *derived),
+                "times": asdict(times),
+            }
+        )
+        print(case.config, job.title, rows[-1], flush=True)
+    result = {"changes": case.changes, "programs": rows, "failed": failed}
+    if not rows:
+        return result
+    agreement = _agreement(
+        [(BATCH / row["compiled"], BATCH / row["derived"]) for row in rows]
+    )
+    best = min(rows, key=lambda row: row["compiled"])["title"]
+    first = min(rows, key=lambda row: row["derived"])["title"]
+    return result | agreement | {"first": first, "best": best}
+
+
+def _agreement(rates: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Agreement of compiled and derived rates: order, and rate of the first."""
+    compiled, derived = np.array(rates).T
+    ranks = np.argsort(np.argsort([compiled, derived]))
+    correlation: Any = np.corrcoef(ranks)
+    correlation = correlation[0, 1] if len(rates) > 1 else 1.0
     return {
-        "programs": rows,
-        "correlation": float(np.corrcoef(*ranks)[0, 1]),
+        "correlation": float(correlation),
         "share_of_best": float(compiled[np.argmax(derived)] / compiled.max()),
     }
 
@@ -123,7 +309,12 @@ def choice_of(program: Mapping[str, Any]) -> Choice:
     dims = ParallelDims(
         **parse_mesh(program["mesh"]), world_size=num_devices(program["mesh"])
     )
-    return Choice(dims, program["remat"], program["over_domain"])
+    return Choice(
+        dims,
+        program["remat"],
+        program["over_domain"],
+        micro_batch=program.get("samples", 1),
+    )
 
 
 if __name__ == "__main__":

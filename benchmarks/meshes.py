@@ -10,17 +10,25 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.mesh.axes import (
+    BATCH_AXES,
+    DOMAIN,
+    DP_REPLICATE,
+    DP_SHARD,
+    EP,
+    TP,
+)
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 
-_AXES = {"dp": DP_SHARD, "ddp": DP_REPLICATE, "tp": TP, "domain": DOMAIN}
-_FACTOR = re.compile(r"(dp|ddp|tp|domain)(\d+)")
+_AXES = {"dp": DP_SHARD, "ddp": DP_REPLICATE, "ep": EP, "tp": TP, "domain": DOMAIN}
+_FACTOR = re.compile(rf"({'|'.join(_AXES)})(\d+)")
 
 
 def parse_mesh(name: str) -> dict[str, int]:
     """Degrees of the mesh axes of a name such as "dp2xtp2xdomain2"; "1" is one device.
 
-    `dp` also splits the parameters (FSDP), `ddp` replicates them.
+    `dp` also splits the parameters (FSDP), `ddp` replicates them, `ep` splits samples
+    and experts.
 
     Raises:
         ValueError: the name is not that of a mesh.
@@ -30,8 +38,8 @@ def parse_mesh(name: str) -> dict[str, int]:
         match = _FACTOR.fullmatch(factor)
         if not match or _AXES[match[1]] in degrees or int(match[2]) < 1:
             raise ValueError(
-                f"mesh {name!r}: expected 1, or factors dpN, ddpN, tpN, domainN joined "
-                "by x, each at most once, such as dp2xtp2xdomain2"
+                f"mesh {name!r}: expected 1, or factors dpN, ddpN, epN, tpN, domainN "
+                "joined by x, each at most once, such as dp2xtp2xdomain2"
             )
         degrees[_AXES[match[1]]] = int(match[2])
     return degrees
@@ -45,7 +53,7 @@ def num_devices(name: str) -> int:
 def num_data(name: str) -> int:
     """Number of data-parallel ranks of a mesh."""
     degrees = parse_mesh(name)
-    return degrees.get(DP_SHARD, 1) * degrees.get(DP_REPLICATE, 1)
+    return math.prod(degrees.get(axis, 1) for axis in BATCH_AXES)
 
 
 def build_mesh(name: str, devices: Sequence[Any] | None = None) -> Mesh:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.accelerator.kernels import (
+    OTHER,
     called_by,
     is_collective,
     is_kernel,
@@ -108,10 +109,18 @@ def _transfer(
     work = [_work(program, where, held, target) for held in beside]
     return Transfer(
         collective,
-        purpose(collective, mesh),
+        _purpose(collective, mesh),
         sum(kernels for kernels, _ in work),
         sum(seconds for _, seconds in work),
     )
+
+
+def _purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
+    """Its purpose; `OTHER` for what no step of a WXFormer sends."""
+    try:
+        return purpose(collective, mesh)
+    except ValueError:
+        return OTHER
 
 
 def _read(

@@ -462,12 +462,14 @@ class MeshSearch:
 def _programs(choice: Choice) -> tuple[Program, Program, Program]:
     """Those of the replica of a choice, of one device, and of one with its remat."""
     dims, whole = choice.dims, ParallelDims()
+    # Two replicas stand for all: batch norms send messages between them.
+    copies = 2 if dims.dp_enabled else 1
     inner = replace(
         dims,
         cp=None,
         dp_shard=1,
-        dp_replicate=1,
-        world_size=dims.ep * dims.tp * dims.domain,
+        dp_replicate=copies,
+        world_size=copies * dims.ep * dims.tp * dims.domain,
     )
     return (inner, "none"), (whole, "none"), (whole, choice.remat)
 

@@ -85,7 +85,7 @@ class Work:
         seconds: time of the kernels, without launches: at the roofline, or as slower as
             a step was measured to be.
         flops: operations of products and convolutions.
-        messages: number of transfers to other devices of the replica.
+        messages: number of transfers to other devices, without sums of gradients.
         sent: bytes of these transfers.
     """
 
@@ -134,7 +134,8 @@ def replica_work(
 
     Args:
         model_def: the model.
-        dims: degrees of the replica, without data-parallel ones.
+        dims: degrees of the replica; with dp_replicate 2, what replicas send each
+            other inside of the model counts, such as sums of batch norms.
         accelerator: the device.
         **options: keyword arguments of `build_parallel_model`.
     """

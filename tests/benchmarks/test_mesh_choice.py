@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.mesh_choice import NAME, choice_of
+from benchmarks.accelerator.targets import ROOT
+from benchmarks.mesh_choice import NAME, _agreement, choice_of
 from benchmarks.report import REPORTS
 
 
@@ -28,3 +29,21 @@ def test_the_report_keeps_what_the_docs_say():
         assert low < min(ratios) < max(ratios) < high
         assert result["correlation"] >= 0.9
         assert result["share_of_best"] >= 0.9
+
+
+def test_the_docs_have_the_table_of_the_report():
+    cases = json.loads((REPORTS / f"{NAME}.json").read_text())["cases"]
+    docs = (ROOT / "docs" / "mesh.md").read_text()
+    for name, result in cases.items():
+        ratios = [row["derived"] / row["compiled"] for row in result["programs"]]
+        agreement = f"{result['share_of_best']:.2f} | {result['correlation']:.2f}"
+        line = f"| {agreement} | {min(ratios):.2f} to {max(ratios):.2f} |"
+        assert f"| {name}" in docs
+        assert line in docs
+
+
+def test_the_agreement_of_rates():
+    same = _agreement([(1.0, 3.0), (2.0, 4.0), (4.0, 5.0)])
+    assert same == pytest.approx({"correlation": 1, "share_of_best": 1})
+    reverse = _agreement([(1.0, 5.0), (2.0, 4.0), (4.0, 3.0)])
+    assert reverse == pytest.approx({"correlation": -1, "share_of_best": 0.25})

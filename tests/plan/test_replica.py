@@ -19,6 +19,7 @@ from credit_jax.plan.replica import replica_work
 
 ROOT = Path(__file__).parents[2]
 H100 = ACCELERATORS["h100"]
+UNET = {"name": "unet", "encoder_name": "resnet18", "encoder_weights": None}
 SMALL = build({**SMALL_MODEL, "depth": [1, 0, 0, 0]})
 
 
@@ -43,6 +44,23 @@ def test_tensor_ranks_share_products_and_send_the_sums(alone):
     assert 0.5 < shared.samples.flops / alone.samples.flops < 1
     least = least_volume(SMALL, ParallelDims(tp=2, world_size=2).mesh_axes, 1)[TENSOR]
     assert least <= shared.samples.sent < 1.5 * least
+
+
+def test_replicas_send_each_other_what_batch_norms_sum():
+    section = {
+        "type": "unet",
+        "image_height": 32,
+        "image_width": 64,
+        "levels": 2,
+        "channels": 2,
+        "surface_channels": 1,
+        "input_only_channels": 1,
+        "output_only_channels": 0,
+        "frames": 1,
+        "architecture": UNET,
+    }
+    assert work(build(section), dp_replicate=2).samples.messages > 0
+    assert work(dp_replicate=2).samples.messages == 0
 
 
 def test_rows_are_shared_unevenly(alone):
