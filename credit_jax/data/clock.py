@@ -176,17 +176,13 @@ def source_clock(
     Raises:
         ValueError: dates or `cycle_year` are missing, or no time is left.
     """
-
-    def key(name: str) -> Any:
-        value = getattr(source, name, None)
-        return value if value is not None else getattr(data, name, None)
-
+    forecast_len = source.forecast_len
     cyclic = source.temporal_mode == "cyclic"
     clock = SourceClock(
         ranges=cycle_of(data, source, coverage) if cyclic else _ranges(data, source),
         step=source.time_step or data.time_step,
-        history_len=key("history_len"),
-        forecast_len=key("forecast_len"),
+        history_len=source.history_len or data.history_len,
+        forecast_len=data.forecast_len if forecast_len is None else forecast_len,
         calendar=calendar,
         mode=source.temporal_mode,
         master_step=data.time_step,

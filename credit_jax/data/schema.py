@@ -31,17 +31,27 @@ Direction = Literal["input", "output"]
 
 
 @runtime_checkable
+class Frame(Protocol):
+    """One frame of an array of a model."""
+
+    @property
+    def channels(self) -> int:
+        """Its number of channels."""
+        ...
+
+
+@runtime_checkable
 class ChannelCounts(Protocol):
     """The channel counts in the config of a model."""
 
     @property
-    def input_channels(self) -> int:
-        """Channels of one input frame."""
+    def x(self) -> Frame:
+        """The input."""
         ...
 
     @property
-    def output_channels(self) -> int:
-        """Channels of one output frame."""
+    def output(self) -> Frame:
+        """The prediction."""
         ...
 
     def channel_sum(self, direction: Direction) -> str:
@@ -281,8 +291,8 @@ def channel_problems(
         both sides.
     """
     sides: tuple[tuple[Direction, int, tuple[ChannelGroup, ...]], ...] = (
-        ("input", model.input_channels, schema.input),
-        ("output", model.output_channels, schema.target),
+        ("input", model.x.channels, schema.input),
+        ("output", model.output.channels, schema.target),
     )
     return [
         f"model: has {count} {direction} channels, but {where} has {_total(groups)}: "

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from credit_jax.config.messages import divisors
 from credit_jax.models.arguments import check_inputs
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import no_statistics_error
@@ -44,7 +45,7 @@ class ModelDef:
 
     Attributes:
         config: the validated `model:` section.
-        make: function (config) -> NNX module.
+        make: function (config) -> NNX module; each takes its class of config.
         keep_whole: patterns (fnmatch) of parameter paths that FSDP does not shard.
         frozen: paths of parameters that are not trained, besides those that the model
             itself freezes. Their matrices are divided by the stored sigma of spectral
@@ -55,7 +56,7 @@ class ModelDef:
     (7, 42)
     """
 
-    config: Any
+    config: ModelConfig
     make: Callable[[Any], nnx.Module]
     keep_whole: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
@@ -102,6 +103,7 @@ class ModelDef:
     @property
     def matrices(self) -> dict[str, ParamSpec]:
         """Specs of the parameters with spectral norm, by path; empty if it is off."""
+        # Models without such matrices do not have the key.
         if not getattr(self.config, "use_spectral_norm", False):
             return {}
         named = self.param_specs.items()
@@ -145,9 +147,10 @@ class ModelDef:
     @property
     def num_active_parameters(self) -> int:
         """Number of parameters used for a token: of experts only those it chooses."""
+        routing = self.config.routing
         return sum(
-            d.size * self.config.moe_top_k // self.config.num_experts
-            if EXPERTS in d.dims
+            d.size * routing.top_k // routing.num_experts
+            if routing is not None and EXPERTS in d.dims
             else d.size
             for d in self.param_specs.values()
         )
@@ -175,12 +178,12 @@ class ModelDef:
     @property
     def draws_noise(self) -> bool:
         """Whether a forward pass draws noise, in training and in evaluation."""
-        return getattr(self.config, "draws_noise", False)
+        return self.config.draws_noise
 
     @property
     def input_channels(self) -> int:
         """Number of channels of a frame of the input "x"."""
-        return self._x.channels
+        return self.config.x.channels
 
     @property
     def output_channels(self) -> int:
@@ -190,7 +193,7 @@ class ModelDef:
     @property
     def frames(self) -> int:
         """Number of frames of the input "x"."""
-        return self._x.frames
+        return self.config.x.frames
 
     @property
     def output_frames(self) -> int:
@@ -205,12 +208,6 @@ class ModelDef:
     def image_width(self) -> int:
         """Number of columns of the output."""
         return self.output.width
-
-    @property
-    def _x(self) -> FieldSpec:
-        x = self.inputs["x"]
-        assert isinstance(x, FieldSpec), "the input x is a field"
-        return x
 
     def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """Returns errors of the model on a mesh with these degrees, one line each.
@@ -279,8 +276,7 @@ class ModelDef:
         Args:
             batch_stats: the collection after the forward pass.
         """
-        losses = getattr(self.config, "auxiliary_losses", None)
-        return losses(batch_stats) if losses and batch_stats else {}
+        return self.config.auxiliary_losses(batch_stats) if batch_stats else {}
 
     def init(
         self,

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.config.base import ConfigError, not_available, parse
 from credit_jax.config.custom_objects import open_registry
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.crossformer import (
     camulator_keys,
     crossformer_keys,
@@ -62,7 +63,7 @@ class ModelEntry(NamedTuple):
             lacks.
     """
 
-    config: type[StrictModel]
+    config: type[ModelConfig]
     module: Callable[[Any], nnx.Module]
     key_table: TorchModel | None = None
 
@@ -107,7 +108,7 @@ MODELS: dict[str, ModelEntry] = {
 open_registry("model", ModelEntry, MODELS, MODELS.__setitem__)
 
 
-def parse_model(section: Mapping[str, Any]) -> Any:
+def parse_model(section: Mapping[str, Any]) -> ModelConfig:
     """Returns the validated, frozen config of a `model:` section.
 
     Args:
@@ -135,7 +136,7 @@ def build(section: Mapping[str, Any]) -> ModelDef:
     return define_model(config)
 
 
-def define_model(config: Any) -> ModelDef:
+def define_model(config: ModelConfig) -> ModelDef:
     """Returns the model definition of a config without `problems`."""
     return ModelDef(config, MODELS[config.type].module)
 

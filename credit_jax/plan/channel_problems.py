@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
 from credit_jax.data import ChannelSchema, Loader, Split
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.schema import channel_problems, num_levels
+from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.gen1_post_conf import Gen1PostConf
+from credit_jax.models.common.padded_config import CorrectedConfig
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import Pipeline
 
 
 def schema_of(
-    data: DataConfig, model: Any, pipeline: Pipeline | None = None
+    data: DataConfig, model: ModelConfig | None, pipeline: Pipeline | None = None
 ) -> ChannelSchema:
     """Returns the channels of a data section, without opening a file.
 
@@ -26,15 +28,15 @@ def schema_of(
             levels; 1 if it is None or has no levels.
         pipeline: the transforms; None for the data without transforms.
     """
-    schema = ChannelSchema.from_config(
-        data, num_levels(data, getattr(model, "levels", 1))
-    )
+    # Models that do not count their channels by levels need no such key.
+    levels = getattr(model, "levels", 1)
+    schema = ChannelSchema.from_config(data, num_levels(data, levels))
     return schema if pipeline is None else schema.after(pipeline)
 
 
 def fit_problems(
     config: Config,
-    model: Any,
+    model: ModelConfig,
     schemas: Mapping[Split, ChannelSchema] | None = None,
     pipeline: Pipeline | None = None,
     further: Mapping[Split, FurtherInputs | None] | None = None,
@@ -50,9 +52,9 @@ def fit_problems(
         further: opened inputs of the model other than x, by split.
     """
     schemas, problems = schemas or {}, []
-    if model.frames != config.data.history_len:
+    if model.x.frames != config.data.history_len:
         problems.append(
-            f"model.frames: {model.frames} differs from data.history_len "
+            f"model.frames: {model.x.frames} differs from data.history_len "
             f"{config.data.history_len}; make them equal"
         )
     opened = further or {}
@@ -71,13 +73,13 @@ def fit_problems(
     return problems + _corrected_problems(train, model)
 
 
-def check_corrections(model: Any, loader: Loader | None) -> None:
+def check_corrections(model: ModelConfig | None, loader: Loader | None) -> None:
     """Checks that the files of `model.gen1_post_conf` have the coordinates of y.
 
     Raises:
         OSError, ValueError: see `Gen1PostConf.check_coordinates`.
     """
-    conf = getattr(model, "gen1_post_conf", None)
+    conf = _corrections(model)
     if conf is None or not conf.activate or loader is None:
         return
     levels = [group.levels for group in loader.schema.target if group.levels]
@@ -85,9 +87,13 @@ def check_corrections(model: Any, loader: Loader | None) -> None:
     conf.check_coordinates(replace(axes, levels=levels[0] if levels else None))
 
 
-def _corrected_problems(schema: ChannelSchema, model: Any) -> list[str]:
+def _corrections(model: ModelConfig | None) -> Gen1PostConf | None:
+    return model.gen1_post_conf if isinstance(model, CorrectedConfig) else None
+
+
+def _corrected_problems(schema: ChannelSchema, model: ModelConfig) -> list[str]:
     """Compares the variables of `model.gen1_post_conf` with those of the target."""
-    conf = getattr(model, "gen1_post_conf", None)
+    conf = _corrections(model)
     predicted = {group.variable: group.n_levels for group in schema.target}
     if conf is None or list(conf.data.by_variable.items()) == list(predicted.items()):
         return []

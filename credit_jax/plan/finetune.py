@@ -17,6 +17,7 @@ from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
 from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.channel_change import other_shapes
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build
@@ -188,8 +189,11 @@ def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
     ]
 
 
-def _differing(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+def _differing(
+    ours: ModelConfig, theirs: ModelConfig
+) -> Iterator[tuple[str, Any, Any]]:
     for name in type(ours).model_fields:
+        # A base of another type may lack the key.
         value, before = getattr(ours, name), getattr(theirs, name, None)
         if value != before:
             yield name, value, before

@@ -208,7 +208,9 @@ def plan_forecast(
         raise ConfigError(unique(findings.problems), _TITLE)
     # What follows compares with files, and needs the transforms in their order.
     located = _located(pipeline, opened, schema, like, findings)
-    findings.problems += _data_problems(model, located, opened, schedule, schema, data)
+    findings.problems += _data_problems(model.config, opened, schedule, schema, data)
+    with findings.collecting():
+        check_grid(opened, model.grid if located.grid is None else None)
     if num_before:
         findings.problems += opened.problems(schedule.before(num_before), 1)
     check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
@@ -318,7 +320,7 @@ def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:
 def forecast_schema(
     config: Config,
     inference: InferenceConfig,
-    model: Any,
+    model: ModelConfig,
     pipeline: Pipeline,
     opened: ForecastData,
     trained: ChannelSchema | None = None,
@@ -363,26 +365,21 @@ def forecast_schema(
 
 
 def _data_problems(
-    model: ModelPlan,
-    pipeline: Pipeline,
+    model: ModelConfig,
     opened: ForecastData,
     schedule: Schedule,
     schema: ChannelSchema,
     data: DataConfig,
 ) -> list[str]:
-    findings = Findings()
-    if model.config.frames != data.history_len:
-        findings.problems.append(
-            f"model.frames: {model.config.frames} differs from data.history_len "
+    problems = []
+    if model.x.frames != data.history_len:
+        problems.append(
+            f"model.frames: {model.x.frames} differs from data.history_len "
             f"{data.history_len}; make them equal"
         )
-    findings.problems += channel_problems(schema, model.config)
-    findings.problems += further_problems(data, model.config, opened.further)
-    findings.problems += opened.problems(schedule.starts, schedule.num_steps)
-    grid = model.grid if pipeline.grid is None else None
-    with findings.collecting():
-        check_grid(opened, grid)
-    return findings.problems
+    problems += channel_problems(schema, model)
+    problems += further_problems(data, model, opened.further)
+    return problems + opened.problems(schedule.starts, schedule.num_steps)
 
 
 def notes_on_initial(pipeline: Pipeline) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.schema import ChannelSchema, num_levels
 from credit_jax.models.common.array_specs import FieldSpec, VectorSpec
+from credit_jax.models.common.config import ModelConfig
 
 # A time is encoded by sine and cosine of its hour of day and of its day of year.
 NUMBERS_OF_A_TIME = 4
@@ -17,7 +17,7 @@ NUMBERS_OF_A_TIME = 4
 
 def further_problems(
     data: DataConfig,
-    model: Any,
+    model: ModelConfig,
     further: FurtherInputs | None = None,
     where: str = "data",
 ) -> list[str]:

@@ -6,11 +6,12 @@ residuals of each layer for the backward pass, are estimated from the sizes of s
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from credit_jax.config.config import Config
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.geometry import Geometry, StageGeometry
+from credit_jax.models.crossformer.wxformer_moe import WXFormerMoEConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import (
     DOMAIN,
@@ -232,14 +233,14 @@ def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
     return attention + feed_forward, attention
 
 
-def _expert_width(config: Any, stage: StageGeometry, axes: MeshAxes) -> int:
+def _expert_width(config: ModelConfig, stage: StageGeometry, axes: MeshAxes) -> int:
     """Values per point that layers of experts save in addition to dense ones.
 
     They are the tokens of the ep group, and for each of their choices, including those
     of experts on other devices, the token, the hidden units before and after their
     nonlinearity, and the result.
     """
-    if not hasattr(config, "num_experts"):
+    if not isinstance(config, WXFormerMoEConfig):
         return 0
     channels, group = stage.channels, axes.num_expert
     units = 8 * channels // axes.num_tensor

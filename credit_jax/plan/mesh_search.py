@@ -214,7 +214,7 @@ def replicas(model_def: ModelDef, num_devices: int, largest: int) -> list[Parall
         largest: largest number of devices of a replica.
     """
     fitting = []
-    has_experts = hasattr(model_def.config, "num_experts")
+    has_experts = model_def.config.routing is not None
     sizes = [n for n in range(1, largest + 1) if num_devices % n == 0]
     for size in sizes:
         for tp in _divisors(size):

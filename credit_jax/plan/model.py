@@ -9,6 +9,7 @@ from typing import Any
 from credit_jax.config.base import ConfigError
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import define_model, parse_model
@@ -32,7 +33,7 @@ class ModelPlan:
     """
 
     dims: ParallelDims | None
-    config: Any
+    config: ModelConfig | None
     model_def: ModelDef | None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class ModelPlan:
         """(latitudes, longitudes) of the model; None if its section does not parse."""
         if self.config is None:
             return None
-        return self.config.image_height, self.config.image_width
+        return self.config.output.height, self.config.output.width
 
     def build(self, devices: Sequence[Any], **options: Any) -> ParallelModel:
         """Builds the model on a mesh of devices; nothing is compiled.
@@ -118,7 +119,7 @@ def plan_model(
                 model_def = finetuned(model_def, finetune)
             if model_def.frozen:
                 findings.notes.append(note_on_frozen(model_def))
-            if parallelism.etp is not None and not hasattr(config, "num_experts"):
+            if parallelism.etp is not None and config.routing is None:
                 findings.notes.append(
                     f"etp is {parallelism.etp}, but {config.type} has no experts"
                 )

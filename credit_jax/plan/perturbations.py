@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from credit_jax.config.dates import duration_text
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.config.messages import counted
 from credit_jax.data.schedule import Schedule, steps_of
 from credit_jax.data.schema import ChannelSchema
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 
 
@@ -17,7 +17,7 @@ def check_perturbation(
     config: PerturbationConfig,
     schedule: Schedule,
     schema: ChannelSchema,
-    model: Any,
+    model: ModelConfig,
     findings: Findings,
 ) -> None:
     """Checks what perturbs the members of forecasts.
@@ -46,7 +46,7 @@ def singular_cost(config: PerturbationConfig, each: str = "each start date") -> 
 
 
 def singular_problems(
-    config: PerturbationConfig, schedule: Schedule, model: Any
+    config: PerturbationConfig, schedule: Schedule, model: ModelConfig
 ) -> list[str]:
     """Why members cannot be perturbed by singular vectors, a line each.
 
@@ -80,14 +80,14 @@ def singular_problems(
             f"{where}.std: got {config.std}, expected positive numbers, as singular "
             "vectors are scaled by them"
         )
-    if getattr(model, "draws_noise", False):
+    if model.draws_noise:
         problems.append(
             f"{where}.type: singular: the model draws noise, with which each forecast "
             "has other singular vectors; take gaussian, spherical, bred or lagged"
         )
-    if model.frames != 1:
+    if model.x.frames != 1:
         problems.append(
-            f"{where}.type: singular: the model reads {model.frames} times, and "
+            f"{where}.type: singular: the model reads {model.x.frames} times, and "
             "singular vectors are those of one; take gaussian, spherical, bred or "
             "lagged"
         )

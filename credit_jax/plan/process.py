@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from credit_jax.config import Config
 from credit_jax.losses.registry import LOSSES
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 
 
-def process_findings(config: Config, model: Any) -> Findings:
+def process_findings(config: Config, model: ModelConfig) -> Findings:
     """Finds problems and notes of training the network of a diffusion process.
 
     The network is trained on single steps to predict the noise, the target or v at each

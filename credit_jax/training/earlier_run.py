@@ -40,7 +40,7 @@ def refuse_earlier_run(folder: Path) -> None:
         )
 
 
-def files_of(config: Any, source: str) -> tuple[str, ...]:
+def files_of(config: Mapping[str, Any], source: str) -> tuple[str, ...]:
     """Paths that a run reads: those that its config names, and that of the config.
 
     Args:

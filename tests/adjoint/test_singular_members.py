@@ -1,7 +1,7 @@
 """Ensemble members that are perturbed by singular vectors."""
 
 import re
-from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ from credit_jax.adjoint import singular_members
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.schedule import Schedule
 from credit_jax.forecast.members import refuse_singular
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.perturbations import singular_problems
 from tests.forecast.test_campaign import chunks
 from tests.forecast.tiny_run import forecast, make_run, read
@@ -19,6 +20,18 @@ from tests.support import assert_close
 STD = 1e-2
 SINGULAR = ("--perturbation", "singular")
 VARIABLES = ("T", "U", "SP")
+
+
+class Model(ModelConfig):
+    type: str = "model"
+    input_channels: int = 1
+    frames: int = 1
+    image_height: int = 4
+    image_width: int = 8
+
+
+class NoisyModel(Model):
+    draws_noise: ClassVar[bool] = True
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +159,15 @@ def test_misuse(config, tmp_path, capsys, changed, text):
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        ({"frames": 2}, "the model reads 2 times"),
-        ({"frames": 1, "draws_noise": True}, "the model draws noise"),
+        (Model(frames=2), "the model reads 2 times"),
+        (NoisyModel(), "the model draws noise"),
     ],
 )
 def test_models_without_singular_vectors(model, text):
     starts = np.array(["2000-01-01"], "datetime64[ns]")
     schedule = Schedule(starts, 8, pd.Timedelta("6h"), num_members=3)
     config = PerturbationConfig(type="singular")
-    (problem,) = singular_problems(config, schedule, SimpleNamespace(**model))
+    (problem,) = singular_problems(config, schedule, model)
     assert text in problem
 
 

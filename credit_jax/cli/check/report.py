@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from credit_jax.config import Config
@@ -22,9 +21,9 @@ from credit_jax.config.load import (
 )
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
+from credit_jax.data.schema import num_levels
 from credit_jax.demo.dataset import expected_files
 from credit_jax.plan import RunPlan, plan_run
-from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.memory import estimate_memory
 from credit_jax.plan.perturbations import singular_cost
 from credit_jax.plan.roofline import DEVICES, StepBound, step_bound
@@ -193,7 +192,7 @@ def _channels_alone(
             return None, None
     levels = _section(mapping, "model").get("levels")
     levels = levels if isinstance(levels, int) and levels > 0 else 1
-    return data, schema_of(data, SimpleNamespace(levels=levels))
+    return data, ChannelSchema.from_config(data, num_levels(data, levels))
 
 
 def _lines(error: Exception) -> tuple[str, ...]:

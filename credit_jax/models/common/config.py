@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jaxtyping import Array, Float
 from pydantic import model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.common.geometry import Geometry
+from credit_jax.nn.experts import Routing
 
 # Maximum number of rows or columns of a grid; the globe at 1 km has 40,000.
 MAX_SIDE = 100_000
@@ -29,8 +31,8 @@ class ModelConfig(StrictModel):
       output field on the same grid, of these sizes;
     - `problems`, which returns errors of its sizes;
     - `files` and `check_files`, for a model that reads files;
-    - `auxiliary_losses(batch_stats)`, which returns terms of the training loss by name,
-      computed from the `nnx.BatchStat` variables of layers;
+    - `auxiliary_losses`, terms of the training loss;
+    - `routing`, for a model with experts;
     - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
       memory estimate of `credit_jax.check`; None for a model without stages.
 
@@ -53,6 +55,7 @@ class ModelConfig(StrictModel):
     @model_validator(mode="after")
     def _has_a_grid_of_the_earth(self) -> ModelConfig:
         for name in ("image_height", "image_width"):
+            # A model may define `inputs` and `output` instead of these keys.
             side = getattr(self, name, None) or 0
             if side > MAX_SIDE:
                 raise ValueError(
@@ -96,6 +99,30 @@ class ModelConfig(StrictModel):
     def process(self) -> Any:
         """The `models.diffusion.process.Process` that samples predictions, or None."""
         return None
+
+    @property
+    def x(self) -> FieldSpec:
+        """Spec of the input "x"."""
+        x = self.inputs["x"]
+        assert isinstance(x, FieldSpec), "the input x is a field"
+        return x
+
+    @property
+    def routing(self) -> Routing | None:
+        """How tokens choose experts; None for a model without experts."""
+        return None
+
+    def auxiliary_losses(
+        self, batch_stats: Mapping[str, Mapping[str, Array]]
+    ) -> dict[str, Float[Array, ""]]:
+        """Returns the terms that the model adds to the training loss, by name.
+
+        Args:
+            batch_stats: `nnx.BatchStat` variables of layers after the forward pass, by
+                path of the layer and name.
+        """
+        del batch_stats
+        return {}
 
     def channel_sum(self, direction: str) -> str:
         """Returns the terms of `input_channels` or `output_channels`, for errors.

@@ -56,6 +56,7 @@ class WXFormerMoEConfig(WXFormerKeys):
 
     @property
     def routing(self) -> Routing:
+        """See `ModelConfig.routing`."""
         return Routing(self.num_experts, self.moe_top_k, self.moe_shared_experts)
 
     def auxiliary_losses(
@@ -63,7 +64,7 @@ class WXFormerMoEConfig(WXFormerKeys):
     ) -> dict[str, Float[Array, ""]]:
         """Returns the weighted sums of losses over all expert layers, by name.
 
-        Losses of weight 0 are omitted.
+        Losses of weight 0 are omitted; see `ModelConfig.auxiliary_losses`.
         """
         layers = batch_stats.values()
         losses = {}

@@ -46,7 +46,7 @@ KEYS = ("data", *(name for names in NAMES.values() for name in names))
 Degrees = dict[str, int]
 
 
-def as_section(config: Any) -> dict[str, Any]:
+def as_section(config: object) -> dict[str, Any]:
     """Returns the items of a config section whose value is not None.
 
     Args:
@@ -59,6 +59,7 @@ def as_section(config: Any) -> dict[str, Any]:
         config = asdict(config)
         config = {key: config[key] for key in KEYS if key in config}
     elif not isinstance(config, Mapping):
+        # Objects of other programs need not have all degrees.
         config = {key: getattr(config, key, None) for key in KEYS}
     return {key: value for key, value in config.items() if value is not None}
 

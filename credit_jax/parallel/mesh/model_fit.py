@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP
 
-# Keys of transformer configs, and the axis whose degree must divide them.
+# Keys that a model may have, and the axis whose degree must divide them.
 _DIVIDED = (
     ("num_attention_heads", TP),
     ("num_key_value_heads", TP),
@@ -23,19 +23,84 @@ NOTED = 1.1
 MOST_LISTED = 64
 
 
-def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
+@runtime_checkable
+class StageSizes(Protocol):
+    """The sizes of a stage of a model, as `models.common.geometry.StageGeometry`."""
+
+    @property
+    def height(self) -> int:
+        """Number of latitudes."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks; 0 for a stage without attention."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of an attention."""
+        ...
+
+    @property
+    def local_window(self) -> int:
+        """Tokens along each side of a short window."""
+        ...
+
+    def shares(self, domain: int, ulysses: int = 1) -> Mapping[str, float]:
+        """The load of the busiest shard relative to an even share, by attention."""
+        ...
+
+
+@runtime_checkable
+class Stages(Protocol):
+    """The stages of a model, as `models.common.geometry.Geometry`."""
+
+    @property
+    def stages(self) -> Sequence[StageSizes]:
+        """The stages of the encoder."""
+        ...
+
+
+@runtime_checkable
+class ModelSizes(Protocol):
+    """The sizes in the config of a model, as `models.common.config.ModelConfig`."""
+
+    type: Any
+    # Whether domain shards can exchange heads for rows.
+    trades_heads: ClassVar[bool]
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """Errors of the sizes on a mesh with these degrees, one line each."""
+        ...
+
+    def geometry(self) -> Stages | None:
+        """The sizes of the stages; None for a model without stages."""
+        ...
+
+
+@runtime_checkable
+class HasSizes(Protocol):
+    """A definition of a model, as `models.model_def.ModelDef`."""
+
+    @property
+    def config(self) -> ModelSizes:
+        """The config of the model."""
+        ...
+
+
+def model_problems(
+    model: ModelSizes | HasSizes, degrees: Mapping[str, Any]
+) -> list[str]:
     """Returns the reasons why a model cannot run on a mesh, one line each.
 
     Args:
-        model: a model definition, or its config. Attributes that it lacks
-            (`problems(tensor, domain)`, `num_experts`, ...) are not checked.
+        model: a model definition, or its config.
         degrees: degree of each mesh axis, and `ULYSSES`; missing degrees are 1.
     """
-    config = getattr(model, "config", model)
-    name = getattr(config, "type", type(config).__name__)
+    config = _config(model)
     tp, domain, ep = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP))
-    check = getattr(config, "problems", None)
-    problems = list(check(tp, domain)) if check else []
+    problems = [*config.problems(tp, domain)]
     for key, axis in _DIVIDED:
         size, degree = getattr(config, key, None), degrees.get(axis) or 1
         if size is not None and size % degree:
@@ -45,21 +110,29 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
             )
     if ep > 1 and getattr(config, "num_experts", None) is None:
         problems.append(
-            f"ep is {ep}, but {name} has no experts to share; use ep: 1, or "
+            f"ep is {ep}, but {config.type} has no experts to share; use ep: 1, or "
             "wxformer_moe"
         )
-    problems += _ulysses_problems(config, name, tp, degrees.get(ULYSSES) or 1)
-    return problems
+    return problems + _ulysses_problems(config, tp, degrees.get(ULYSSES) or 1)
 
 
-def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]:
+def _config(model: ModelSizes | HasSizes) -> ModelSizes:
+    return model.config if isinstance(model, HasSizes) else model
+
+
+def _height(config: ModelSizes) -> int | None:
+    """Returns the rows of the grid; None for a config without the usual key."""
+    return getattr(config, "image_height", None)
+
+
+def _ulysses_problems(config: ModelSizes, tp: int, degree: int) -> list[str]:
     """Returns a problem if the degree does not divide the heads of every stage."""
     if degree == 1:
         return []
-    if not getattr(config, "trades_heads", False):
+    if not config.trades_heads:
         return [
-            f"ulysses_degree is {degree}, but {name} has no attention that trades "
-            "heads for rows; leave ulysses_degree out"
+            f"ulysses_degree is {degree}, but {config.type} has no attention that "
+            "trades heads for rows; leave ulysses_degree out"
         ]
     heads = [stage.heads for stage in _stages(config) if stage.depth]
     if any(n % tp for n in heads) or not any(n // tp % degree for n in heads):
@@ -72,7 +145,9 @@ def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]
     ]
 
 
-def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
+def model_notes(
+    model: ModelSizes | HasSizes, domain: int, ulysses: int = 1
+) -> list[str]:
     """Returns notes on uneven rows and windows, which cost time but change no result.
 
     Args:
@@ -80,8 +155,8 @@ def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
         domain: number of latitude shards.
         ulysses: number of neighboring shards that share complete windows.
     """
-    config = getattr(model, "config", model)
-    height = getattr(config, "image_height", None)
+    config = _config(model)
+    height = _height(config)
     if domain == 1 or height is None:
         return []
     notes = []
@@ -101,7 +176,7 @@ def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
 
 
 def validate_sharding_constraints(
-    model: Any,
+    model: ModelSizes | HasSizes | None,
     local_h: int,
     window_sizes: Sequence[int | Sequence[int]] | None = None,
 ) -> list[str]:
@@ -129,12 +204,12 @@ def validate_sharding_constraints(
     """
     if local_h < 1:
         raise ValueError(f"local_h is {local_h}; expected at least 1 row per shard")
-    config = getattr(model, "config", model)
-    height = getattr(config, "image_height", None)
     notes, levels = [], []
-    if height:
+    config = None if model is None else _config(model)
+    height = None if config is None else _height(config)
+    if config is not None and height:
         domain = -(-height // local_h)
-        notes += [*_block_notes(height, local_h, domain), *model_notes(model, domain)]
+        notes += [*_block_notes(height, local_h, domain), *model_notes(config, domain)]
         levels = _stage_rows(config, domain)
     if window_sizes is not None:
         levels = _halved(local_h, window_sizes)
@@ -167,7 +242,7 @@ def _halved(
     ]
 
 
-def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
+def _stage_rows(config: ModelSizes, domain: int) -> list[tuple[int, int]]:
     """Returns (rows of a shard, rows of a window) of each stage; 1 for no attention."""
     if domain == 1:
         return []
@@ -177,13 +252,13 @@ def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
     ]
 
 
-def _stages(config: Any) -> Sequence[Any]:
+def _stages(config: ModelSizes) -> Sequence[StageSizes]:
     """Returns the stages of a model's geometry; empty for a model without stages."""
-    geometry = config.geometry() if hasattr(config, "geometry") else None
+    geometry = config.geometry()
     return () if geometry is None else geometry.stages
 
 
-def _uneven(config: Any, domain: int, ulysses: int) -> Iterator[str]:
+def _uneven(config: ModelSizes, domain: int, ulysses: int) -> Iterator[str]:
     """Yields attentions whose windows are distributed unevenly over shards."""
     for index, stage in enumerate(_stages(config)):
         shares = stage.shares(domain, ulysses) if stage.depth else {}

@@ -14,6 +14,18 @@ from credit_jax.parallel.mesh.model_fit import (
 from tests.parallel.mesh.cases import MODEL
 
 
+class Grid(ModelConfig):
+    type: str = "grid"
+    image_height: int
+
+
+class Transformer(ModelConfig):
+    type: str = "transformer"
+    num_attention_heads: int = 12
+    num_key_value_heads: int = 4
+    num_experts: int = 6
+
+
 def config(**changes):
     return build({**MODEL, **changes}).config
 
@@ -55,13 +67,12 @@ def test_a_model_without_stages_has_notes_on_its_rows_only():
     assert model.geometry() is None
     assert model_notes(model, 8) == []
     assert validate_sharding_constraints(model, 8) == []
-    tiny = SimpleNamespace(image_height=6, geometry=model.geometry)
-    (note,) = model_notes(tiny, 8)
+    (note,) = model_notes(Grid(image_height=6), 8)
     assert note.startswith("6 rows over domain 8 are uneven (1, 1, 1, 1, 1, 1, 0, 0)")
 
 
 def test_uneven_rows_and_rows_that_no_domain_gives():
-    height = SimpleNamespace(image_height=10)
+    height = Grid(image_height=10)
     (note,) = validate_sharding_constraints(height, 5)[:1] or [""]
     assert note == "", "5 + 5 rows are even"
     notes = validate_sharding_constraints(height, 7)
@@ -107,10 +118,7 @@ def test_a_model_that_does_not_fit(given, message):
 
 
 def test_models_that_name_their_sizes():
-    config = SimpleNamespace(
-        num_attention_heads=12, num_key_value_heads=4, num_experts=6
-    )
-    model = SimpleNamespace(config=config)
+    model = SimpleNamespace(config=Transformer())
     ParallelDims(tp=4, ep=2, world_size=8).validate_against_model(model)
     with pytest.raises(ValueError, match="3 problems") as caught:
         ParallelDims(tp=8, ep=4, world_size=32).validate_against_model(model)
