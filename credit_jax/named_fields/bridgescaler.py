@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -48,10 +48,12 @@ class DeepStandardScaler:
     Attributes:
         mean: (channel,).
         deviation: (channel,) sample standard deviation.
+        channels_last: True.
     """
 
     mean: PerChannel
     deviation: PerChannel
+    channels_last: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -225,7 +225,7 @@ def level_file(
         key
         for source_scalers in scalers.values()
         for key, scaler in source_scalers.items()
-        if levels_of(scaler) is None and not getattr(scaler, "channels_last", True)
+        if levels_of(scaler) is None and not scaler.channels_last
     }
     return LevelFile(path, lambda key: key in without and selects(key))
 
@@ -252,7 +252,7 @@ def scalers_at(
         key = group.var_key
         source = key.split("/")[0]
         scaler = located.get(source, {}).get(key)
-        if scaler is None or not selects(key) or getattr(scaler, "channels_last", True):
+        if scaler is None or not selects(key) or scaler.channels_last:
             continue
         where = f"{path}: {key}", "the data"
         order = places_of(group.levels, levels_of(scaler), "level", *where, some=True)
@@ -314,7 +314,7 @@ def _check_scaler(scaler: Scaler, num_levels: int, per_point: bool) -> None:
             f"it stands in spatial_variables and has {num_levels} levels; scaling by "
             "grid point takes variables of one level"
         )
-    last = getattr(scaler, "channels_last", True)
+    last = scaler.channels_last
     if not per_point and not last and num_channels(scaler) != num_levels:
         raise ValueError(
             f"the scaler has {num_channels(scaler)} channels, the data have "
@@ -341,7 +341,7 @@ def _shape(
 ) -> tuple[int, ...]:
     """Shape in which the channels of a scaler broadcast to a field."""
     grid, count = _grid(x, context), num_channels(scaler)
-    last = getattr(scaler, "channels_last", True)
+    last = scaler.channels_last
     expected = grid[0] * grid[1] if per_point else x.shape[-1 if last else 1]
     if count != expected:
         what = "grid points" if per_point else "longitudes" if last else "levels"

@@ -15,6 +15,7 @@ import torch
 from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
@@ -228,7 +229,7 @@ def _network_alone(run_config: RunConfig) -> RunConfig:
     return RunConfig({**run_config.raw, "model": network}, run_config.source)
 
 
-def _block_names(config: Any) -> list[str]:
+def _block_names(config: ModelConfig) -> list[str]:
     return torch_model(config.type).block_names(config)
 
 
