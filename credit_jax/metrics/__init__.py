@@ -1,6 +1,6 @@
 """Metrics: scores of each variable, with the same value on every mesh."""
 
-from credit_jax.metrics.base import MetricEntry, Pair
+from credit_jax.metrics.base import Measure, MetricEntry, Pair
 from credit_jax.metrics.build import (
     Metrics,
     build_metrics,
@@ -12,6 +12,7 @@ from credit_jax.metrics.settings import metric_settings
 
 __all__ = [
     "METRICS",
+    "Measure",
     "MetricEntry",
     "Metrics",
     "Pair",

@@ -13,9 +13,11 @@ from typing import TypeAlias
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields import FieldContext, FieldTree
 
 PerVariable = Float[Array, " variable"]
+# (tree, context) -> values of a step by name, the same on every shard.
+Measure: TypeAlias = Callable[[FieldTree, FieldContext], dict[str, Array]]
 
 
 @dataclass(frozen=True)

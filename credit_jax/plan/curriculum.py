@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from credit_jax.config import Config
 from credit_jax.config.data import num_samples
 from credit_jax.data import ChannelSchema, Loader, build_loader
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.plan.findings import Findings
-from credit_jax.plan.objective import Latitudes, Objective, plan_objective
+from credit_jax.plan.objective import Objective, plan_objective
+from credit_jax.plan.weighting import WeightFiles
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def plan_stages(
     loader: Loader | None,
     objective: Objective | None,
     schema: ChannelSchema,
-    latitudes: Latitudes,
+    files: WeightFiles,
     findings: Findings,
     *,
     dp_size: int,
@@ -58,7 +60,7 @@ def plan_stages(
         loader: training data of the run; None if no data is open.
         objective: losses and metrics of the run; None if they have problems.
         schema: channels of the data.
-        latitudes: latitudes of the rows, and the open files.
+        files: reads the files by which losses and metrics weigh.
         findings: receives the problems that the run does not have, after
             "trainer.curriculum.N".
         dp_size: data-parallel ranks of the mesh.
@@ -70,16 +72,15 @@ def plan_stages(
         if loader is not None:
             with mine.collecting():
                 ranks = 1 if stage.shares_batches else dp_size
-                opened = _loader(stage, loader, datasets, latitudes, ranks)
+                opened = _loader(stage, loader, datasets, files.open_files, ranks)
                 mine.notes += opened.notes
         pipeline = None if loader is None else loader.pipeline
-        rows = replace(latitudes, config=stage)
-        planned = plan_objective(stage, schema, pipeline, rows, mine)
+        planned = plan_objective(stage, schema, pipeline, files, mine)
         if planned is not None and objective is not None:
             planned = replace(
                 planned,
                 evaluate=objective.evaluate,
-                measured=objective.measured,
+                evaluated=objective.evaluated,
                 valid_rollout=objective.valid_rollout,
             )
         new = [line for line in mine.problems if line not in findings.problems]
@@ -93,7 +94,7 @@ def _loader(
     stage: Config,
     loader: Loader,
     datasets: dict[int, Loader],
-    latitudes: Latitudes,
+    open_files: OpenFiles | None,
     dp_size: int,
 ) -> Loader:
     """The training data of a stage; those with equal windows are opened once."""
@@ -104,7 +105,7 @@ def _loader(
             split="train",
             dp_size=dp_size,
             pipeline=loader.pipeline,
-            open_files=latitudes.open_files,
+            open_files=open_files,
             like=loader.coordinates(),
         )
     same = datasets[steps]

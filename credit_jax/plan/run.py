@@ -36,8 +36,9 @@ from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.finetune import check_base, find_base, notes_on_base
 from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
-from credit_jax.plan.objective import Latitudes, Objective, plan_objective
+from credit_jax.plan.objective import Objective, plan_objective
 from credit_jax.plan.process import process_findings
+from credit_jax.plan.weighting import WeightFiles
 from credit_jax.transforms import (
     Pipeline,
     build_pipeline,
@@ -232,14 +233,14 @@ def plan_run(
             config, model.config, schemas, pipeline, opened
         )
     rows = model.grid[0] if model.grid else None
-    latitudes = Latitudes(config, rows, open_files, loaders.get("train"))
-    objective = plan_objective(config, schema, pipeline, latitudes, findings)
+    files = WeightFiles(rows, open_files, loaders.get("train"))
+    objective = plan_objective(config, schema, pipeline, files, findings)
     stages = plan_stages(
         config,
         loaders.get("train"),
         objective,
         schema,
-        latitudes,
+        files,
         findings,
         dp_size=_dp_size(model),
     )

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.losses import Loss, value_and_parts
 from credit_jax.losses.base import check_global
+from credit_jax.metrics import Measure
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -37,7 +38,6 @@ Batch = Mapping[str, Any]
 Scalar = Float[Array, ""]
 # Weights of the model and parameters of the loss, both trained.
 Trained = tuple[Weights, Mapping[str, Array]]
-Measure = Callable[[FieldTree, FieldContext], dict[str, Scalar]]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.losses import Loss
+from credit_jax.metrics import Measure
 from credit_jax.models.arguments import check_batch, on_mesh
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -33,7 +34,6 @@ from credit_jax.training.optimizer import global_norm
 from credit_jax.training.optimizer_state import update_by_path
 from credit_jax.training.rollout import (
     ForecastLoss,
-    Measure,
     Trained,
     evaluate_forecast,
     zeros_like,

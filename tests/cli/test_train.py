@@ -229,7 +229,7 @@ def test_the_first_step_waits_for_no_climatology(
     plan = plan_run(load_config(write_yaml(tmp_path / "c.yml", config)))
     setup = prepare(plan, jax.devices())
     setup.steps()
-    assert "acc/ERA5/prognostic/3d/T" in setup.objective.measured
+    assert "acc/ERA5/prognostic/3d/T" in setup.objective.evaluated
     assert not setup.objective.metrics.shown, "no mean of the period for batches"
     batch = setup.place_valid(setup.valid_loader.read([0, 1]))
     state = setup.fresh_state()

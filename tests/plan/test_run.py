@@ -37,7 +37,7 @@ def test_a_plan_holds_what_a_run_is_made_of(plan):
     assert list(found.loaders) == ["train", "valid"]
     assert found.schema is found.loaders["train"].schema
     assert found.loaders["train"].pipeline is found.loaders["valid"].pipeline
-    assert found.objective.measured[:3] == (
+    assert found.objective.evaluated[:3] == (
         "loss",
         "rmse",
         "rmse/ERA5/prognostic/3d/U",
