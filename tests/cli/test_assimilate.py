@@ -257,6 +257,7 @@ def test_the_first_background_is_a_forecast(config, run, tmp_path):
     np.testing.assert_allclose(innovations["background"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_package(config, run, analyses, world, tmp_path, no_objects_left):
     """The same analyses as of the run; the section is in a file, with an operator."""
     raw = yaml.safe_load(config.read_text())

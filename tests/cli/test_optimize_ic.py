@@ -109,6 +109,7 @@ def _samples(raw):
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [(), ("--parallelism", "data=none,tensor=2,domain=2", "--devices", "4")],

@@ -66,6 +66,7 @@ def score(folder, count, **options):
     return sums, dims_of_scores(comparison, grid, files.leads, members).scores(sums)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lead_time(folder):
     peaks = {}
     for count in (2, 12, 2):

@@ -21,6 +21,7 @@ from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.forecast.tiny_run import forecast, make_run, read
+from tests.support import mark_slow
 from tests.training.tiny import MODEL, write_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, store: type, after: int) -> None:
     monkeypatch.setattr(store, "write", fail)
 
 
-@pytest.mark.parametrize("after", [0, 7])
+@pytest.mark.parametrize("after", mark_slow([0, 7], but=[0]))
 def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, after):
     assert forecast(config, tmp_path / "whole") == OK
     out = tmp_path / "out"

@@ -181,7 +181,7 @@ def on_levels_of_credit(ours, theirs):
     "mesh",
     mark_slow(
         ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
-        but=["data=none", "data=none,tensor=2,domain=2"],
+        but=["data=none,tensor=2,domain=2"],
     ),
 )
 def test_fixers_and_diagnostics_as_credit(run, forecast, mesh):
@@ -212,6 +212,7 @@ def test_fixers_and_diagnostics_as_credit(run, forecast, mesh):
                 )
 
 
+@pytest.mark.slow
 def test_a_package_of_it_forecasts_the_same(run, forecast, monkeypatch, tmp_path):
     """The package has the fixers, scalers and static fields of the run, bit for bit."""
     folder, name = forecast("data=none")

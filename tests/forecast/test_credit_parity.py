@@ -10,7 +10,7 @@ from credit_jax.cli.score import main as score
 from credit_jax.evaluation.scores import read_scores
 from tests.forecast.credit_forecast import credit_rollout, raw_config, write_run
 from tests.forecast.layouts import assert_same_layout
-from tests.support import assert_close
+from tests.support import assert_close, mark_slow
 
 BATCH = {
     "forecast_length": "18h",
@@ -47,7 +47,11 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "mesh", ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"]
+    "mesh",
+    mark_slow(
+        ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
+        but=["data=none,domain=3", "data=none,tensor=2,domain=2"],
+    ),
 )
 def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
     monkeypatch.chdir(run)
@@ -69,6 +73,7 @@ def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
                     )
 
 
+@pytest.mark.slow
 def test_scores_of_credits_files(run, monkeypatch, tmp_path):
     """Files written by CREDIT get the same scores as our forecasts."""
     monkeypatch.chdir(run)

@@ -11,7 +11,7 @@ from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks
 from tests.forecast.test_diffusion import DIFFUSION
 from tests.forecast.tiny_run import forecast, make_run, read
-from tests.support import assert_close, mark_slow
+from tests.support import assert_close
 
 TYPES = {
     "gaussian": {"type": "gaussian", "std": 0.1},
@@ -94,7 +94,8 @@ def batches(config, folder, *options):
 MESHES = ["data=none", "data=ddp,domain=2"]
 
 
-@pytest.mark.parametrize("mesh", mark_slow(MESHES, but=MESHES[1:]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
 def test_members_of_a_wide_model_are_bitwise_those_alone(world, tmp_path, mesh):
     inference = {
         "batch_forecast": BATCH | {"last_init_date": "2000-01-01"},
@@ -208,6 +209,7 @@ def test_keys_are_those_of_seed_start_and_member():
     assert not (many == other).all(axis=-1).any()
 
 
+@pytest.mark.slow
 def test_spherical_noise_is_isotropic():
     scale = 25.0
     latitude, longitude = np.linspace(90, -90, 19), np.arange(36) * 10.0

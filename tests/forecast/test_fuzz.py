@@ -7,6 +7,7 @@ import pytest
 from tests.forecast.fuzz import try_seeds
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
 @pytest.mark.usefixtures("tiny_model")
 def test_values_are_those_of_numpy(tmp_path: Path) -> None:

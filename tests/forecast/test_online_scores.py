@@ -50,7 +50,8 @@ def _dims(array):
     ("parallelism", "members", "batch"),
     [
         ("data=none,tensor=2,domain=4", "1", "2"),  # 6 rows on 4 devices
-        ("data=ddp,domain=4", "2", "1"),  # each member on separate devices
+        # Each member on separate devices.
+        pytest.param("data=ddp,domain=4", "2", "1", marks=pytest.mark.slow),
     ],
 )
 def test_online_scores_equal_those_of_the_files(
@@ -95,6 +96,7 @@ def test_scores_from_python(config, tmp_path):
     assert again.identical(found)
 
 
+@pytest.mark.slow
 def test_scores_without_fields(world, tmp_path, config, capsys):
     """No field is written; runs in parts give bitwise equal scores."""
     options = ("--format", "none", "--climatology", "none", "--regions", "tropics")

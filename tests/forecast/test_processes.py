@@ -8,7 +8,6 @@ import xarray as xr
 from credit_jax.cli.commands import OK
 from credit_jax.evaluation.scores import read_scores
 from tests.forecast.tiny_run import forecast, read
-from tests.support import mark_slow
 from tests.support.processes import on_processes
 
 # Start dates in two groups, the second padded; lagged members run the model, too.
@@ -36,10 +35,8 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
-@pytest.mark.parametrize(
-    "name",
-    mark_slow(list(CASES), but=["each its own members"]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_processes_forecast_as_one(config, tmp_path, name):
     parallelism, devices, count, options = CASES[name]
     given = ("--parallelism", parallelism, "--devices", str(devices), *options)

@@ -76,6 +76,7 @@ def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
     assert_close(moved / 2, jnp.vdot(grads[1], step), 1e-3, "adjoint, by differences")
 
 
+@pytest.mark.slow
 @MESHES
 def test_vmap_over_members(degrees: dict[str, int]) -> None:
     """`vmap` over inputs with one set of weights, and over weights."""

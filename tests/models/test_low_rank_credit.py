@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 import torch
 
 from credit_jax.config.base import parse
@@ -100,6 +101,7 @@ class TorchAdapters:
         }
 
 
+@pytest.mark.slow
 def test_twenty_steps_follow_torch_on_credits_model(credit: Any) -> None:
     """Gradients of the first step, the losses of all, and the last sums."""
     model, base_def = build_credit(BLOCK), build(BLOCK)

@@ -94,9 +94,8 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     assert forward == pytest.approx(reverse, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "steps"), mark_slow(HESSIANS, but=[("wxformer", "one", 2)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh", "steps"), HESSIANS)
 def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
     """H v of a loss by all weights and inputs, beside differences of its gradient."""
     block = BLOCK if name == "wxformer" else make_case("tiny", name).block

@@ -110,6 +110,7 @@ def test_samples(credit, folder, history, keys):
     assert count >= 12
 
 
+@pytest.mark.slow
 def test_the_bucket(folder):
     with served(folder) as (address, sent):
         data = section(folder, mode="remote", store=address)

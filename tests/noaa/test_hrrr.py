@@ -151,6 +151,7 @@ def test_the_bucket(folder):
             there.sources["own"].check("prognostic", late)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_does_not_answer(folder, monkeypatch):
     monkeypatch.setattr("credit_jax.io.retry.PAUSES", (0.01,))
     keys = {"mode": "remote", "store": "http://127.0.0.1:9"}

@@ -64,6 +64,7 @@ def adapters(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_with_its_base_it_is_the_run_bit_for_bit(
     world: Path, tuned: Path, adapters: Path, base: Path, data: Path, tmp_path: Path
 ) -> None:

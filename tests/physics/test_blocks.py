@@ -81,10 +81,10 @@ def test_on_the_host_as_traced(name, specs, single):
 @pytest.mark.parametrize(
     ("lat", "shape", "names"),
     [
-        (13, {"dp": 2, "domain": 2}, NAMES),
+        pytest.param(13, {"dp": 2, "domain": 2}, NAMES, marks=pytest.mark.slow),
         (13, {"domain": 3}, ACROSS_ROWS),
         (12, {"domain": 4}, ACROSS_ROWS),
-        (13, {"domain": 8}, ACROSS_ROWS),
+        pytest.param(13, {"domain": 8}, ACROSS_ROWS, marks=pytest.mark.slow),
     ],
 )
 def test_same_on_every_mesh(lat, shape, names, specs, double):

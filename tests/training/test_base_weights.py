@@ -97,6 +97,7 @@ def test_a_run_begins_with_another_and_needs_it_no_more(
     assert np.array_equal(weights_of(folder)[0][FROZEN], before[FROZEN])
 
 
+@pytest.mark.slow
 def test_a_package_and_its_run_are_the_same_base(
     run: Run, base: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_channels_in_another_order_are_refused(
     assert "has other channels: input: variable 1 is T (2 levels), in the che" in text
 
 
+@pytest.mark.slow
 def test_a_variable_in_another_unit_is_refused(
     run: Run, base: Path, world: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -269,6 +271,7 @@ def test_moments_of_a_base_that_was_fine_tuned_itself(
     assert not np.array_equal(*biases), "what both train goes on"
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_resumed_and_merged(
     run: Run, base: Path, tmp_path: Path
 ) -> None:

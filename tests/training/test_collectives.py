@@ -28,7 +28,7 @@ from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
-from tests.support import make_mesh
+from tests.support import make_mesh, mark_slow
 
 # A model with a loop over two equal blocks, and a stage with long windows of one token.
 BLOCK = {**CASES["plain"], "depth": [0, 0, 2, 1]}
@@ -132,6 +132,7 @@ def domain_forecast() -> dict[str, list[tuple[int, ...]]]:
     return _collectives(lowered.compile().as_text())
 
 
+@pytest.mark.slow
 def test_long_attention_is_one_pair_of_all_to_all(domain_forecast: Any) -> None:
     """One pair per block, to long windows and back; none for windows of one token."""
     stages = zip(BLOCK["depth"], BLOCK["global_window_size"], strict=True)
@@ -183,7 +184,7 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     assert not found["collective-permute"], "nothing else moves"
 
 
-@pytest.mark.parametrize("mesh", TRAINED)
+@pytest.mark.parametrize("mesh", mark_slow([*TRAINED], but=["dp4"]))
 def test_no_loop_holds_collectives_on_cpu(mesh: str) -> None:
     """XLA on CPU may run a loop's collectives together with later ones, and hang."""
     found = collectives(_step_on(mesh)[1])
@@ -192,6 +193,7 @@ def test_no_loop_holds_collectives_on_cpu(mesh: str) -> None:
     assert not looped, f"in loops: {looped[:3]}"
 
 
+@pytest.mark.slow
 def test_one_device_keeps_its_loop_over_equal_blocks() -> None:
     """Compile time is constant in depth."""
     assert "stablehlo.while" in _traced("train", {}).lower().as_text()

@@ -145,6 +145,7 @@ def compiled() -> Iterator[list[bool]]:
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 def test_equals_runs_by_hand(make: Make, tmp_path: Path, compiled: list[bool]) -> None:
     """Losses, rates, validation, weights, bit by bit, of programs compiled ahead."""
     setup = make(**RUN)
@@ -176,17 +177,14 @@ def test_equals_runs_by_hand(make: Make, tmp_path: Path, compiled: list[bool]) -
     assert "epoch 2/3, stage 2/3 done" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "stop", "second"),
     [
         pytest.param("one", (1, 0), "one", id="within a stage"),
-        pytest.param("one", (0, 2), "one", id="at its border", marks=pytest.mark.slow),
+        pytest.param("one", (0, 2), "one", id="at its border"),
         pytest.param(
-            "dp2_tp2_domain2",
-            (1, 0),
-            "domain4",
-            id="on meshes with another dp",
-            marks=pytest.mark.slow,
+            "dp2_tp2_domain2", (1, 0), "domain4", id="on meshes with another dp"
         ),
     ],
 )
@@ -254,6 +252,7 @@ def test_stages_of_a_base_with_adapters(
         assert np.array_equal(value, before[path]) == (path in lora["targets"]), path
 
 
+@pytest.mark.slow
 def test_schedules(make: Make, tmp_path: Path) -> None:
     """That of the run counts from its start, those of stages from theirs."""
     stages = [
@@ -321,6 +320,7 @@ def test_a_rate_of_the_run_goes_on(make: Make, tmp_path: Path) -> None:
     assert best == 4 + int(np.argmin(losses[4:])), "the best of the last stage"
 
 
+@pytest.mark.slow
 def test_records_of_several_updates_end_with_a_stage(
     make: Make, tmp_path: Path
 ) -> None:

@@ -210,6 +210,7 @@ def test_ranks_share_their_samples() -> None:
     assert_trees_close(grads, gradient, GRADIENT, f"{name} of two ranks: gradient")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("credit")
 def test_a_member_on_each_rank() -> None:
     """`ring-crps`: values of CREDIT's formula, and the gradient of KCRPS over ranks."""

@@ -90,6 +90,7 @@ def climatology(world, starts):
     return np.stack(fields)
 
 
+@pytest.mark.slow
 def test_five_days_of_the_demo_and_what_is_kept(world, tmp_path):
     setup = setup_of(world, tmp_path, demo=True)
     scores, kept = scored(setup, tmp_path / "f")
@@ -104,6 +105,7 @@ def test_five_days_of_the_demo_and_what_is_kept(world, tmp_path):
     assert np.isfinite(kept["T"]).all()
 
 
+@pytest.mark.slow
 def test_forecasts_of_others_are_not_removed(world, tmp_path):
     """That of an earlier report is replaced."""
     setup, folder = setup_of(world, tmp_path), tmp_path / "f"
@@ -139,6 +141,7 @@ def change(folder, year, how):
     fields.to_netcdf(path)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_left_out_and_counted(world, tmp_path, monkeypatch):
     """A held-out field has NaN, a held-out time and two of the training are missing."""
     folder = tmp_path / "damaged"
@@ -179,6 +182,7 @@ def test_no_start_date_can_be_used(world, tmp_path):
         plan_held_out(setup)
 
 
+@pytest.mark.slow
 def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
     plain, _ = scored(setup_of(world, tmp_path), tmp_path / "f")
     names = {
@@ -203,12 +207,11 @@ def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
     assert np.array_equal(own, other, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallelism", "num_devices"),
     [
-        pytest.param(
-            {"data": "none", "tensor": 1, "domain": 4}, 4, marks=pytest.mark.slow
-        ),
+        ({"data": "none", "tensor": 1, "domain": 4}, 4),
         ({"data": "ddp", "tensor": 2, "domain": 2}, 8),
     ],
 )

@@ -166,11 +166,14 @@ def test_a_whole_run(make, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        pytest.param("one", "one", marks=pytest.mark.slow),
-        ("one", "dp2_tp2_domain2"),
-        ("dp2_tp2_domain2", "domain4"),
-    ],
+    mark_slow(
+        [
+            ("one", "one"),
+            ("one", "dp2_tp2_domain2"),
+            ("dp2_tp2_domain2", "domain4"),
+        ],
+        but=[("one", "dp2_tp2_domain2")],
+    ),
 )
 def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
     """Three micro-batches, SIGTERM within an epoch, and the rest on another mesh."""
@@ -196,6 +199,7 @@ def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
         assert_close(ours[name], theirs[name], tolerance, name)
 
 
+@pytest.mark.slow
 def test_saves_within_an_epoch(make, tmp_path):
     """A stop after eleven updates and a damaged checkpoint do not change the run."""
     straight = make("one", save_loc=str(tmp_path / "straight"), trainer__epochs=2)
@@ -268,7 +272,9 @@ def programs(monkeypatch):
     chex.clear_trace_counter()
 
 
-@pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
+@pytest.mark.parametrize(
+    "mesh", mark_slow(["one", "dp2_tp2_domain2"], but=["dp2_tp2_domain2"])
+)
 def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs, caplog):
     """In three epochs with validation, and also in a run that resumes."""
     for epochs, resume in ((3, False), (5, True)):
@@ -323,6 +329,7 @@ def test_every_sample_once_with_another_batch_size(mesh, size, make, tmp_path):
     assert count - len(starts) < batch, "all but what fills no batch"
 
 
+@pytest.mark.slow
 def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
     go(make(trainer__epochs=2), tmp_path)
     setup = make(trainer__epochs=3)
@@ -335,6 +342,7 @@ def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
     assert outcome.reason == FINISHED, "nothing is left to do"
 
 
+@pytest.mark.slow
 def test_a_new_run_moves_an_earlier_one_aside(make, tmp_path):
     go(make(trainer__epochs=1), tmp_path)
     (tmp_path / "scores").mkdir()
@@ -349,6 +357,7 @@ def test_a_new_run_moves_an_earlier_one_aside(make, tmp_path):
         store.close()
 
 
+@pytest.mark.slow
 def test_notes_on_the_epochs_that_are_trained(make, tmp_path):
     _, text = go(make(trainer__epochs=2, trainer__num_epoch=1), tmp_path)
     text = " ".join(text.split())
@@ -477,6 +486,7 @@ PLATEAU = {
 PLATEAU["trainer__scheduler"]["mode"] = "max"
 
 
+@pytest.mark.slow
 def test_a_plateau_lowers_the_rate_after_an_epoch(make, tmp_path):
     """It keeps its state and rate after a signal within an epoch."""
     straight = make(save_loc=str(tmp_path / "a"), trainer__epochs=4, **PLATEAU)
@@ -495,6 +505,7 @@ def test_a_plateau_lowers_the_rate_after_an_epoch(make, tmp_path):
     assert_close(losses, straight.notes["losses"], 1e-6, "losses with plateau")
 
 
+@pytest.mark.slow
 def test_schedules_by_epoch_log_the_rate_of_the_epoch(make, tmp_path):
     """As in CREDIT, which steps them after logging the rate."""
     scheduler = {"scheduler_type": "cosine-annealing", "T_max": 4}
@@ -505,6 +516,7 @@ def test_schedules_by_epoch_log_the_rate_of_the_epoch(make, tmp_path):
     assert rows[0]["lr"] == pytest.approx(setup.config.trainer.learning_rate)
 
 
+@pytest.mark.slow
 def test_what_the_load_keys_take(make, tmp_path):
     """Optimizer, schedule and average are restored as CREDIT does with these keys."""
     constant = {"trainer__use_scheduler": False, "trainer__scheduler": None}
@@ -543,6 +555,7 @@ def test_what_the_load_keys_take(make, tmp_path):
     store.checkpoints.close()
 
 
+@pytest.mark.slow
 def test_update_learning_rate_sets_the_first_rate_of_a_run(make, tmp_path):
     """As in CREDIT, also from fresh weights; the schedule gives the others."""
     scheduler = {"scheduler_type": "linear-warmup-cosine", "warmup_steps": 4}
@@ -569,6 +582,7 @@ def test_without_validation(make, tmp_path):
     assert outcome.progress.best_metric == pytest.approx(row["train_loss"])
 
 
+@pytest.mark.slow
 def test_bad_samples_are_counted_in_the_log(make, tmp_path):
     setup = make(data__on_bad_sample="skip", trainer__epochs=2)
     # Training samples that an earlier reader found bad; they remain bad.
@@ -602,6 +616,7 @@ def test_better():
     assert not is_better(float("nan"), 1.0, "min")
 
 
+@pytest.mark.slow
 def test_a_time_limit(make, tmp_path):
     """If it has passed, one update and a checkpoint follow, and the run can resume."""
     setup = make("one", trainer__epochs=1)

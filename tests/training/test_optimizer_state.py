@@ -40,7 +40,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", mark_slow([*OPTIMIZERS], but=["lion", "two groups"]))
+@pytest.mark.parametrize("name", mark_slow([*OPTIMIZERS], but=["two groups"]))
 def test_an_own_optimizer_moves_parameters_as_on_one_device(name: str) -> None:
     optimizer = OPTIMIZERS[name]
     start, expected, losses = train_toy(toy_model(), optimizer, 6)
@@ -174,6 +174,7 @@ ADAPTED = replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_def", [MODEL_DEF, ADAPTED], ids=["all", "adapters"])
 def test_moments_of_another_state_go_on_over_meshes(model_def: ModelDef) -> None:
     """With adapters those of what is trained besides; adapters begin with 0."""

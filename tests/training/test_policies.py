@@ -107,9 +107,10 @@ POLICIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
-    mark_slow(POLICIES, but=POLICIES[:1]),
+    POLICIES,
     ids=lambda p: "-".join(map(str, p.values())),
 )
 def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> None:
@@ -146,6 +147,7 @@ def test_parameters_over_domain_learn_what_one_device_learns(
     assert_close(norms, expected_norms, NORM, f"gradient norms of {degrees}")
 
 
+@pytest.mark.slow
 def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> None:
     """Saved with parameters split over domain, restored without, and the reverse."""
     degrees, policy = {"domain": 4}, {"over_domain": True, "min_shard_size": 16}
@@ -215,6 +217,7 @@ def _types(text: str, collective: str) -> list[str]:
     return [part[part.index(" : (") :].splitlines()[0] for part in parts]
 
 
+@pytest.mark.slow
 def test_weights_travel_in_bfloat16_and_gradients_in_float32() -> None:
     text = _program({"dp_shard": 4}, mp_policy=default_mp_policy())
     gathers, scatters = (_types(text, k) for k in ("all_gather", "reduce_scatter"))
@@ -241,6 +244,7 @@ def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
     assert all(p.dtype == jnp.float32 for p in new.params.values())
 
 
+@pytest.mark.slow
 def test_a_fresh_state_is_made_in_shards() -> None:
     """The compiled initialization contains no split parameter or moment as a whole."""
     model, _, state = _build({"dp_shard": 8}, shapes_only=True)
@@ -320,6 +324,7 @@ def test_float16_leaves_out_updates_that_overflow(float16: Any) -> None:
     assert halved == [INITIAL_SCALE / 2**n for n in range(len(halved))]
 
 
+@pytest.mark.slow
 def test_float16_trains_near_float32(float16: Any) -> None:
     model, step, fresh = float16
     x, y = _data(model)

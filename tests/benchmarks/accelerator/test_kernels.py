@@ -78,6 +78,7 @@ def test_roofline(found):
     assert parts["norm"].kernels == 5
 
 
+@pytest.mark.slow
 def test_every_part_of_a_step_has_its_scope():
     _, traced = trace_step(SMALL_MODEL, "1", batch=1, precision="bfloat16")
     names = re.findall(r'loc\("([^"]*)"', traced.lower().as_text(debug_info=True))

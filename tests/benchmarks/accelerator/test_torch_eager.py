@@ -13,6 +13,7 @@ def kernels(credit):
     return eager_step(SMALL_MODEL)
 
 
+@pytest.mark.slow
 def test_operations_are_those_of_our_step(kernels):
     _, traced = trace_step(SMALL_MODEL, "1", batch=1)
     ours = flops_of(traced.jaxpr)

@@ -81,7 +81,7 @@ def test_what_credit_itself_says(credit):
         # A Zarr store of another layout, logarithms, fills, quantile scalers.
         "wb2_perlmutter_tiny",
         # GRIB files of two products.
-        "integration_test_hrrr",
+        pytest.param("integration_test_hrrr", marks=pytest.mark.slow),
         # FuXi from two states, seven forecast steps, converted from generation 1.
         pytest.param("fuxi_6h_multi_step", marks=pytest.mark.slow),
     ],

@@ -122,6 +122,7 @@ def test_a_process_that_does_not_start_is_reported_once(runner: Any) -> None:
     assert "no module named that" in record(runner, "breaks")["error"]
 
 
+@pytest.mark.slow
 def test_nothing_outlives_the_deadline(
     runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

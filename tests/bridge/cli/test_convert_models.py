@@ -180,6 +180,7 @@ def test_an_average_has_every_key_that_credit_averages(
     assert all(ours[key].dtype == torch.float32 for key in ours)
 
 
+@pytest.mark.slow
 def test_predictions_of_a_model_with_noise(
     credit: Any, bridge: Any, tmp_path: Path
 ) -> None:

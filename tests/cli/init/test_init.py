@@ -16,6 +16,7 @@ from credit_jax.cli.init.command import main
 from credit_jax.cli.preprocess import main as preprocess
 from credit_jax.config import load_config
 from credit_jax.models.registry import build
+from tests.support import mark_slow
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
@@ -271,7 +272,11 @@ def test_other_conventions(write, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("like", "shape"), [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)]
+    ("like", "shape"),
+    mark_slow(
+        [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)],
+        but=[("wxformer_1deg", 32), ("unet_1deg", 32)],
+    ),
 )
 def test_like_other_examples(like, shape, files):
     assert init("--like", like, "--data", *files, "--diagnostic", "rain") == OK

@@ -40,6 +40,7 @@ def test_in_float64_no_points_are_spread(stride, taps):
     assert set(re.findall(r"lhs_dilation=(\([\d, ]+\))", program)) == {"(1, 1)"}
 
 
+@pytest.mark.slow
 def test_three_dims():
     x = jnp.asarray(draw((2, 4, 6, 7, 3)))
     kernel = jnp.asarray(draw((2, 3, 3, 3, 5), seed=1))

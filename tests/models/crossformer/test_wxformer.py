@@ -39,7 +39,7 @@ def test_kernels_of_gpus_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, block, "uneven, kernels of GPUs", "gpu")
 
 
-@pytest.mark.parametrize("name", ["earth", "frames"])
+@pytest.mark.parametrize("name", mark_slow(["earth", "frames"], but=["earth"]))
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 
