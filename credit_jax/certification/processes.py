@@ -53,17 +53,22 @@ class Processes:
         self._cwd = cwd
         self._running = threading.BoundedSemaphore(at_once)
         self._lock = threading.Lock()
-        self._results: dict[tuple[str, bool, tuple[str, ...]], Future[Measured]] = {}
+        # Of the reference alone: those of all meshes together can fill the memory.
+        self._results: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
         self._pool = ThreadPoolExecutor(max_workers=64)
 
     def measured(
         self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
     ) -> Measured:
-        """Some numbers of a mesh, from a process that the first call starts."""
-        key = (mesh, x64, tuple(parts))
+        """Some numbers of a mesh, from a process; those of the reference from one."""
+        if mesh != self._reference:
+            # Its checkpoint is restored on this mesh.
+            self.measured(self._reference, x64=x64, parts=parts)
+            return self._measure(mesh, x64, parts)
+        key = (x64, tuple(parts))
         with self._lock:
             if key not in self._results:
-                self._results[key] = self._pool.submit(self._measure, *key)
+                self._results[key] = self._pool.submit(self._measure, mesh, *key)
             result = self._results[key]
         return result.result()
 
@@ -73,9 +78,6 @@ class Processes:
         return self._start(job, "place").strip().splitlines()[-1]
 
     def _measure(self, mesh: str, x64: bool, parts: Sequence[str]) -> Measured:
-        if mesh != self._reference:
-            # Its checkpoint is restored on this mesh.
-            self.measured(self._reference, x64=x64, parts=parts)
         job = self._job(mesh, x64, parts)
         self._start(job, "numbers")
         return read_measured(Path(job.out))
