@@ -27,6 +27,7 @@ from credit_jax.certification.certify import reference_of
 from credit_jax.certification.meshes import CANDIDATES, fitting_meshes
 from credit_jax.certification.small_config import certified_mapping
 from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
+from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.load import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.registry import build
@@ -120,10 +121,12 @@ def _cpu_seconds() -> float:
 
 def meshes_of(path: Path) -> list[str]:
     """The names of the meshes that a config made small fits, without the reference."""
+    mapping = read_yaml(path)
+    register_objects(mapping, source=path.name)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         small = certified_mapping(
-            read_yaml(path),
+            mapping,
             Path(folder),
             num_samples=NUM_SAMPLES,
             num_updates=NUM_UPDATES,

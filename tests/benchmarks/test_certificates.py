@@ -6,6 +6,9 @@ import pytest
 
 from benchmarks import certificates
 from benchmarks.certificates import CONFIGS, main, meshes_of
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
 
 
 def document(error, *, wide=()):
@@ -17,8 +20,11 @@ def document(error, *, wide=()):
     }
 
 
-def test_the_meshes_of_a_config():
-    names = meshes_of(CONFIGS / "demo.yaml")
+@pytest.mark.usefixtures("no_objects_left")
+@pytest.mark.parametrize("name", ["demo", "assimilate_demo"])
+def test_the_meshes_of_a_config(name):
+    """The model of the second is one of custom_objects."""
+    names = meshes_of(CONFIGS / f"{name}.yaml")
     assert names[:3] == ["ddp2", "fsdp2", "tp2"]
     assert len(names) >= 12
     assert "1" not in names
