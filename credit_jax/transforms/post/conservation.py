@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import field_validator, model_validator
@@ -191,7 +191,7 @@ class _OnLevels(Transform):
     args: PhysicsArgs
     grid: physics.PhysicsGrid
 
-    def at(self, schema: TreeSchema, grid: Axes) -> Self:
+    def at(self, schema: TreeSchema, grid: Axes) -> _OnLevels:
         """Returns the block with its grid in the order of the data.
 
         Its levels are those of the predicted variables.
@@ -299,7 +299,7 @@ class EnergyFixer(_OnLevels):
     args: EnergyFixerArgs | NetEnergyFixerArgs
     surface_geopotential: np.ndarray
 
-    def at(self, schema: TreeSchema, grid: Axes) -> Self:
+    def at(self, schema: TreeSchema, grid: Axes) -> EnergyFixer:
         """Returns the block with its grid and surface in the order of the data."""
         axes = self.grid.axes
         where = axes.where, grid.where
@@ -307,8 +307,8 @@ class EnergyFixer(_OnLevels):
         columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
         surface = take_places(self.surface_geopotential, rows, 0)
         surface = take_places(surface, columns, 1)
-        located = super().at(schema, grid)
-        return dataclasses.replace(located, surface_geopotential=surface)
+        located = super().at(schema, grid).grid
+        return dataclasses.replace(self, grid=located, surface_geopotential=surface)
 
     @property
     def state_keys(self) -> tuple[str, ...]:
