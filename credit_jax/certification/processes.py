@@ -55,7 +55,7 @@ class Processes:
         self._lock = threading.Lock()
         # Of the reference alone: those of all meshes together can fill the memory.
         self._results: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
-        self._pool = ThreadPoolExecutor(max_workers=64)
+        self._pool = ThreadPoolExecutor()
 
     def measured(
         self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH

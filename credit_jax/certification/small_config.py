@@ -13,9 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.config.base import parse
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
-from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.registry import build, parse_model
 from credit_jax.plan.finetune import matching
@@ -258,7 +257,9 @@ def certified_mapping(
     config.pop("demo", None)
     trainer = mapping["trainer"]
     config["trainer"]["fsdp"] = {"min_shard_size": MIN_SHARD_SIZE}
-    config["trainer"]["finetune"] = _small_finetune(trainer, config["model"])
+    config["trainer"]["finetune"] = _small_finetune(
+        finetune_of(mapping), config["model"]
+    )
     if stages := trainer.get("curriculum"):
         config["trainer"]["curriculum"] = stages
         _lengthen(config["data"], stages)
@@ -266,16 +267,12 @@ def certified_mapping(
 
 
 def _small_finetune(
-    trainer: Mapping[str, Any], model: Mapping[str, Any]
+    finetune: FinetuneConfig | None, model: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """What is frozen and has adapters, of the parameters that a small model has."""
-    section = trainer.get("finetune")
-    if not section:
+    if finetune is None:
         return None
-    finetune, model_def = (
-        parse(FinetuneConfig, section, "trainer.finetune"),
-        build(model),
-    )
+    model_def = build(model)
     small: dict[str, Any] = {"from": finetune.base}
     for key in ("freeze", "train"):
         small[key] = matching(getattr(finetune, key), model_def)

@@ -1,10 +1,11 @@
 """The `trainer.finetune` section: a run that begins with the weights of another."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.messages import got
 
 
@@ -103,3 +104,22 @@ class FinetuneConfig(StrictModel):
                 "but those of train; expected one of them"
             )
         return self
+
+
+def finetune_of(written: Mapping[str, Any]) -> FinetuneConfig | None:
+    """Returns the `trainer.finetune` of a YAML, whose other sections are not read.
+
+    Args:
+        written: the whole YAML.
+
+    Returns:
+        The section; None if there is none.
+
+    Raises:
+        ConfigError: the section has unknown keys or wrong values.
+    """
+    trainer = written.get("trainer")
+    section = trainer.get("finetune") if isinstance(trainer, Mapping) else None
+    if section is None:
+        return None
+    return parse(FinetuneConfig, section, "trainer.finetune")

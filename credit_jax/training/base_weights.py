@@ -20,9 +20,9 @@ import optax
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config import Config
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
-from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.load import config_of
 from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import SCHEMA_FILE, ChannelGroup
@@ -206,10 +206,7 @@ class BaseWeights:
 
 def trained_model(base: Base) -> ModelDef:
     """The model of a base, with what its own run froze and its adapters."""
-    trainer = base.written.get("trainer")
-    section = trainer.get("finetune") if isinstance(trainer, Mapping) else None
-    finetune = section and parse(FinetuneConfig, section, "trainer.finetune")
-    return finetuned(build(base.section), finetune or None)
+    return finetuned(build(base.section), finetune_of(base.written))
 
 
 # (base, "average", "last" or None) -> its weights, not read yet.

@@ -14,7 +14,7 @@ from credit_jax.config import Config
 from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.data import num_samples
-from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
@@ -53,8 +53,7 @@ class RunConfig:
     @cached_property
     def finetune(self) -> FinetuneConfig | None:
         """The `trainer.finetune` section."""
-        section = (self.raw.get("trainer") or {}).get("finetune")
-        return section and parse(FinetuneConfig, section, "trainer.finetune")
+        return finetune_of(self.raw)
 
     @cached_property
     def key_map(self) -> KeyMap:
