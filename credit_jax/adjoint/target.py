@@ -98,21 +98,46 @@ def _region(text: str) -> Region:
             f"--of: the region {text!r} is neither ranges such as 45..60N 10W..20E nor "
             f"one of {', '.join(known)}"
         )
-    latitudes, longitudes = None, None
-    for part in ranges:
-        assert part is not None, "checked above"
-        first, of_first, last, of_last = part.groups()
-        low = float(first) * _SIGN[of_first or of_last]
-        high = float(last) * _SIGN[of_last]
-        if of_last in "NS":
-            latitudes = ((min(low, high), max(low, high)),)
-        else:
-            longitudes = _circle(low % 360, high % 360)
-    return Region(text, latitudes or REGIONS[0].latitudes, longitudes)
+    bounds = dict(_bounds(match) for match in ranges if match is not None)
+    if len(bounds) < len(ranges):
+        raise ValueError(
+            f"--of: the region {text!r} has two ranges of {', '.join(bounds)}; "
+            "expected one of latitudes, one of longitudes, or both"
+        )
+    latitudes, longitudes = REGIONS[0].latitudes, None
+    if "latitude" in bounds:
+        latitudes = ((min(bounds["latitude"]), max(bounds["latitude"])),)
+    if "longitude" in bounds:
+        longitudes = _circle(*bounds["longitude"])
+    return Region(text, latitudes, longitudes)
 
 
-def _circle(west: float, east: float) -> tuple[tuple[float, float], ...]:
+def _bounds(match: re.Match[str]) -> tuple[str, tuple[float, float]]:
+    """The coordinate of a range, and its ends in degrees north or east.
+
+    Raises:
+        ValueError: the ends are of different coordinates, or off the globe.
+    """
+    first, of_first, last, of_last = match.groups()
+    letters = of_first or of_last, of_last
+    name, largest = ("latitude", 90) if of_last in "NS" else ("longitude", 360)
+    values = float(first) * _SIGN[letters[0]], float(last) * _SIGN[of_last]
+    if (letters[0] in "NS") != (of_last in "NS") or max(map(abs, values)) > largest:
+        raise ValueError(
+            f"--of: the range {match[0]!r} is not between two latitudes from 90S to "
+            "90N, or two longitudes from 360W to 360E"
+        )
+    # Numbers of longitudes west grow to the west.
+    if letters == ("W", "W"):
+        values = min(values), max(values)
+    return name, values
+
+
+def _circle(west: float, east: float) -> tuple[tuple[float, float], ...] | None:
     """Ranges of longitudes from 0 to 360, eastward from one to the other."""
+    if west != east and (west - east) % 360 == 0:
+        return None
+    west, east = west % 360, east % 360
     if west <= east:
         return ((west, east),)
     return (west, 360.0), (0.0, east)
