@@ -60,12 +60,7 @@ all meshes. Where a bound of float32 is broken, float64 decides: such meshes are
 under `by float64`. Seconds are those of the whole command on the machine of the recipe,
 which had other work; CPU seconds are those of its processes alone, of which two idle
 cores do two a second. The recipe is that of the last call. Configs without a row have
-not been run.
-
-crossformer_ensemble_1deg does not pass: ranks of data parallelism add members to its
-ensemble, so that one device has another loss by definition, which `certify` does not
-know of yet; its other meshes differ by up to 2e-10 in float64, where 1e-12 is the
-bound."""
+not been run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

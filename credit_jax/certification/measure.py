@@ -332,7 +332,9 @@ def _forecast(
     noise = None
     if model.model_def.draws_noise:
         noise = Noise(jax.random.key(subject.seed))
-    fields = {name: batch[name] for name in CARRY if name in batch}
+    carry = {name: subject.first[name] for name in CARRY if name in subject.first}
+    of_members = np.repeat(order, rollout.num_members)
+    fields = placed_batch(carry, model, subject, of_members)
     predictions = {}
     back = np.argsort(order)
     for index, name in enumerate(names):
@@ -340,9 +342,14 @@ def _forecast(
         fields, y = run(state.params, state.model_state, now)
         rows = model.model_def.image_height
         y = np.asarray(y)[..., :rows, :]
-        # Members and samples of a loss of ranks stay in the order of the mesh.
-        predictions[name] = y[back] if len(y) == len(back) else y
+        # Those of a loss of ranks stay in the order of the mesh.
+        predictions[name] = y if subject.shared else _reordered(y, back)
     return predictions
+
+
+def _reordered(y: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """Samples, each with its adjacent members, in the order of `back`."""
+    return y.reshape(len(back), -1, *y.shape[1:])[back].reshape(y.shape)
 
 
 def forecast_step(

@@ -260,6 +260,7 @@ def certified_mapping(
     config.pop("demo", None)
     trainer = mapping["trainer"]
     config["trainer"]["fsdp"] = {"min_shard_size": MIN_SHARD_SIZE}
+    config["trainer"]["ensemble_size"] = min(trainer.get("ensemble_size", 1), 2)
     config["trainer"]["finetune"] = _small_finetune(
         finetune_of(mapping), config["model"]
     )

@@ -57,7 +57,8 @@ class Subject:
         options: further arguments of `build_parallel_model`.
         precision: dtypes of the model.
         num_ranks: number of data-parallel ranks that the loss needs; None for any.
-        shared: whether every data-parallel rank has all samples.
+        shared: whether every data-parallel rank has all samples, as the members of one
+            ensemble.
         seed: seed of the weights, of dropout and of noise.
         weights: those of a run, before the first update; None for random ones.
         stages: the subjects of the stages of a curriculum, whose batches and losses are
@@ -180,7 +181,9 @@ def subject_of_config(
         options=model_options(trainer),
         precision=_precision(x64),
         num_ranks=num_ranks,
-        shared=config.shares_batches,
+        # Ranks that only share their batches average over them as over other samples:
+        # with each sample once, one device computes the same.
+        shared=config.loss.members_are_ranks,
         seed=config.seed,
         weights=weights,
     )
@@ -207,7 +210,7 @@ def _stage(
 
 def ranks_of(config: Config) -> int | None:
     """Number of data-parallel ranks that the loss of a config needs; None for any."""
-    return 2 if config.loss.members_are_ranks else None
+    return config.trainer.ensemble_size if config.loss.members_are_ranks else None
 
 
 def _batches(plan: RunPlan, split: Any, count: int) -> list[Batch]:

@@ -96,7 +96,7 @@ class Context:
     def normal_field(
         self, name: str, field: Field, channels: int | None = None
     ) -> Float[Array, "batch rows lon channel"]:
-        """Returns N(0, 1) noise at every sample and point of a field, float32.
+        """Returns N(0, 1) noise at every sample and point of a field, `precision.wide`.
 
         Args:
             name: name of the call site, unique within a block.
@@ -108,13 +108,20 @@ class Context:
         """
         batch, _, columns, width = field.data.shape
         return self._noise(name).normal_field(
-            name, self.samples(batch), field.layout, columns, channels or width
+            name,
+            self.samples(batch),
+            field.layout,
+            columns,
+            channels or width,
+            self.precision.wide,
         )
 
     def normal_vector(
         self, name: str, batch: int, size: int
     ) -> Float[Array, "batch size"]:
-        """Returns `size` draws of N(0, 1) for each of `batch` local samples, float32.
+        """Returns `size` draws of N(0, 1) for each of `batch` local samples.
+
+        They are of `precision.wide`: float32 or wider.
 
         Args:
             name: name of the call site, unique within a block.
@@ -124,7 +131,9 @@ class Context:
         Raises:
             ValueError: the context has no noise.
         """
-        return self._noise(name).normal_vector(name, self.samples(batch), size)
+        return self._noise(name).normal_vector(
+            name, self.samples(batch), size, self.precision.wide
+        )
 
     def uniform_field(
         self, name: str, field: Field

@@ -11,6 +11,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,17 +45,25 @@ class Noise:
         return Noise(_fold_in(self.key, data), self.replacements)
 
     def normal_field(
-        self, name: str, samples: Array, layout: Layout, columns: int, channels: int
+        self,
+        name: str,
+        samples: Array,
+        layout: Layout,
+        columns: int,
+        channels: int,
+        dtype: Any = jnp.float32,
     ) -> Float[Array, "batch rows lon channel"]:
-        """Returns N(0, 1) noise on the local samples and rows of a field, float32.
+        """Returns N(0, 1) noise on the local samples and rows of a field.
 
         Args:
             name: name of the call site.
             samples: (batch,), global index of each local sample (`Context.samples`).
             layout: layout of the rows.
             columns, channels: local number of columns, number of channels.
+            dtype: see `random_normal`.
         """
-        return self._field(random_normal, name, samples, layout, columns, channels)
+        draw = partial(random_normal, dtype=dtype)
+        return self._field(draw, name, samples, layout, columns, channels)
 
     def uniform_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
@@ -86,19 +96,20 @@ class Noise:
         return _varying_as(high, drawn)
 
     def normal_vector(
-        self, name: str, samples: Array, size: int
+        self, name: str, samples: Array, size: int, dtype: Any = jnp.float32
     ) -> Float[Array, "batch size"]:
-        """Returns `size` draws of N(0, 1) for each local sample, float32.
+        """Returns `size` draws of N(0, 1) for each local sample.
 
         Args:
             name, samples: as for `normal_field`.
             size: number of draws of a sample.
+            dtype: see `random_normal`.
         """
         if name in self.replacements:
             return jnp.take(self.replacements[name], samples, axis=0)
         key = self._key_of(name)
         indices = self._indices(samples)
-        drawn = random_normal(key, indices[:, None], jnp.arange(size)[None])
+        drawn = random_normal(key, indices[:, None], jnp.arange(size)[None], dtype)
         return _varying_as(samples, drawn)
 
     def uniform_integer(

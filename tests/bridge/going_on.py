@@ -131,12 +131,12 @@ def _numbers(model: str) -> Iterator[None]:
         yield
 
 
-def drawn(key: Any, high: Any, low: Any) -> Any:
+def drawn(key: Any, high: Any, low: Any, dtype: Any = jnp.float32) -> Any:
     """Replaces random numbers by a function of position, as `credit_driver`.
 
     It is of (sample, channel) or (sample, row, column, channel).
     """
-    del key
+    del key, dtype
     shape = jnp.broadcast_shapes(high.shape, low.shape)
     steps = (3.0, 5.0) if len(shape) == 2 else (3.0, 1.0, 2.0, 5.0)
     indices = [

@@ -31,3 +31,12 @@ def test_a_part_is_that_of_the_whole_and_keys_differ():
     whole = _draw(KEY, (0, 6), jnp.arange(10))
     assert np.array_equal(_draw(KEY, (2, 5), jnp.arange(4, 7)), whole[2:5, 4:7])
     assert not np.any(whole == _draw(jax.random.key(4), (0, 6), jnp.arange(10)))
+
+
+def test_draws_in_float64_are_those_of_float32_but_for_rounding():
+    with jax.enable_x64(True):
+        rows, columns = jnp.arange(40)[:, None], jnp.arange(50)[None]
+        wide = random_normal(KEY, rows, columns, jnp.float64)
+        narrow = random_normal(KEY, rows, columns)
+    assert wide.dtype == np.float64
+    np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6)

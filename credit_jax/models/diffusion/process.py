@@ -163,7 +163,7 @@ class Process:
         noise = context.normal_field(name, field)
         if self.log_uniform:
             smallest, largest = np.log((SMALLEST_SIGMA, LARGEST_SIGMA))
-            uniform = context.uniform_field(f"{name} scale", field)
+            uniform = context.uniform_field(f"{name} scale", field).astype(noise.dtype)
             noise = noise * jnp.exp(smallest + (largest - smallest) * uniform)
         return noise.transpose(0, 3, 1, 2)[:, :, None]
 
