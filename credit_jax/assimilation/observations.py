@@ -19,6 +19,8 @@ from credit_jax.transforms.unit_names import differ
 
 _NUMBERS = ("latitude", "longitude", "level", "value", "error")
 _NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")
+# Smaller errors have weights, 1 / error^2, that float32 does not hold.
+_SMALLEST_ERROR = 1e-19
 # Where an observation is from, for errors.
 _FILE, _ROW = "file", "row"
 
@@ -47,8 +49,8 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
     """Reads observations, a row each, in the order of the files.
 
     Args:
-        paths: CSV files with a line of names, or NetCDF files whose variables have one
-            dim: time, latitude, longitude, level (of variables that have levels),
+        paths: CSV files with a line of names, Parquet files (which pandas reads with
+            pyarrow), or NetCDF files whose variables have one dim: time, latitude, longitude, level (of variables that have levels),
             variable, value, error, and units, if they are to be compared; more is
             handed to operators.
 
@@ -57,18 +59,31 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
         and numbers as float64 (NaN where there is none).
 
     Raises:
-        FileNotFoundError, ValueError: a file is missing, or lacks a column.
+        FileNotFoundError, ValueError: a file is missing, cannot be read, or lacks a
+            column.
     """
     tables = []
     for path in map(Path, paths):
         if not path.is_file():
             raise FileNotFoundError(f"assimilation.observations: {path} does not exist")
-        table = _csv(path) if path.suffix == ".csv" else _netcdf(path)
+        try:
+            table = _READERS.get(path.suffix.lower(), _netcdf)(path)
+        except (ImportError, ValueError) as error:
+            raise ValueError(
+                f"assimilation.observations: {path} cannot be read as CSV (.csv), "
+                f"Parquet (.parquet) or, else, NetCDF: {error}"
+            ) from error
         missing = [name for name in _NEEDED if name not in table]
         if missing:
             raise ValueError(
                 f"assimilation.observations: {path} lacks {', '.join(missing)}; it has "
                 f"{', '.join(map(str, table))}"
+            )
+        taken = [name for name in (_FILE, _ROW) if name in table]
+        if taken:
+            raise ValueError(
+                f"assimilation.observations: {path} has a column {taken[0]!r}, which "
+                "here says where an observation is from; rename it"
             )
         if "level" not in table:
             table["level"] = np.nan
@@ -82,7 +97,16 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
 
 
 def _csv(path: Path) -> pd.DataFrame:
-    table = pd.read_csv(path, skipinitialspace=True)
+    # A comma at the end of all rows would make the first column an index otherwise.
+    return _timed(pd.read_csv(path, skipinitialspace=True, index_col=False))
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    return _timed(pd.read_parquet(path))
+
+
+def _timed(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its times in UTC."""
     if "time" in table:
         times: Any = pd.to_datetime(
             table["time"], format="ISO8601", errors="coerce", utc=True
@@ -95,8 +119,8 @@ def _netcdf(path: Path) -> pd.DataFrame:
     with xr.open_dataset(path) as file:
         if len(file.dims) != 1:
             raise ValueError(
-                f"assimilation.observations: {path}: its variables must have one dim, "
-                f"of observations, got {', '.join(map(str, file.dims)) or 'none'}"
+                "its variables must have one dim, of observations, got "
+                f"{', '.join(map(str, file.dims)) or 'none'}"
             )
         columns = {
             str(name): np.asarray(x.values) for name, x in file.variables.items()
@@ -107,6 +131,9 @@ def _netcdf(path: Path) -> pd.DataFrame:
         if values.dtype.kind == "S":
             columns[name] = np.char.decode(values)
     return pd.DataFrame(columns)
+
+
+_READERS = {".csv": _csv, ".parquet": _parquet}
 
 
 @dataclass(frozen=True)
@@ -227,8 +254,21 @@ def find_faults(
     mark("value", ~np.isfinite(table["value"]), lambda row: f"got {row['value']}")
     mark(
         "error",
-        ~(np.isfinite(table["error"]) & (table["error"] > 0)),
-        lambda row: f"got {row['error']:g}, expected a positive number",
+        ~(np.isfinite(table["error"]) & (table["error"] > _SMALLEST_ERROR)),
+        lambda row: (
+            f"got {row['error']:g}, expected a number above {_SMALLEST_ERROR:g}"
+        ),
+    )
+    flat = [n for n, x in grid.variables.items() if x.levels is None]
+    without_level = np.isin(names.astype(str), flat) & ~with_operator
+    same = table.drop(columns=[_FILE, _ROW]).assign(
+        longitude=table["longitude"] % 360,
+        level=np.where(without_level, np.nan, levels),
+    )
+    mark(
+        "duplicate",
+        same.duplicated(),
+        lambda row: f"{row['variable']} at {row['time']} is there twice, in all columns",
     )
     return Faults(reasons, first)
 

@@ -8,7 +8,9 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.dates import date_label, duration
 
 # What can be wrong with an observation.
-Reason = Literal["time", "place", "level", "variable", "units", "value", "error"]
+Reason = Literal[
+    "time", "place", "level", "variable", "units", "value", "error", "duplicate"
+]
 
 
 class BackgroundConfig(StrictModel):
@@ -51,7 +53,7 @@ class AssimilationConfig(StrictModel):
     """What `credit-jax assimilate` does: 4D-Var with the model as strong constraint.
 
     Attributes:
-        observations: files, CSV or NetCDF, with time, latitude, longitude, level,
+        observations: files, CSV, Parquet or NetCDF, with time, latitude, longitude, level,
             variable, value and error of each observation.
         background: see `BackgroundConfig`.
         start: begin of the first window.

@@ -61,6 +61,31 @@ def test_files(path, tmp_path):
     assert both["level"].isna().tolist() == [False, True, True, True]
 
 
+def test_a_comma_at_the_end_of_rows(path):
+    expected = read_observations([str(path)]).drop(columns="station")
+    lines = TEXT.replace(", station", "").replace(", a\n", ",\n").replace(", b", ",")
+    path.write_text(lines)
+    assert read_observations([str(path)]).equals(expected)
+
+
+def test_parquet(path, tmp_path, monkeypatch):
+    """pandas reads it; its times may have a zone."""
+    zoned = read_observations([str(path)]).drop(columns=["file", "row"])
+    zoned["time"] = zoned["time"].dt.tz_localize("UTC").dt.tz_convert("+02:00")
+    monkeypatch.setattr(pd, "read_parquet", lambda path: zoned.copy())
+    (tmp_path / "obs.parquet").touch()
+    table = read_observations([str(tmp_path / "obs.parquet")])
+    expected = read_observations([str(path)])
+    assert table.drop(columns="file").equals(expected.drop(columns="file"))
+
+    def without_engine(path):
+        raise ImportError("pyarrow is missing")
+
+    monkeypatch.setattr(pd, "read_parquet", without_engine)
+    with pytest.raises(ValueError, match=r"obs.parquet cannot be read .*: pyarrow is"):
+        read_observations([str(tmp_path / "obs.parquet")])
+
+
 @pytest.mark.parametrize("reason", FAULTS)
 def test_faults_are_named_and_counted(path, reason):
     table = table_of(path, **FAULTS[reason])
@@ -75,12 +100,32 @@ def test_faults_are_named_and_counted(path, reason):
     assert lines[0].startswith(f"{reason}: 1 of 3")
 
 
+@pytest.mark.parametrize("error", [-1.0, np.inf, 1e-25])
+def test_errors_that_have_no_weight(path, error):
+    faults = find_faults(table_of(path, error=error), GRID_OF_RUN, 3, ())
+    assert faults.reasons.tolist() == ["", "", "error"]
+
+
+def test_duplicates_are_equal_in_all_columns(path):
+    """Longitudes but for 360 degrees, and levels where there are some."""
+    faults = find_faults(table_of(path, longitude=340.0), GRID_OF_RUN, 3, ())
+    assert faults.reasons.tolist() == ["", "", "duplicate"]
+    assert "is there twice, in all columns" in faults.first["duplicate"][1]
+    table = read_observations([str(path)])
+    table = pd.concat([table, table.iloc[1:].assign(level=7.0)], ignore_index=True)
+    assert find_faults(table, GRID_OF_RUN, 3, ()).reasons[2] == "duplicate"
+    for changes in ({"station": "b"}, {"error": 2.0}, {"level": 2.6}):
+        table = table_of(path, **changes)
+        assert not find_faults(table, GRID_OF_RUN, 3, ()).reasons.any()
+
+
 def test_several_faults_in_one_error(path):
-    table = pd.concat([table_of(path, **x) for x in FAULTS.values()])
+    tables = [table_of(path, **x) for x in FAULTS.values()]
+    table = pd.concat([tables[0], *(x.iloc[2:] for x in tables[1:])])
     faults = find_faults(table, GRID_OF_RUN, 3, ())
-    with pytest.raises(ValueError, match="time: 1 of 21") as error:
+    with pytest.raises(ValueError, match="time: 1 of 9") as error:
         usable(table, faults, ["place"])
-    assert str(error.value).count(" of 21, the first is") == 6
+    assert str(error.value).count(" of 9, the first is") == 6
     assert "place" not in str(error.value)
 
 
@@ -118,6 +163,13 @@ def test_misuse(path, tmp_path):
     path.write_text(TEXT.replace("error", "sigma"))
     with pytest.raises(ValueError, match=r"obs.csv lacks error; it has time, lat"):
         read_observations([str(path)])
+    path.write_text(TEXT.replace("station", "row"))
+    with pytest.raises(ValueError, match=r"obs.csv has a column 'row', which here"):
+        read_observations([str(path)])
+    for name, text in (("empty.csv", ""), ("table.xls", "no NetCDF")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=f"{name} cannot be read as CSV"):
+            read_observations([str(tmp_path / name)])
     xr.Dataset({"a": (("x", "y"), np.ones((1, 1)))}).to_netcdf(tmp_path / "two.nc")
     with pytest.raises(ValueError, match="must have one dim, of observations, got x"):
         read_observations([str(tmp_path / "two.nc")])
