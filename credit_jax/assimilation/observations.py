@@ -50,9 +50,9 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
 
     Args:
         paths: CSV files with a line of names, Parquet files (which pandas reads with
-            pyarrow), or NetCDF files whose variables have one dim: time, latitude, longitude, level (of variables that have levels),
-            variable, value, error, and units, if they are to be compared; more is
-            handed to operators.
+            pyarrow), or NetCDF files whose variables have one dim: time, latitude,
+            longitude, level (of variables that have levels), variable, value, error,
+            and units, if they are to be compared; more is handed to operators.
 
     Returns:
         These columns, with times as datetime64[ns] labels (NaT where there is none),
@@ -268,7 +268,7 @@ def find_faults(
     mark(
         "duplicate",
         same.duplicated(),
-        lambda row: f"{row['variable']} at {row['time']} is there twice, in all columns",
+        lambda row: f"{row['variable']} at {row['time']} repeats an earlier row",
     )
     return Faults(reasons, first)
 

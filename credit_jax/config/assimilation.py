@@ -53,8 +53,8 @@ class AssimilationConfig(StrictModel):
     """What `credit-jax assimilate` does: 4D-Var with the model as strong constraint.
 
     Attributes:
-        observations: files, CSV, Parquet or NetCDF, with time, latitude, longitude, level,
-            variable, value and error of each observation.
+        observations: files, CSV, Parquet or NetCDF, with time, latitude, longitude,
+            level, variable, value and error of each observation.
         background: see `BackgroundConfig`.
         start: begin of the first window.
         first_lead: length of the forecast, from a state of the data, that is the

@@ -10,8 +10,8 @@ from credit_jax.config.base import StrictModel
 class OptimizeConfig(StrictModel):
     """How `credit-jax optimize-ic` fits an initial state, as CREDIT's trainer `ic-opt`.
 
-    The loss is the mean over the steps of a window, which grows until it is the whole
-    forecast of `data.forecast_len` steps.
+    The loss is the mean over the steps of a window, which grows as long as it is within
+    the forecast of `data.forecast_len` steps.
 
     Attributes:
         starting_window: steps of the first window.

@@ -110,7 +110,7 @@ def test_duplicates_are_equal_in_all_columns(path):
     """Longitudes but for 360 degrees, and levels where there are some."""
     faults = find_faults(table_of(path, longitude=340.0), GRID_OF_RUN, 3, ())
     assert faults.reasons.tolist() == ["", "", "duplicate"]
-    assert "is there twice, in all columns" in faults.first["duplicate"][1]
+    assert "repeats an earlier row" in faults.first["duplicate"][1]
     table = read_observations([str(path)])
     table = pd.concat([table, table.iloc[1:].assign(level=7.0)], ignore_index=True)
     assert find_faults(table, GRID_OF_RUN, 3, ()).reasons[2] == "duplicate"
