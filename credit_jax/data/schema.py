@@ -208,12 +208,16 @@ class ChannelSchema:
         return group.var_key
 
     def describe(self, channel: int, which: str = "target") -> str:
-        """Name of a channel of "input" or "target": "T (level 3 of 8)" or "SP".
+        """Name of a channel of "input" or "target": "T 500" or "SP".
+
+        Levels without values are counted: "T (level 3 of 8)".
 
         Raises:
             IndexError: there is no such channel.
         """
         group, index = self._place_of(channel, which)
+        if group.levels is not None:
+            return f"{group.variable} {group.levels[index]:g}"
         if group.n_levels == 1:
             return group.variable
         return f"{group.variable} (level {index + 1} of {group.n_levels})"

@@ -23,7 +23,7 @@ def test_order_and_slices(schema):
         ("ERA5/dynamic_forcing/2d/tsi", slice(6, 7)),
     ]
     assert schema.target_slices()["ERA5/diagnostic/2d/TP"] == slice(5, 6)
-    assert schema.describe(3) == "T (level 2 of 2)"
+    assert schema.describe(3) == "T 5"
     assert schema.describe(6, "input") == "tsi"
 
 

@@ -14,7 +14,7 @@ def test_nan_in_the_first_sample(folder):
     rewrite(folder / "w_1999.nc", damage)
     refused(
         folder,
-        "T (level 2 of 2) of the input",
+        "T 5 of the input",
         "1999-12-28T00:00 has 3 of 60 values",
     )
 

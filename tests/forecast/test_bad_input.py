@@ -181,10 +181,10 @@ def test_a_checkpoint_of_another_model(
 
 
 BAD_FIELDS = {
-    "an initial state": ("T", 0, np.nan, "T (level 2 of 2) of the input"),
+    "an initial state": ("T", 0, np.nan, "T 5 of the input"),
     "a fill value": ("T", 0, -9999.0, "-9999, a fill value"),
     "forcing of a later step": ("tsi", 2, np.nan, "step 2 of the forecast from"),
-    "an outlier": ("T", 0, 1e7, "T (level 2 of 2) at 2000-01-02T00:00 has a value"),
+    "an outlier": ("T", 0, 1e7, "T 5 at 2000-01-02T00:00 has a value"),
     "an outlier of forcing": ("tsi", 2, 1e6, "tsi at 2000-01-02T12:00 has a value"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from credit_jax.cli.train import main
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
+from credit_jax.plan.finetune import find_base
+from credit_jax.training.base_weights import open_base
 from credit_jax.training.run_weights import open_weights
 from tests.data.world import EXACT, MODEL
 from tests.forecast.tiny_run import make_run
@@ -95,6 +98,21 @@ def test_a_run_begins_with_another_and_needs_it_no_more(
     code, text = run(section, "--resume", "--set", "trainer.epochs=2")
     assert code == OK, text
     assert np.array_equal(weights_of(folder)[0][FROZEN], before[FROZEN])
+
+
+def test_other_files_than_those_of_the_base_are_noted(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, before = CheckpointStore.progress, {"mean_path": "before"}
+    monkeypatch.setattr(
+        CheckpointStore,
+        "progress",
+        lambda store, step: replace(progress(store, step), digests=before),
+    )
+    opened = open_base(find_base(base), None, "tiny")
+    (note,) = opened.changed({"mean_path": "after", "std_path": "new"})
+    assert "other contents of the files of mean_path: this run reads its own" in note
+    assert not opened.changed(before)
 
 
 @pytest.mark.slow
@@ -309,8 +327,8 @@ def test_variables_in_another_order_move_with_their_weights(
     section = {"from": str(base), "new_channels": "mean"}
     code, text = run(section, **order, **few, **EXACT, trainer__weight_decay=0)
     assert code == OK, text
-    assert "input 0: T (level 1 of 2): channel 2 of the base" in text
-    assert "output 3: U (level 2 of 2): channel 1 of the base" in text
+    assert "input 0: T 1: channel 2 of the base" in text
+    assert "output 3: U 5: channel 1 of the base" in text
     before, after = weights_of(base)[0], weights_of(tmp_path / "run")[0]
     places = [2, 3, 0, 1]
     for moved, old in (

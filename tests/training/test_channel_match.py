@@ -54,19 +54,19 @@ def test_names_and_levels_decide() -> None:
     assert (change.fill, change.copied) == ("copy", {0: 2})
     assert matched.report == (
         "input 0: T2M: new, begins with 0",
-        "input 1: T (level 1 of 3): channel 2 of the base",
-        "input 2: T (level 2 of 3): new, begins with 0",
-        "input 3: T (level 3 of 3): channel 0 of the base",
+        "input 1: T 1000: channel 2 of the base",
+        "input 2: T 700: new, begins with 0",
+        "input 3: T 500: channel 0 of the base",
         "input 4: SP: channel 3 of the base",
         "input 5: tsi: new, begins with 0",
-        "input: T (level 2 of 3) of the base is removed",
+        "input: T 850 of the base is removed",
         "input: LSM of the base is removed",
-        "output 0: T2M: new, a copy of T (level 3 of 3)",
-        "output 1: T (level 1 of 3): channel 2 of the base",
-        "output 2: T (level 2 of 3): new, begins with 0",
-        "output 3: T (level 3 of 3): channel 0 of the base",
+        "output 0: T2M: new, a copy of T 1000",
+        "output 1: T 1000: channel 2 of the base",
+        "output 2: T 700: new, begins with 0",
+        "output 3: T 500: channel 0 of the base",
         "output 4: SP: channel 3 of the base",
-        "output: T (level 2 of 3) of the base is removed",
+        "output: T 850 of the base is removed",
         "output: TP of the base is removed",
     )
 
@@ -93,11 +93,9 @@ def test_levels_are_compared_by_their_values() -> None:
 
 def test_levels_without_values_are_taken_in_order() -> None:
     unknown = (group("A/prognostic/3d/T", n=3),)
-    assert match(BASE, ChannelSchema(unknown, unknown), "zero").change.input == (
-        0,
-        1,
-        2,
-    )
+    matched = match(BASE, ChannelSchema(unknown, unknown), "zero")
+    assert matched.change.input == (0, 1, 2)
+    assert matched.report[0] == "input 0: T (level 1 of 3): channel 0 of the base"
     fewer = (group("A/prognostic/3d/T", n=2),)
     same = ChannelSchema(unknown, unknown)
     assert not level_differences(same, same)
