@@ -5,6 +5,7 @@ It reads configs alone. What it finds is found before weights or data are read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -128,7 +129,7 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
     if not differ:
         return
     keys = [
-        f"model.{name}: {value!r}, in the base {before!r}"
+        f"model.{name}: {value}, in the base {before}"
         for name, value, before in _differing(model_def.config, base_def.config)
     ]
     raise ConfigError(
@@ -182,7 +183,7 @@ def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
     """Notes on keys of `model` by which the function of equal weights differs."""
     differing = _differing(model_def.config, build(base.section).config)
     return [
-        f"{_FROM}: model.{name} is {value!r}, that of the base {before!r}"
+        f"{_FROM}: model.{name} is {value}, that of the base {before}"
         + _OF_POSITIONS.get(name, "")
         for name, value, before in differing
         if name != "type"
@@ -191,12 +192,13 @@ def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
 
 def _differing(
     ours: ModelConfig, theirs: ModelConfig
-) -> Iterator[tuple[str, Any, Any]]:
-    for name in type(ours).model_fields:
+) -> Iterator[tuple[str, str, str]]:
+    """Keys with other values, and both values as a YAML may have them."""
+    values, before = (one.model_dump(mode="json") for one in (ours, theirs))
+    for name, value in values.items():
         # A base of another type may lack the key.
-        value, before = getattr(ours, name), getattr(theirs, name, None)
-        if value != before:
-            yield name, value, before
+        if value != before.get(name):
+            yield name, json.dumps(value), json.dumps(before.get(name))
 
 
 def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:

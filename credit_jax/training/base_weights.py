@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -44,7 +45,13 @@ from credit_jax.training.channel_match import (
     num_in_common,
     unit_problems,
 )
+from credit_jax.training.restore import changed_files
 from credit_jax.training.run_weights import open_weights
+
+_OTHER_FILES = (
+    "this run reads its own; where scalers are others, the weights meet fields that "
+    "are normalized otherwise than those that they were trained on"
+)
 
 Read = Callable[[ModelDef], tuple[Arrays, HostModelState]]
 ReadMoments = Callable[[ModelDef], optax.ScaleByAdamState]
@@ -267,7 +274,7 @@ def _open_run(base: Base, weights: str | None) -> BaseWeights:
         opened.coordinates,
         opened.units,
         opened.moments_on_host if opened.has_moments else None,
-        opened.changed_files,
+        partial(changed_files, opened.run, opened.step, meaning=_OTHER_FILES),
     )
 
 

@@ -390,13 +390,18 @@ def no_coordinates(path: object) -> str:
 
 
 def changed_files(
-    store: CheckpointStore, step: int, digests: Mapping[str, str]
+    store: CheckpointStore,
+    step: int,
+    digests: Mapping[str, str],
+    *,
+    meaning: str = "they were changed since, and the weights belong to the former ones",
 ) -> list[str]:
     """The note on files whose contents are not those that a run was trained with.
 
     Args:
         store, step: the checkpoint.
         digests: `file_digests` of what it is used for.
+        meaning: what other contents mean, for the note.
 
     Returns:
         One line; none if nothing was changed, or the checkpoint has no digests.
@@ -409,8 +414,7 @@ def changed_files(
         return []
     return [
         f"{store.path(step)} was trained with other contents of the files of "
-        f"{', '.join(changed)}: they were changed since, and the weights belong to the "
-        "former ones"
+        f"{', '.join(changed)}: {meaning}"
     ]
 
 

@@ -128,16 +128,24 @@ def test_kinds_of_bases(tmp_path: Path) -> None:
 def test_another_grid_carries_all_and_names_what_positions_change(
     tmp_path: Path,
 ) -> None:
-    changes = {"image_width": 128, "local_window_size": [2, 1, 1, 1]}
+    padding = {
+        "activate": False,
+        "mode": "earth",
+        "pad_lat": [8, 8],
+        "pad_lon": [8, 8],
+    }
+    changes: dict[str, Any] = {"image_width": 128, "padding_conf": padding}
+    changes["local_window_size"] = [2, 1, 1, 1]
     write_yaml(tmp_path / "model.yml", {"model": WXFORMER})
     section = finetune(**{"from": str(tmp_path)}, new_grid=True)
     model_def = build(WXFORMER | changes)
     check_base(find_base(section.base), model_def, section)
     notes = notes_on_base(find_base(section.base), model_def)
-    assert len(notes) == 2
-    assert notes[0].endswith("model.image_width is 128, that of the base 64")
-    assert "local_window_size is (2, 1, 1, 1), that of the base (1," in notes[1]
-    assert notes[1].endswith("where windows are larger")
+    width, windows, pad = notes
+    assert width.endswith("model.image_width is 128, that of the base 64")
+    assert "local_window_size is [2, 1, 1, 1], that of the base [1," in windows
+    assert windows.endswith("where windows are larger")
+    assert pad.endswith('"pad_lon": [8, 8]}, that of the base null')
 
 
 def test_bases_that_are_missing(tmp_path: Path) -> None:
@@ -158,7 +166,7 @@ def test_bases_that_are_missing(tmp_path: Path) -> None:
         ({"surface_channels": 2}, r"model\.surface_channels: 1, in the base 2"),
         (
             {"use_spectral_norm": False},
-            r"spectral_norm: of 0 arrays, expected \d+; .*in the base False",
+            r"spectral_norm: of 0 arrays, expected \d+; .*in the base false",
         ),
         ({"image_width": 32}, "its grid is 32 x 32, expected 32 x 64"),
     ],
@@ -182,7 +190,7 @@ def test_a_base_of_other_sizes_beside_other_channels(tmp_path: Path) -> None:
         check_base(base, build(WXFORMER), section)
     (problem,) = raised.value.problems
     assert "its grid is 32 x 128, expected 32 x 64" in problem
-    assert "model.dim: (8, 16, 32, 64), in the base (8, 16, 32, 128)" in problem
+    assert "model.dim: [8, 16, 32, 64], in the base [8, 16, 32, 128]" in problem
 
 
 def lora(*targets: str, **keys: Any) -> LowRank | None:
