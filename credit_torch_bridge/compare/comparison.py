@@ -220,13 +220,16 @@ def _parallel_model(
 
 
 def _network_alone(run_config: RunConfig) -> RunConfig:
-    """The config without corrections at the end of the model."""
-    model = run_config.raw.get("model")
-    if not isinstance(model, Mapping):
-        return run_config
-    corrections = "post_conf", "gen1_post_conf"
-    network = {key: value for key, value in model.items() if key not in corrections}
-    return RunConfig({**run_config.raw, "model": network}, run_config.source)
+    """The config without corrections at the end of the model, and nothing frozen.
+
+    CREDIT has the gradients of all parameters.
+    """
+    raw = dict(run_config.raw)
+    removed = {"model": ("post_conf", "gen1_post_conf"), "trainer": ("finetune",)}
+    for name, keys in removed.items():
+        if isinstance(section := raw.get(name), Mapping):
+            raw[name] = {key: section[key] for key in section if key not in keys}
+    return RunConfig(raw, run_config.source)
 
 
 def _block_names(config: ModelConfig) -> list[str]:

@@ -27,9 +27,14 @@ def files(credit, tmp_path_factory):
 
 
 def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
+    """Gradients of all parameters, of a run that froze some, too."""
     mesh = "data=none,tensor=2,domain=3"
-    path = str(files / "checkpoint.pt")
-    arguments = ["compare", "--checkpoint", path, "--parallelism", mesh]
+    path, config = str(files / "checkpoint.pt"), files / "finetuned.yml"
+    finetune = {"from": "RUN", "freeze": ["layers.0.*"]}
+    sections = {"model": CASES["uneven"], "trainer": {"finetune": finetune}}
+    config.write_text(yaml.safe_dump(sections))
+    arguments = ["compare", "--checkpoint", path, "--config", str(config)]
+    arguments += ["--parallelism", mesh]
     code = main([*arguments, "--batches", "2"])
     text, error = capsys.readouterr()
     print(text, error)
