@@ -140,7 +140,8 @@ def _check_frozen(entries: Mapping[str, Any], frozen: Collection[str]) -> None:
             for kind in (FIRST, SECOND)
             if torch.as_tensor(entry[kind]).any()
         ],
-        "optimizer: of a model with other trained parameters",
+        "optimizer: of a model with other trained parameters (CREDIT ignores "
+        "trainer.finetune: leave it out of the config if all were trained)",
     )
 
 

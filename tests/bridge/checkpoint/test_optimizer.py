@@ -155,5 +155,7 @@ def test_a_frozen_parameter_is_in_the_group_and_has_no_state(moments):
 def test_moments_of_a_frozen_parameter_are_refused(written):
     path = next(entry.path for entry in PLAN.entries if entry.path.endswith("bias"))
     plan = replace(PLAN, frozen=frozenset({path}))
-    with pytest.raises(ValueError, match=r"has the moment exp_avg, but .* frozen"):
+    ignored = "CREDIT ignores trainer.finetune: leave it out of the config if all"
+    with pytest.raises(ValueError, match=ignored) as raised:
         read_moments(written, plan)
+    assert "has the moment exp_avg, but the model keeps" in str(raised.value)
