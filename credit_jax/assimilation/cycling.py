@@ -22,7 +22,13 @@ from credit_jax.adjoint.forecast_map import ForecastMap, map_of_reader
 from credit_jax.assimilation.background import StateCovariance
 from credit_jax.assimilation.observations import TrajectoryGrid
 from credit_jax.assimilation.operators import Observer
-from credit_jax.assimilation.variational import Analysis, Iteration, Window, analyze
+from credit_jax.assimilation.variational import (
+    Analysis,
+    Guess,
+    Iteration,
+    Window,
+    analyze,
+)
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.messages import counted
@@ -45,6 +51,8 @@ STATISTICS = "statistics.csv"
 # Random control variables that the variance of the background at the observations is
 # estimated from.
 _NUM_DRAWS = 4
+# Departures, in standard deviations, that errors of no model and observation explain.
+_FAR = 10
 _COLUMNS = ("time", "latitude", "longitude", "level", "value", "error")
 
 
@@ -153,8 +161,10 @@ class Cycling:
                 f"cost {iteration.cost:.6g}, gradient {iteration.gradient_norm:.3g}"
             )
 
+        variance = background_variance(window.first, number)
+        for line in far_departures(window.first, variance):
+            self.show(f"{_label(start)}: note: {line}")
         analysis = analyze(window, self.config, progress)
-        variance = background_variance(analysis, number)
         innovations = innovations_of(analysis, variance, start)
         state = analysis.state
         steps = {key: to_host(x)[:, 0] for key, x in analysis.last.fields.items()}
@@ -253,22 +263,49 @@ class Cycling:
         return NetcdfStore(folder, outputs, schedule, OutputConfig())
 
 
-def background_variance(analysis: Analysis, seed: int) -> np.ndarray:
+def background_variance(first: Guess, seed: int) -> np.ndarray:
     """(obs,) estimates of the variance of the background where it is observed.
 
     The diagonal of G G', from random control variables; means over observations are
     more exact than each.
 
     Args:
-        analysis: the analysis, whose background counts.
+        first: the background.
         seed: seed of the random numbers.
     """
-    rng, first = np.random.default_rng(seed), analysis.first
+    rng = np.random.default_rng(seed)
     drawn = [
         first.product(rng.standard_normal(len(first.control)))
         for _ in range(_NUM_DRAWS if len(first.values) else 0)
     ]
     return np.mean(np.square(drawn), 0) if drawn else np.zeros(0)
+
+
+def far_departures(first: Guess, variance: np.ndarray) -> list[str]:
+    """A line for each variable with observations that no errors explain.
+
+    Such as those in another unit, or with a number for what is missing.
+
+    Args:
+        first: the background.
+        variance: see `background_variance`; the mean for each variable counts.
+    """
+    table = first.window.observed.table.assign(
+        departure=first.departures, variance=variance
+    )
+    lines = []
+    for name, part in table.groupby("variable"):
+        size = np.sqrt(np.square(part["error"]) + part["variance"].mean())
+        far = part.loc[np.abs(part["departure"]) > _FAR * size]
+        if len(far):
+            row = far.iloc[0]
+            lines.append(
+                f"{name}: {len(far)} of {counted(len(part), 'observation')} more than "
+                f"{_FAR} standard deviations from the background, the first is row "
+                f"{row['row']} of {row['file']}: {row['value']:.6g}, not "
+                f"{row['value'] - row['departure']:.6g}"
+            )
+    return lines
 
 
 def innovations_of(

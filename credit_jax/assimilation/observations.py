@@ -20,7 +20,7 @@ from credit_jax.transforms.unit_names import differ
 _NUMBERS = ("latitude", "longitude", "level", "value", "error")
 _NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")
 # Smaller errors have weights, 1 / error^2, that float32 does not hold.
-_SMALLEST_ERROR = 1e-19
+_SMALLEST_ERROR, _LARGEST_VALUE = 1e-19, 1e30
 # Where an observation is from, for errors.
 _FILE, _ROW = "file", "row"
 
@@ -251,7 +251,11 @@ def find_faults(
                     f"{low:g} to {high:g}"
                 ),
             )
-    mark("value", ~np.isfinite(table["value"]), lambda row: f"got {row['value']}")
+    mark(
+        "value",
+        ~(np.abs(table["value"]) < _LARGEST_VALUE),
+        lambda row: f"got {row['value']:g}, expected a number",
+    )
     mark(
         "error",
         ~(np.isfinite(table["error"]) & (table["error"] > _SMALLEST_ERROR)),

@@ -63,6 +63,15 @@ class Window:
     observer: Observer
     observed: Observed
 
+    @cached_property
+    def first(self) -> Guess:
+        """The background.
+
+        Raises:
+            FloatingPointError: see `at`.
+        """
+        return self.at(np.zeros(self.covariance.size))
+
     def at(self, control: np.ndarray) -> Guess:
         """The forecast of a control variable, at which the problem is linearized.
 
@@ -203,7 +212,7 @@ def analyze(
     Raises:
         FloatingPointError: a forecast is not finite.
     """
-    first = last = window.at(np.zeros(window.covariance.size))
+    first = last = window.first
     iterations: list[Iteration] = []
 
     def report(iteration: Iteration) -> None:

@@ -1,5 +1,7 @@
 """Windows of the small model of the tests, with observations drawn at random."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -107,12 +109,9 @@ def with_truth(problem, seed=2):
     table = problem.observed.table.copy()
     noise = rng.standard_normal(len(table)) * table["error"]
     table["value"] = truth.values + noise
-    observed = problem.observer.observed(table, GRID_OF_RUN)
-    changed = Window(
-        problem.forecast,
-        problem.background,
-        problem.covariance,
-        problem.observer,
-        observed,
-    )
-    return changed, truth
+    return observing(problem, table), truth
+
+
+def observing(problem, table):
+    """The window with other observations."""
+    return replace(problem, observed=problem.observer.observed(table, GRID_OF_RUN))
