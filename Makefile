@@ -49,7 +49,7 @@ test: .venv/.test
 	$(MAKE) --no-print-directory check-tests
 
 slow: .venv/.test
-	CI=true $(PYTEST) -m slow
+	CI=true $(PYTEST) --jaxtyping-packages= -m slow
 
 lint: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-words check-layers
@@ -118,8 +118,9 @@ TESTS ?= -m "not slow"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
   --durations 30 --durations-min 5
 
+# Annotations are checked in turn, as in tests/in_turn.py: they take a quarter of the time of a run.
 check-tests:
-	CI=true $(PYTEST) $(TESTS)
+	CI=true $(PYTEST) $$($(BIN)/python -m tests.in_turn) $(TESTS)
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh

@@ -1,9 +1,13 @@
-"""A pytest plugin that runs a part of the slow tests: `pytest --slow-since COMMIT`.
+"""What runs in turn by the number of the commit: slow tests, checks of annotations.
+
+    pytest --slow-since COMMIT    this pytest plugin chooses slow tests
+    python -m tests.in_turn       prints the option of pytest for annotations
 
 Always those that the change since that commit reaches (`tools.touched.reached`); of the
 others those whose turn it is by the number of the last commit, so that each runs at
 least at every fourth. Where git lacks the history, all run. `tests/conftest.py` loads
-this plugin.
+this plugin. Annotations are checked in whole runs (Makefile) at every fourth commit,
+and always where pytest is called for some files, as by `make quick`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from tools.imports import ROOT
 from tools.touched import changed, reached
 
 TURNS = 4
+# Without it, pyproject.toml's packages are imported with checks of their annotations.
+UNCHECKED = "--jaxtyping-packages="
 # Files of slow tests that run for each file that changed, if as many reach it.
 AT_LEAST = 4
 
@@ -47,6 +53,11 @@ def pytest_collection_modifyitems(
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = [item for item in items if runs(item)]
+
+
+def checks_annotations(number: int | None) -> bool:
+    """Whether a whole run checks annotations at the commit of a number."""
+    return number is None or number % TURNS == 0
 
 
 def turn_of(test: str) -> int:
@@ -85,3 +96,7 @@ def is_known(commit: str) -> bool:
 def _git(*command: str) -> str:
     done = subprocess.run(("git", *command), cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    print("" if checks_annotations(commit_number()) else UNCHECKED)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests import in_turn
-from tests.in_turn import TURNS, turn_of
+from tests.in_turn import TURNS, checks_annotations, commit_number, turn_of
 from tests.support.git import new_repository
 from tools import touched
 
@@ -62,6 +62,18 @@ def test_each_slow_test_runs_at_every_fourth_commit(repository: Any) -> None:
         assert [test for test in items if test in QUICK] == QUICK
         runs += [test.nodeid for test in items if test not in QUICK]
     assert sorted(runs) == sorted(test.nodeid for test in (*SLOW, *REACHED))
+
+
+def test_annotations_are_checked_at_every_fourth_commit(
+    repository: Any, tmp_path: Path
+) -> None:
+    checked = []
+    for number in range(TURNS):
+        repository(f"b{number}")
+        checked.append(checks_annotations(commit_number()))
+    assert sum(checked) == 1
+    shutil.rmtree(tmp_path / ".git")
+    assert checks_annotations(commit_number())
 
 
 def test_what_a_change_reaches_always_runs(repository: Any) -> None:
