@@ -217,6 +217,15 @@ class ChannelFixers:
 
     fixers: Sequence[tuple[ChannelFixer, ChannelUnits | None]]
 
+    @property
+    def grids(self) -> list[physics.PhysicsGrid]:
+        """The grid of each fixer of global means."""
+        return [
+            fixer.grid
+            for fixer, _ in self.fixers
+            if isinstance(fixer, DryMass | Precipitation | Energy)
+        ]
+
     def __call__(
         self, x: ChannelArray, y: ChannelArray, context: FieldContext | None = None
     ) -> ChannelArray:

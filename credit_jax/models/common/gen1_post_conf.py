@@ -22,7 +22,6 @@ from credit_jax.named_fields.coordinates import (
     places_of,
 )
 from credit_jax.physics.channel_fixers import ChannelFixers, ChannelUnits
-from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.files import level_values, read_arrays
 
 # Blocks that read the file with the grid.
@@ -149,12 +148,10 @@ class Gen1PostConf(PostConf):
             OSError: a file cannot be read.
             ValueError: the grid or the variables of a file do not fit.
         """
-        for fixer, _ in self.fixers.fixers:
-            fixer_grid = getattr(fixer, "grid", None)
-            if isinstance(fixer_grid, PhysicsGrid) and fixer_grid.weights.shape != grid:
-                shapes = [
-                    " x ".join(map(str, s)) for s in (fixer_grid.weights.shape, grid)
-                ]
+        for of_fixer in self.fixers.grids:
+            shape = of_fixer.weights.shape
+            if shape != grid:
+                shapes = [" x ".join(map(str, s)) for s in (shape, grid)]
                 raise ValueError(
                     f"model.gen1_post_conf.data.save_loc_physics: "
                     f"{self.data.save_loc_physics} has a grid of {shapes[0]} points, "
@@ -175,19 +172,14 @@ class Gen1PostConf(PostConf):
         pairs: list[
             tuple[str, Kind, CoordinateValues | None, CoordinateValues | None]
         ] = []
-        for fixer, _ in self.fixers.fixers:
-            fixer_grid = getattr(fixer, "grid", None)
-            if isinstance(fixer_grid, PhysicsGrid):
-                file = f"{where}.save_loc_physics: {conf.save_loc_physics}"
-                for kind in ("latitude", "longitude"):
-                    ours, theirs = (
-                        getattr(axes, kind) for axes in (data, fixer_grid.axes)
-                    )
-                    pairs.append((file, kind, ours, theirs))
-                pairs.append((file, "level", data.levels, fixer_grid.axes.levels))
-                numbers = fixer_grid.levels.numbers
-                if are_numbered_alike(data.levels, numbers):
-                    pairs.append((file, "level", data.levels, numbers))
+        file = f"{where}.save_loc_physics: {conf.save_loc_physics}"
+        for grid in self.fixers.grids:
+            axes, numbers = grid.axes, grid.levels.numbers
+            pairs.append((file, "latitude", data.latitude, axes.latitude))
+            pairs.append((file, "longitude", data.longitude, axes.longitude))
+            pairs.append((file, "level", data.levels, axes.levels))
+            if are_numbered_alike(data.levels, numbers):
+                pairs.append((file, "level", data.levels, numbers))
         for key, path in (("mean_path", conf.mean_path), ("std_path", conf.std_path)):
             for name in conf.variables if path else ():
                 values = level_values(str(path), name)
