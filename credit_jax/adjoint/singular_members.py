@@ -86,7 +86,9 @@ class SingularMembers:
             [plan.schedule.starts[start]] * copies,
             [Task(start, 0)] * copies,
             None,
-            steps_of(config.lead, plan.schedule, "lead"),
+            steps_of(
+                config.lead, plan.schedule.timestep, "inference.perturbation.lead"
+            ),
         )
         if self._map is None:
             self._map = forecast

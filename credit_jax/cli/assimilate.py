@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pandas as pd
 
 from credit_jax.assimilation.background import covariance_of, read_background
 from credit_jax.assimilation.cycling import FORECASTS, Cycling, trajectory_grid
@@ -40,11 +39,11 @@ from credit_jax.cli.options import (
     join_processes,
 )
 from credit_jax.config.assimilation import AssimilationConfig
-from credit_jax.config.dates import date_label, duration, duration_text
+from credit_jax.config.dates import date_label, duration
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.load import read_with_objects
 from credit_jax.data.calendars import STANDARD, shift_all
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import Schedule, Task, steps_of
 from credit_jax.forecast import Forecaster
 from credit_jax.packages.package import Package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -94,11 +93,10 @@ def run(args: argparse.Namespace) -> int:
             f"{args.config} has no assimilation section; configs/assimilate_demo.yaml "
             "is an example"
         )
-    first_steps = 0
+    step, first_steps = config.data.time_step, 0
     if section.first_lead is not None:
-        first_steps = _num_steps(
-            "first_lead", section.first_lead, config.data.time_step
-        )
+        first_steps = steps_of(section.first_lead, step, "assimilation.first_lead")
+    num_steps = steps_of(section.window, step, "assimilation.window")
     table = read_observations(section.observations)
     covariance = read_background(section.background.file, section.background.scale)
     use_cache(args.cache)
@@ -108,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         config,
         package,
         init_times=_starts(section, config.data.calendar or STANDARD),
-        num_steps=_num_steps("window", section.window, config.data.time_step),
+        num_steps=num_steps,
         changes={"output": OutputConfig(), "members": 1},
     )
     plan, model, outputs = planned.plan, planned.model, planned.outputs
@@ -180,20 +178,6 @@ def _sections(
             "--package needs --assimilation FILE, as a package has no such section"
         )
     return {"assimilation": read_with_objects(args.assimilation)}
-
-
-def _num_steps(key: str, length: str, time_step: pd.Timedelta) -> int:
-    """Steps of a window, or of a forecast.
-
-    Raises:
-        ValueError: it is no whole number of them.
-    """
-    if duration(length) % time_step != duration("0h"):
-        raise ValueError(
-            f"assimilation.{key}: {length} is no multiple of the time step, "
-            f"{duration_text(time_step)}"
-        )
-    return int(duration(length) / time_step)
 
 
 def _check_windows(schedule: Schedule) -> None:

@@ -6,6 +6,7 @@ Writes the gradient of a number of a forecast by its initial state, and a map of
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from credit_jax.cli.options import (
 )
 from credit_jax.config.base import not_available
 from credit_jax.config.inference import OutputConfig
+from credit_jax.data.schedule import steps_of
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file, refuse_existing
@@ -100,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
         ValueError, OSError: the target, the model or its data are invalid.
     """
     target = None if args.of is None else parse_target(args.of)
+    if target is None and args.singular_vectors < 1:
+        raise ValueError(
+            f"--singular-vectors: got {args.singular_vectors}, expected 1 or more"
+        )
     out = Path(args.out)
     check_suffix(out, (".nc",))
     refuse_existing(out)
@@ -110,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     compile_sooner()
     package = package_of(args)
     config = config_of(args, package)
+    steps_of(args.lead, config.data.time_step, "--lead")
     use_cache(args.cache)
     join_processes(args)
     planned = planned_forecasts(
@@ -172,15 +179,19 @@ def _factors(norm: str, outputs: Outputs, state: State) -> dict[str, float]:
         return energy_factors(outputs, state)
     keys, factors = {variable_of(key): key for key in state}, {}
     for entry in norm.split(","):
-        name, _, weight = entry.partition("=")
+        name, _, text = entry.partition("=")
         if name.strip() not in keys:
             raise not_available("--norm: the variable", name.strip(), keys)
         try:
-            factors[keys[name.strip()]] = float(weight)
+            weight = float(text)
         except ValueError:
+            weight = math.nan
+        if not 0 < weight < math.inf:
             raise ValueError(
-                f"--norm: got {entry!r}, expected NAME=WEIGHT, such as T=1.86"
-            ) from None
+                f"--norm: got {entry!r}, expected NAME=WEIGHT with a positive number, "
+                "such as T=1.86"
+            )
+        factors[keys[name.strip()]] = weight
     return factors
 
 

@@ -224,17 +224,29 @@ def analyses(config: PerturbationConfig, schedule: Schedule) -> list[int]:
     if schedule.num_members > 1 and config.type == "bred":
         return [*range(config.num_cycles + 1)]
     if schedule.num_members > 1 and config.type == "lagged":
-        lag = steps_of(config.lag, schedule)
+        lag = steps_of(config.lag, schedule.timestep, "inference.perturbation.lag")
         return [lag * member for member in range(schedule.num_members)]
     return [0]
 
 
-def steps_of(lag: str, schedule: Schedule, key: str = "lag") -> int:
-    """Number of steps of a lag, a duration; ValueError unless it is whole."""
-    length = duration(lag)
-    if length % schedule.timestep != duration("0h"):
+def steps_of(length: str, timestep: pd.Timedelta, where: str) -> int:
+    """Number of steps of a duration.
+
+    Args:
+        length: the duration.
+        timestep: time step of the model.
+        where: key or option of the duration, for errors.
+
+    Raises:
+        ValueError: it is no duration, or no whole number of steps.
+    """
+    try:
+        whole = duration(length)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if whole % timestep != duration("0h"):
         raise ValueError(
-            f"inference.perturbation.{key}: {lag} is no multiple of the time step "
-            f"{schedule.timestep}"
+            f"{where}: {length} is no multiple of the time step, "
+            f"{duration_text(timestep)}"
         )
-    return int(length / schedule.timestep)
+    return int(whole / timestep)

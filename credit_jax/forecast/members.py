@@ -89,7 +89,9 @@ def perturbation(
     if config.type == "bred":
         return BredVectors(spin_up, noise, noise.amplitude, config.num_cycles)
     if config.type == "lagged":
-        return LaggedStarts(spin_up, steps_of(config.lag, schedule))
+        where = "inference.perturbation.lag"
+        lag = steps_of(config.lag, schedule.timestep, where)
+        return LaggedStarts(spin_up, lag)
     return noise
 
 

@@ -57,7 +57,7 @@ def singular_problems(
     """
     where, problems = "inference.perturbation", list[str]()
     try:
-        steps = steps_of(config.lead, schedule, "lead")
+        steps = steps_of(config.lead, schedule.timestep, f"{where}.lead")
     except ValueError as error:
         problems.append(str(error))
     else:

@@ -102,6 +102,20 @@ def test_misuse(run, tmp_path, capsys, of, text):
     assert not (tmp_path / "gradient.nc").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--lead", "7h"], "--lead: 7h is no multiple of the time step, 6h"),
+        (["--lead", "soon"], "--lead: "),
+        (["--singular-vectors", "0"], "--singular-vectors: got 0, expected 1 or"),
+    ],
+)
+def test_misuse_of_options(run, tmp_path, capsys, options, text):
+    of = None if "--singular-vectors" in options else OF
+    assert call(run, tmp_path / "gradient.nc", *options, of=of) == USER_ERROR
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
 def test_singular_vectors(run, tmp_path, capsys):
     out = tmp_path / "vectors.nc"
     options = ["--singular-vectors", "2", "--norm", "T=1,U=0.5"]
@@ -130,6 +144,8 @@ def test_singular_vectors(run, tmp_path, capsys):
         ("energy", "--norm energy: no prognostic variable of the data has one of"),
         ("Q=1", "--norm: the variable 'Q' is not available; there are: U, T, SP"),
         ("T=x", "--norm: got 'T=x', expected NAME=WEIGHT"),
+        ("T=1,U=-1", "--norm: got 'U=-1', expected NAME=WEIGHT with a positive"),
+        ("T=nan", "--norm: got 'T=nan', expected NAME=WEIGHT with a positive"),
     ],
 )
 def test_misuse_of_norms(run, tmp_path, capsys, norm, text):
