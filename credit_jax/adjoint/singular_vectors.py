@@ -210,7 +210,7 @@ def dataset_of(
     Returns:
         `singular_value` (vector), and of each variable its name at the start and its
         name with the suffix `_final` at the end: (vector, [level], latitude,
-        longitude).
+        longitude), with the dates `initial_time` and `final_time`.
     """
     chosen = tuple(v for v in outputs.variables if v.key in vectors.initial)
     chosen = replace(outputs, variables=chosen, attributes={})
@@ -227,6 +227,8 @@ def dataset_of(
     start, end = parts
     for variable in chosen.variables:
         units = outputs.attributes_of(variable).get("units")
-        start[variable.name].attrs = {"units": str(units)} if units else {}
+        for part in parts:
+            part[variable.name].attrs = {"units": str(units)} if units else {}
     whole = start.merge(end.rename({name: f"{name}_final" for name in end.data_vars}))
-    return whole.assign(singular_value=("vector", vectors.values))
+    dates = dict(zip(("initial_time", "final_time"), times, strict=True))
+    return whole.assign(singular_value=("vector", vectors.values)).assign_coords(dates)

@@ -124,6 +124,8 @@ def test_singular_vectors(run, tmp_path, capsys):
     with xr.open_dataset(out) as file:
         vectors = file.load()
     assert vectors["T"].dims == ("vector", "level", "latitude", "longitude")
+    dates = [str(vectors[f"{x}_time"].values)[:16] for x in ("initial", "final")]
+    assert dates == ["2000-01-01T00:00", "2000-01-01T12:00"]
     values = vectors["singular_value"].values
     assert values[0] > values[1] > 0
     area = np.cos(np.deg2rad(vectors["latitude"]))
