@@ -12,7 +12,6 @@ import pandas as pd
 import xarray as xr
 
 from credit_jax.config.assimilation import Reason
-from credit_jax.config.messages import got
 from credit_jax.data.calendars import to_labels
 from credit_jax.forecast.outputs import OutputVariable
 from credit_jax.transforms.unit_names import differ
@@ -300,9 +299,11 @@ def usable(
         )
     left = table.loc[faults.reasons == ""].reset_index(drop=True)
     lines = faults.lines(table, leave_out)
+    if table.empty:
+        raise ValueError("assimilation.observations: the files have no observations")
     if left.empty:
+        whole = "\n".join(f"  {line}" for line in lines)
         raise ValueError(
-            f"assimilation.observations: none of {len(table)} can be used: "
-            f"{got('; '.join(lines))}"
+            f"assimilation.observations: none of {len(table)} can be used:\n{whole}"
         )
     return left, lines

@@ -132,8 +132,16 @@ def test_several_faults_in_one_error(path):
 def test_all_left_out(path):
     table = table_of(path, variable="Z").iloc[2:]
     faults = find_faults(table, GRID_OF_RUN, 3, ())
-    with pytest.raises(ValueError, match="none of 1 can be used"):
+    with pytest.raises(ValueError, match=r"none of 1 can be used:\n  variable: 1 of 1"):
         usable(table, faults, ["variable"])
+
+
+def test_a_file_without_rows(path):
+    path.write_text(TEXT.partition("\n")[0])
+    table = read_observations([str(path)])
+    faults = find_faults(table, GRID_OF_RUN, 3, ())
+    with pytest.raises(ValueError, match="the files have no observations"):
+        usable(table, faults, [])
 
 
 def test_windows_do_not_hold_their_end(path):
