@@ -15,6 +15,7 @@ from typing import Literal
 import jax
 import numpy as np
 
+from credit_jax.data.schema import Direction
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.init import initialize
@@ -34,7 +35,10 @@ CHANNELS_FIRST = {
 }
 # Power iterations of a matrix that has lost rows or columns.
 ITERATIONS = 100
-_KEYS = {"input": "input_only_channels", "output": "output_only_channels"}
+_KEYS: dict[Direction, str] = {
+    "input": "input_only_channels",
+    "output": "output_only_channels",
+}
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,11 @@ class ChannelChange:
     fill: Fill = "zero"
     copied: Mapping[int, int] = field(default_factory=dict)
 
-    def places(self, direction: str) -> tuple[int | None, ...]:
+    def places(self, direction: Direction) -> tuple[int | None, ...]:
         """`input` or `output`."""
         return self.input if direction == "input" else self.output
 
-    def removes(self, direction: str) -> bool:
+    def removes(self, direction: Direction) -> bool:
         """Whether a channel of the base is not a channel any more."""
         number = self.base_input if direction == "input" else self.base_output
         return len({*self.places(direction)} - {None}) < number
@@ -80,7 +84,7 @@ class _ChannelDim:
     """
 
     dim: int
-    direction: str
+    direction: Direction
     per_channel: int
     first: bool
     role: Literal["reads", "hidden", "makes"]
@@ -166,6 +170,35 @@ def change_moments(
     return moved
 
 
+def frozen_layers(
+    model_def: ModelDef, change: ChannelChange
+) -> dict[Direction, list[str]]:
+    """Finds the layers of new channels that are frozen: such channels stay as they are.
+
+    Args:
+        model_def: the model, with its frozen parameters and its adapters.
+        change: its channels, by those of the base.
+
+    Returns:
+        "input" or "output" -> paths of the kernels that read new inputs or make new
+        outputs, if none of them is trained or has an adapter.
+    """
+    trained = {*model_def.trainable}
+    trained |= model_def.low_rank.targets if model_def.low_rank else set()
+    plain = replace(model_def, low_rank=None)
+    layers, roles = dict[Direction, list[str]](), {"reads": "input", "makes": "output"}
+    for path, dims in _channel_dims(plain).items():
+        for dim in dims:
+            is_kernel = len(plain.param_specs[path].shape) > 1
+            if is_kernel and roles.get(dim.role) == dim.direction:
+                layers.setdefault(dim.direction, []).append(path)
+    return {
+        direction: paths
+        for direction, paths in layers.items()
+        if None in change.places(direction) and trained.isdisjoint(paths)
+    }
+
+
 def _without_channels(model_def: ModelDef) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters, with 0 for dims of channels."""
     shapes = {path: list(s.shape) for path, s in model_def.param_specs.items()}
@@ -200,7 +233,7 @@ def _channel_dims(model_def: ModelDef) -> dict[str, list[_ChannelDim]]:
     }
 
 
-def _grown(model_def: ModelDef, direction: str) -> Iterator[tuple[str, int, int]]:
+def _grown(model_def: ModelDef, direction: Direction) -> Iterator[tuple[str, int, int]]:
     """(path, dim, entries) of the dims that one channel more makes longer."""
     config, key = model_def.config, _KEYS[direction]
     more = config.model_copy(update={key: getattr(config, key) + 1})

@@ -7,7 +7,7 @@ one, the latter with torch; they are imported by name where a config asks for th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,11 @@ from credit_jax.config.load import config_of
 from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import SCHEMA_FILE, ChannelGroup
 from credit_jax.io.activity import activity
-from credit_jax.models.channel_change import change_channels, change_moments
+from credit_jax.models.channel_change import (
+    change_channels,
+    change_moments,
+    frozen_layers,
+)
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
@@ -96,7 +100,11 @@ class BaseWeights:
         return replace(self.coordinates, sources=sources)
 
     def match(
-        self, channels: ChannelSchema, config: Config, units: VariableUnits
+        self,
+        channels: ChannelSchema,
+        config: Config,
+        units: VariableUnits,
+        model_def: ModelDef,
     ) -> ChannelMatch | None:
         """The channels of a run by those of the base; None if they are the same.
 
@@ -105,11 +113,13 @@ class BaseWeights:
             config: config of the run, whose `trainer.finetune` says whether some may be
                 new, and whether moments are asked for.
             units: units of these data.
+            model_def: the model of the run, with its frozen parameters.
 
         Raises:
             ConfigError: a variable has another unit than in the base; the base has not
                 the moments that are asked for; it was trained with other channels, and
-                there may be no new ones; or see `match_channels`.
+                there may be no new ones; the layers of new ones are frozen; or see
+                `match_channels`.
         """
         finetune = config.trainer.finetune
         assert finetune is not None, "a run with a base has this section"
@@ -135,7 +145,11 @@ class BaseWeights:
         if new is not None or not problems:
             base, ours = self._by_levels(self.channels, channels, config)
             if new is not None:
-                return match_channels(base, ours, new)
+                match = match_channels(base, ours, new)
+                frozen = frozen_layers(model_def, match.change)
+                if frozen:
+                    raise ConfigError([*map(_stay, frozen, frozen.values())])
+                return match
             is_read_alike = self.coordinates is not None
             problems = level_differences(base, ours, in_order=not is_read_alike)
         if problems:
@@ -209,6 +223,14 @@ class BaseWeights:
             {path: x for path, x in part.items() if path in trained} for part in parts
         )
         return optax.ScaleByAdamState(adam.count, mu, nu)
+
+
+def _stay(direction: str, paths: Sequence[str]) -> str:
+    """The problem of new channels whose layers are frozen."""
+    return (
+        f"trainer.finetune.new_channels: new {direction}s would never be trained, as "
+        f"{', '.join(paths)} is frozen; name it in train, or leave it out of freeze"
+    )
 
 
 def trained_model(base: Base) -> ModelDef:

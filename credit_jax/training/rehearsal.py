@@ -78,4 +78,5 @@ def _check_base(plan: RunPlan) -> None:
         grid=plan.model.grid,
         like=base.like(finetune),
     )
-    base.match(loader.schema, config, plan.units)
+    assert plan.model.model_def is not None, "`rehearse` takes plans without problems"
+    base.match(loader.schema, config, plan.units, plan.model.model_def)

@@ -216,7 +216,7 @@ class Setup:
 
     def match_channels(self, base: BaseWeights) -> ChannelMatch | None:
         """See `BaseWeights.match`."""
-        return base.match(self.schema, self.config, self.plan.units)
+        return base.match(self.schema, self.config, self.plan.units, self.model_def)
 
     def fresh_state(self, base: BaseWeights | None = None) -> TrainState:
         """The state before the first update, with new weights from `seed`.

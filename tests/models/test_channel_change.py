@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,11 +15,13 @@ from credit_jax.models.channel_change import (
     ChannelChange,
     change_channels,
     change_moments,
+    frozen_layers,
     other_shapes,
 )
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
+from credit_jax.nn.low_rank import LowRank
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.training.restore import place_weights
 from tests.support import assert_close, make_mesh, mark_slow
@@ -119,6 +122,25 @@ def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> 
         assert_close(actual[:, 0], expected.mean(1), 2e-6, "the mean of all outputs")
     else:
         assert not actual[:, 0].any()
+
+
+@MODELS
+def test_frozen_layers_of_new_channels(kind: str) -> None:
+    more = CHANNELS | {"input_only_channels": 4, "output_only_channels": 3}
+    plain = definition(kind, more)
+    every = frozenset(plain.param_specs)
+    change = ChannelChange((*range(7), None, None), (*range(6), None, None), 7, 6)
+    assert not frozen_layers(plain, change)
+    layers = frozen_layers(replace(plain, frozen=every), change)
+    first, last = layers["input"], layers["output"]
+    assert all(path.endswith("kernel") for path in first)
+    assert all(path.startswith("head/") for path in last)
+    head = replace(plain, frozen=every.difference(last))
+    assert frozen_layers(head, change) == {"input": first}
+    low_rank = LowRank(1, 1.0, frozenset({first[0], last[0]}))
+    assert not frozen_layers(replace(plain, frozen=every, low_rank=low_rank), change)
+    same = ChannelChange((*range(9),), (*range(8),), 9, 8)
+    assert not frozen_layers(replace(plain, frozen=every), same)
 
 
 def _assert_same_weights(

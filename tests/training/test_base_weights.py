@@ -15,7 +15,7 @@ import xarray as xr
 from credit_jax.checkpoint import EMA, CheckpointStore
 from credit_jax.cli import package
 from credit_jax.cli.check import command as check
-from credit_jax.cli.commands import OK
+from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.train import main
 from credit_jax.config.yaml_file import read_yaml
@@ -314,6 +314,23 @@ def test_adapters_are_trained_resumed_and_merged(
         again = weights_of(folder, weights)[0]
         for path, value in params.items():
             assert np.array_equal(again[path], value), path
+
+
+def test_new_channels_of_frozen_layers_are_refused(
+    run: Run, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CHANNELS_FIRST, "tiny", True)
+    few = {"data__source__ERA5__variables__prognostic__vars_3D": ["U"]}
+    base = make_base(world, tmp_path / "few", **EXACT, **few, model__channels=1)
+    lora = {"rank": 1, "alpha": 1, "targets": ["dense/up"]}
+    section = {"from": str(base), "new_channels": "zero", "lora": lora}
+    code, text = run(section, **EXACT)
+    assert code == USER_ERROR, text
+    assert "new outputs would never be trained, as dense/down is frozen; name" in text
+    assert "new inputs" not in text, "dense/up has an adapter"
+    code, text = run(section | {"train": ["dense/down"]}, **EXACT)
+    assert code == OK, text
+    assert "output 3: T 5: new, begins with 0" in text
 
 
 def test_variables_in_another_order_move_with_their_weights(
