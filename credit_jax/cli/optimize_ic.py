@@ -152,8 +152,25 @@ def run(args: argparse.Namespace) -> int:
                 write_netcdf(dataset, path, {})
         with new_file(out / LOG) as path:
             _write_log(rows, path)
+        for note in loss_notes(rows):
+            print_line(f"note: {note}", "yellow")
         print_line(f"written: {out}")
     return OK
+
+
+def loss_notes(rows: Sequence[Iteration]) -> list[str]:
+    """A line if the loss of the last window has not fallen.
+
+    Args:
+        rows: all updates.
+    """
+    losses = [row.loss for row in rows if row.window == rows[-1].window]
+    if len(losses) == 1 or losses[-1] < losses[0]:
+        return []
+    return [
+        f"the loss of {rows[-1].window} steps did not fall, from {losses[0]:.6g} to "
+        f"{losses[-1]:.6g}; take a smaller optimize_ic.learning_rate"
+    ]
 
 
 def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:

@@ -9,8 +9,9 @@ import pytest
 import xarray as xr
 import yaml
 
+from credit_jax.adjoint.optimization import Iteration
 from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.cli.optimize_ic import main
+from credit_jax.cli.optimize_ic import loss_notes, main
 from credit_jax.config.load import build_config
 from credit_jax.data.build import build_loader
 from credit_jax.data.sample_reader import SampleReader
@@ -171,6 +172,15 @@ def test_objects_of_ones_own(config, tmp_path, no_objects_left):
         (tmp_path / name / "log.csv").read_text() for name in ("fitted", "mine")
     )
     assert one == other
+
+
+def test_a_loss_that_does_not_fall_is_said():
+    def rows(*losses):
+        return [Iteration(1, 0.1, 0.5), *(Iteration(2, 0.1, x) for x in losses)]
+
+    assert loss_notes(rows(1.0, 1.2, 0.9)) == loss_notes(rows(1.0)) == []
+    (line,) = loss_notes(rows(1.0, 0.9, 1.25))
+    assert "the loss of 2 steps did not fall, from 1 to 1.25; take a" in line
 
 
 def test_misuse(config, tmp_path, capsys):
