@@ -133,9 +133,11 @@ def _split_on_devices(
 ) -> Callable[[jax.Array], list[jax.Array]]:
     """Returns one program that splits the vector, instead of one for each part."""
     shapes = [shape for _, shape in packing.shapes]
-    return jax.jit(
-        lambda vector: packed.unpack(vector, shapes), out_shardings=_whole(sharding)
-    )
+
+    def split_small_parameters(vector: jax.Array) -> list[jax.Array]:  # shown in logs
+        return packed.unpack(vector, shapes)
+
+    return jax.jit(split_small_parameters, out_shardings=_whole(sharding))
 
 
 def _whole(sharding: Any) -> Any:
