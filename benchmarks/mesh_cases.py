@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
 import yaml
-from scipy.spatial import KDTree
 
 from benchmarks.accelerator.account import counted
 from benchmarks.accelerator.compile_step import Job
@@ -32,6 +30,7 @@ from benchmarks.accelerator.targets import ROOT, TARGETS
 from benchmarks.compiled_step import CONFIGS
 from benchmarks.meshes import num_data, parse_mesh
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.graph.edge_file import nearest_edges
 from credit_jax.parallel.mesh.device_mesh import built_degrees
 
 TARGET = "h100"
@@ -39,7 +38,6 @@ TARGET = "h100"
 BATCH = 8
 # Neighbors of a node of a graph.
 NEIGHBORS = 17
-_EARTH = 6371.0
 # Seconds between looks at what XLA has written.
 _PAUSE = 0.5
 # A scheduled program, and what XLA writes after it.
@@ -78,8 +76,12 @@ class Case:
             edges = folder / f"{self.config}.nc"
             config["model"]["edge_path"] = str(edges.resolve())
             if not edges.exists():
-                model = config["model"]
-                write_edges(edges, model["image_height"], model["image_width"])
+                rows, columns = (
+                    config["model"][f"image_{name}"] for name in ("height", "width")
+                )
+                latitude = 90.0 - 180.0 * (np.arange(rows) + 0.5) / rows
+                longitude = 360.0 * np.arange(columns) / columns
+                nearest_edges(latitude, longitude, NEIGHBORS).to_netcdf(edges)
         return config
 
 
@@ -148,25 +150,6 @@ CHOICES = (
     ("tp4xdomain2", "none", False),
     ("ddp8", "selective", False),
 )
-
-
-def write_edges(path: Path, rows: int, columns: int) -> None:
-    """Writes the nearest neighbors of every point of the globe, as CREDIT does."""
-    latitude = 90.0 - 180.0 * (np.arange(rows) + 0.5) / rows
-    longitude = 360.0 * np.arange(columns) / columns - 180.0
-    lat, lon = (x.ravel() for x in np.meshgrid(latitude, longitude, indexing="ij"))
-    a, b = np.deg2rad(lat), np.deg2rad(lon)
-    points = np.stack([np.cos(a) * np.cos(b), np.cos(a) * np.sin(b), np.sin(a)], 1)
-    chords, nearest = KDTree(points).query(points, NEIGHBORS)
-    pairs = np.stack([nearest.ravel(), np.repeat(np.arange(lat.size), NEIGHBORS)], 1)
-    angles = 2 * np.arcsin(np.clip(chords.ravel() / 2, 0, 1))
-    fields = {
-        "edges": (("node", "pair"), pairs),
-        "distances": (("node",), _EARTH * angles),
-        "longitude": (("index",), lon),
-        "latitude": (("index",), lat),
-    }
-    xr.Dataset(fields).to_netcdf(path)
 
 
 def job_of(

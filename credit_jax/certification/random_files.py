@@ -22,6 +22,7 @@ from credit_jax.config import Config
 from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
+from credit_jax.models.graph.edge_file import nearest_edges
 from credit_jax.training import scaler_fitting
 
 _FITTED = ("bridgescaler_transform", "era5_normalizer")
@@ -95,7 +96,8 @@ def write_files(config: Config) -> None:
             elif source.dataset_type != "tisr":
                 _add_source(stores, source, times, config.model)
     if "edge_path" in config.model:
-        _write_edges(config.model["edge_path"], grid)
+        edges = nearest_edges(**_coordinates(grid), neighbors=NEIGHBORS)
+        _write(edges, config.model["edge_path"])
     extra = {
         path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
     }
@@ -103,26 +105,6 @@ def write_files(config: Config) -> None:
         dataset = stores.get(path, Store(grid)).dataset(len(path))
         dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
         _write(dataset, path)
-
-
-def _write_edges(path: str, grid: tuple[int, int]) -> None:
-    """Writes the nearest neighbors of every point, as CREDIT's `graph_edges_knn`."""
-    coordinates = _coordinates(grid)
-    east = (coordinates["longitude"] + 180.0) % 360.0 - 180.0
-    lon, lat = (x.ravel() for x in np.meshgrid(east, coordinates["latitude"]))
-    a, b = np.deg2rad(lat), np.deg2rad(lon)
-    points = np.stack([np.cos(a) * np.cos(b), np.cos(a) * np.sin(b), np.sin(a)], 1)
-    angle = np.arccos(np.clip(points @ points.T, -1, 1))
-    nearest = np.argsort(angle, axis=1, kind="stable")[:, :NEIGHBORS]
-    end = np.repeat(np.arange(len(points)), NEIGHBORS)
-    pairs = np.stack([nearest.ravel(), end], 1)
-    fields = {
-        "edges": (("node", "pair"), pairs),
-        "distances": (("node",), 6371 * angle[pairs[:, 0], pairs[:, 1]]),
-        "longitude": (("index",), lon),
-        "latitude": (("index",), lat),
-    }
-    _write(xr.Dataset(fields), path)
 
 
 def _times(data: DataConfig, source: SourceConfig) -> Any:

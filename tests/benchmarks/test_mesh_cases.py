@@ -2,21 +2,17 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from benchmarks.mesh_cases import (
     BATCH,
     CASES,
     CHOICES,
-    NEIGHBORS,
     job_of,
     stored_account,
-    write_edges,
 )
 from benchmarks.meshes import num_data, num_devices
 from credit_jax.config.load import build_config
-from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.registry import build
 
 
@@ -24,14 +20,6 @@ def test_meshes_are_of_eight_devices_that_share_the_batch():
     assert {num_devices(mesh) for mesh, _, _ in CHOICES} == {8}
     assert all(BATCH % num_data(mesh) == 0 for mesh, _, _ in CHOICES)
     assert len(set(CHOICES)) == len(CHOICES)
-
-
-def test_edges_of_a_graph(tmp_path):
-    write_edges(tmp_path / "edges.nc", 6, 8)
-    edges = read_edges(str(tmp_path / "edges.nc"))
-    assert (edges.height, edges.width) == (6, 8)
-    assert len(edges.edges) >= 6 * 8 * NEIGHBORS
-    assert np.isfinite(edges.attributes).all()
 
 
 @pytest.mark.parametrize("name", ["swin_6h", "wxformer_moe_1deg"])

@@ -7,9 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import xarray as xr
 from jaxtyping import Float, Int
+from scipy.spatial import KDTree
 
 from credit_jax.io.open_files import opened
+from credit_jax.physics.constants import EARTH_RADIUS
 
 EPSILON = np.float32(1e-5)
 
@@ -30,6 +33,36 @@ class EdgeFile:
     width: int
     edges: Int[np.ndarray, "edge 2"]
     attributes: Float[np.ndarray, "edge 3"]
+
+
+def nearest_edges(
+    latitude: Float[np.ndarray, " lat"],
+    longitude: Float[np.ndarray, " lon"],
+    neighbors: int,
+) -> xr.Dataset:
+    """Returns an edge file of a grid, as CREDIT's `graph_edges_knn` writes it.
+
+    Args:
+        latitude, longitude: coordinates of the rows and columns, degrees; longitudes
+            of 180 or more become negative.
+        neighbors: number of the nearest points that each is joined to, among them
+            itself.
+    """
+    east = (longitude + 180.0) % 360.0 - 180.0
+    lon, lat = (x.ravel() for x in np.meshgrid(east, latitude))
+    a, b = np.deg2rad(lat), np.deg2rad(lon)
+    points = np.stack([np.cos(a) * np.cos(b), np.cos(a) * np.sin(b), np.sin(a)], 1)
+    chords, nearest = KDTree(points).query(points, neighbors)
+    ends = np.repeat(np.arange(len(points)), neighbors)
+    angles = 2 * np.arcsin(np.clip(chords.ravel() / 2, 0, 1))
+    return xr.Dataset(
+        {
+            "edges": (("node", "pair"), np.stack([nearest.ravel(), ends], 1)),
+            "distances": (("node",), EARTH_RADIUS / 1000 * angles),
+            "longitude": (("index",), lon),
+            "latitude": (("index",), lat),
+        }
+    )
 
 
 def read_edges(path: str) -> EdgeFile:
