@@ -49,6 +49,7 @@ def sensitivity(
 
     Raises:
         ValueError: the forecast has no such channel, or the region no point.
+        FloatingPointError: the number is not finite.
     """
     key, level, _ = target.place(outputs)
     arrays = forecast.weights, forecast.constants, dict(forecast.state)
@@ -56,7 +57,14 @@ def sensitivity(
     cotangents = np.zeros(shape, np.float32)
     cotangents[-1, 0, level] = target.weights(outputs)
     fields, gradient = adjoint(forecast, forecast.state, {key: cotangents})
-    value = np.vdot(np.float64(to_host(fields[key])), np.float64(cotangents))
+    # Elsewhere a field may have missing values.
+    inside = cotangents != 0
+    value = np.vdot(np.float64(to_host(fields[key])[inside]), cotangents[inside])
+    if not np.isfinite(value):
+        raise FloatingPointError(
+            f"{target.text} is {value}: the forecast has values there that are missing "
+            "or not finite"
+        )
     host = {name: to_host(field)[0] for name, field in gradient.items()}
     steps = [
         {name: field[:, place] for name, field in host.items()}

@@ -24,7 +24,13 @@ from credit_jax.adjoint.singular_vectors import (
     singular_vectors,
 )
 from credit_jax.adjoint.target import parse_target
-from credit_jax.cli.commands import OK, print_line, run_module
+from credit_jax.cli.commands import (
+    DIVERGED,
+    OK,
+    CommandError,
+    print_line,
+    run_module,
+)
 from credit_jax.cli.forecast.model import config_of, package_of, planned_forecasts
 from credit_jax.cli.forecast.options import add_model_options
 from credit_jax.cli.options import (
@@ -99,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     """Computes and writes the gradient, or the singular vectors.
 
     Raises:
+        CommandError: the number is not finite.
         ValueError, OSError: the target, the model or its data are invalid.
     """
     target = None if args.of is None else parse_target(args.of)
@@ -148,7 +155,10 @@ def run(args: argparse.Namespace) -> int:
         text = f"singular values of {args.lead} after {_date(start)}: {values}"
         figure = None
     else:
-        result = sensitivity(forecast, target, outputs, times)
+        try:
+            result = sensitivity(forecast, target, outputs, times)
+        except FloatingPointError as error:
+            raise CommandError(str(error), DIVERGED) from error
         dataset = result.gradient
         text = f"{target.text}, {args.lead} after {_date(start)}: {result.value:.6g}"
         name = target.place(outputs)[2]

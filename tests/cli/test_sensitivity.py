@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.adjoint import forecast_map
-from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.adjoint import adjoint, forecast_map
+from credit_jax.cli.commands import DIVERGED, OK, USER_ERROR
 from credit_jax.cli.sensitivity import main
 from tests.adjoint.conftest import *  # noqa: F403
 from tests.data.world import GRID
@@ -58,6 +58,21 @@ def test_the_gradient(run, expected, tmp_path, mesh, capsys):
         actual = gradient[key.split("/")[-1]].values
         field = np.moveaxis(field[0], 1, 0)
         assert_close(actual, np.reshape(field, actual.shape), 2e-6, key)
+
+
+def test_missing_values_count_in_the_region_alone(run, tmp_path, monkeypatch, capsys):
+    """Fields, the last of T with a missing value at the first point, in the north."""
+
+    def with_missing(forecast, state, cotangents):
+        fields, gradient = adjoint(forecast, state, cotangents)
+        return fields | {T: fields[T].at[..., 0, 0].set(np.nan)}, gradient
+
+    monkeypatch.setattr("credit_jax.adjoint.sensitivity.adjoint", with_missing)
+    south, north = "mean T1 in 20..80S", "mean T1 in 20..90N"
+    assert call(run, tmp_path / "south.nc", of=south) == OK
+    assert call(run, tmp_path / "north.nc", of=north) == DIVERGED
+    assert f"{north} is nan: the forecast" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "north.nc").exists()
 
 
 def test_processes_but_the_first_write_nothing(run, tmp_path, monkeypatch, capsys):
