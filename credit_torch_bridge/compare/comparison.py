@@ -169,6 +169,8 @@ def compare_with_credit(
     run_config = _network_alone(read_run_config(config))
     register_models(run_config.raw)
     read = read_weights(run_config, Path(checkpoint))
+    # A run is read with what it froze; CREDIT has the gradients of all parameters.
+    run_config = run_config.with_settings({"trainer.finetune": None})
     average = takes_average(weights, has_average=read.ema is not None, where=checkpoint)
     chosen = read.weights_alone(average=average)
     params, model_state = chosen.params, chosen.model_state
@@ -220,16 +222,13 @@ def _parallel_model(
 
 
 def _network_alone(run_config: RunConfig) -> RunConfig:
-    """The config without corrections at the end of the model, and nothing frozen.
-
-    CREDIT has the gradients of all parameters.
-    """
-    raw = dict(run_config.raw)
-    removed = {"model": ("post_conf", "gen1_post_conf"), "trainer": ("finetune",)}
-    for name, keys in removed.items():
-        if isinstance(section := raw.get(name), Mapping):
-            raw[name] = {key: section[key] for key in section if key not in keys}
-    return RunConfig(raw, run_config.source)
+    """The config without corrections at the end of the model."""
+    model = run_config.raw.get("model")
+    if not isinstance(model, Mapping):
+        return run_config
+    corrections = "post_conf", "gen1_post_conf"
+    network = {key: value for key, value in model.items() if key not in corrections}
+    return RunConfig({**run_config.raw, "model": network}, run_config.source)
 
 
 def _block_names(config: ModelConfig) -> list[str]:

@@ -47,6 +47,22 @@ def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
     assert "2 batch(es), last weights" in text
 
 
+def test_a_run_is_read_with_what_it_froze(files, monkeypatch):
+    """Its optimizer has no moments of the rest."""
+    frozen = []
+
+    def read(run_config, path):
+        frozen.extend(run_config.model_def.frozen)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(comparison, "read_weights", read)
+    finetune = {"from": "RUN", "freeze": ["layers.0.*"]}
+    config = {"model": CASES["uneven"], "trainer": {"finetune": finetune}}
+    with pytest.raises(ValueError, match="seen"):
+        compare_with_credit(config, files)
+    assert frozen
+
+
 @pytest.mark.slow
 def test_a_difference_is_found(files, capsys, monkeypatch):
     """With changed weights in one block, all blocks before it still agree."""
