@@ -80,8 +80,8 @@ Nothing was run on a GPU: both are lower bounds.
 
 ## configs/wxformer_025deg.yaml as it is
 
-One sample a data-parallel rank, programs of `python -m benchmarks.accelerator`. The
-constants of the derivation are from the H100's; those of the A100 were not used."""
+One sample a data-parallel rank, programs of `python -m benchmarks.accelerator`. What is
+exposed of transfers, and the update, are from the H100's; kernels are not fitted."""
 _SMALL = """## Small forms of {configs} of {all_configs} configs on eight H100s
 
 Updates of {batch} samples in bfloat16. The layers of a config are as wide as it has

@@ -87,20 +87,25 @@ def called_by(instruction: Instruction) -> list[tuple[str, int]]:
     return [(called, times)] if called else []
 
 
-def is_collective(instruction: Instruction) -> bool:
+def is_collective(program: Program, instruction: Instruction) -> bool:
     """Whether an instruction sends, or starts to send, to other devices."""
     opcode = instruction.opcode.removesuffix("-start")
+    if opcode != "async":
+        return opcode in KINDS
+    # What it starts is in its line, or in the computation that it calls.
     sends = (*(f" {kind}(" for kind in KINDS), GROUP)
-    wraps = opcode == "async" and any(text in instruction.text for text in sends)
-    return opcode in KINDS or wraps
+    started = program.computations.get(instruction.called or "", {}).values()
+    return any(text in instruction.text for text in sends) or any(
+        held.opcode in KINDS for held in started
+    )
 
 
-def is_kernel(instruction: Instruction) -> bool:
+def is_kernel(program: Program, instruction: Instruction) -> bool:
     """Whether the device launches something for an instruction."""
     opcode = instruction.opcode
     if opcode in _FREE or opcode in _CONTROL or opcode.endswith(("-done", "-update")):
         return False
-    return not is_collective(instruction)
+    return not is_collective(program, instruction)
 
 
 def kernels(program: Program) -> list[Kernel]:
@@ -109,7 +114,7 @@ def kernels(program: Program) -> list[Kernel]:
         kernel_of(program, computation, instruction, times)
         for computation, times in runs(program)
         for instruction in computation.values()
-        if is_kernel(instruction)
+        if is_kernel(program, instruction)
     ]
 
 

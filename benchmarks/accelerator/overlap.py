@@ -58,7 +58,7 @@ def transfers(
         _transfer(program, computation, position, times, mesh, target)
         for computation, times in runs(program)
         for position, instruction in enumerate(computation.values())
-        if is_collective(instruction)
+        if is_collective(program, instruction)
     ]
 
 
@@ -156,7 +156,7 @@ def _work(
     program: Program, where: Computation, instruction: Instruction, target: Target
 ) -> tuple[int, float]:
     """Number of kernels of an instruction, and their seconds."""
-    if is_kernel(instruction):
+    if is_kernel(program, instruction):
         kernel = kernel_of(program, where, instruction)
         return 1, kernel_seconds(kernel, target) + target.launch
     kernels, seconds = 0, 0.0

@@ -200,7 +200,7 @@ def _is_worth_a_norm(x: Array) -> bool:
 
 
 def _interprets() -> bool:
-    return _mesh_platform() != "gpu"
+    return platform() != "gpu"
 
 
 conv2d = _either(ops.conv2d, cpu_conv.conv2d, _gpu_conv2d)

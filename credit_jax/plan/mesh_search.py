@@ -33,9 +33,6 @@ USABLE = 0.9
 # of rows, and of sums of gradients (benchmarks/reports/accelerator_025deg.md).
 EXPOSED = 0.6
 EXPOSED_SUMS = 0.5
-# Work on samples where FSDP gathers the weights, relative to that with whole ones (the
-# program dp8 of that report).
-GATHERED = 1.12
 # Bytes that the update reads and writes for a parameter, and of its average; kernels of
 # the update for an array of parameters (from the same report).
 UPDATE_BYTES, AVERAGE_BYTES = 32, 8
@@ -365,22 +362,26 @@ class MeshSearch:
         """Returns the seconds of an update; see docs/mesh.md."""
         device, dims = self.cluster.accelerator, choice.dims
         replica = dims.ep * dims.tp * dims.domain
-        work, alone, remat = (self._counted(program) for program in _programs(choice))
-        again = remat.samples.seconds / alone.samples.seconds - 1
-        launched = remat.kernels / alone.kernels
         samples = choice.micro_batch * self.config.num_members
-        gathered = GATHERED if dims.dp_shard > 1 else 1.0
+        counted = [self._counted(program) for program in _programs(choice)]
+        work, alone, remat = (each.of_samples(samples) for each in counted[:3])
+        norms = counted[0].stored
+        again = remat.seconds / alone.seconds - 1
+        launched = remat.kernels / alone.kernels
         stored, whole = self._sizes(choice)
-        on_samples = samples * work.samples.seconds
-        even = samples * alone.samples.seconds / (dims.tp * dims.domain)
-        weights = work.weights.seconds + work.stored.seconds * stored / whole
-        recomputed = on_samples * again
-        launches = work.kernels * launched * device.launch
-        rewritten = on_samples * (gathered - 1)
-        kernels = on_samples + rewritten + weights + recomputed + launches
+        even = alone.seconds / (dims.tp * dims.domain)
+        weights = norms.seconds * stored / whole
+        recomputed = work.seconds * again
+        launches = (work.kernels + norms.kernels) * launched * device.launch
+        rewritten = 0.0
+        if len(counted) > 3:
+            gathered = counted[3].of_samples(samples)
+            rewritten = max(gathered.seconds - work.seconds, 0.0)
+            launches += max(gathered.kernels - work.kernels, 0.0) * device.launch
+        kernels = work.seconds + rewritten + weights + recomputed + launches
         link = self.cluster.link(replica)
-        messages = (work.samples.messages + work.stored.messages) * device.message
-        moved = (samples * work.samples.sent + work.stored.sent) / link
+        messages = (work.messages + norms.messages) * device.message
+        moved = (work.sent + norms.sent) / link
         waits = EXPOSED * (messages + moved)
         # FSDP's gathers and scatters run beside kernels, as far as these last.
         waits += max(self._gathers(choice) - kernels - waits, 0.0)
@@ -390,8 +391,8 @@ class MeshSearch:
         update = moments * stored / device.bandwidth
         started = UPDATE_KERNELS * len(self.model_def.param_specs) * device.launch
         return Times(
-            work=micro * (min(even, on_samples) + weights),
-            idle=micro * (on_samples - min(even, on_samples)),
+            work=micro * (min(even, work.seconds) + weights),
+            idle=micro * (work.seconds - min(even, work.seconds)),
             recomputation=micro * recomputed,
             launches=micro * launches + started,
             transfers=micro * (waits + rewritten) + EXPOSED_SUMS * self._sums(choice),
@@ -459,19 +460,22 @@ class MeshSearch:
         return sent + math.ceil(size / _SUMMED) * self.cluster.accelerator.message
 
 
-def _programs(choice: Choice) -> tuple[Program, Program, Program]:
-    """Those of the replica of a choice, of one device, and of one with its remat."""
+def _programs(choice: Choice) -> tuple[Program, ...]:
+    """Those of the replica of a choice, of one device, and of one with its remat.
+
+    The last is that of the replica with weights that are gathered twice, if they are.
+    """
     dims, whole = choice.dims, ParallelDims()
     # Two replicas stand for all: batch norms send messages between them.
     copies = 2 if dims.dp_enabled else 1
-    inner = replace(
-        dims,
-        cp=None,
-        dp_shard=1,
-        dp_replicate=copies,
-        world_size=copies * dims.ep * dims.tp * dims.domain,
-    )
-    return (inner, "none"), (whole, "none"), (whole, choice.remat)
+    size = dims.ep * dims.tp * dims.domain
+    alone = replace(dims, cp=None, dp_shard=1, dp_replicate=1, world_size=size)
+    inner = replace(alone, dp_replicate=copies, world_size=copies * size)
+    programs = ((inner, "none"), (whole, "none"), (whole, choice.remat))
+    if choice.reshard and dims.dp_shard > 1:
+        shared = replace(alone, dp_shard=2, world_size=2 * size)
+        return (*programs, (shared, "none"))
+    return programs
 
 
 def _with(config: Config, choice: Choice) -> Config:

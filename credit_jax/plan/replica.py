@@ -1,67 +1,35 @@
-"""The work of the gradient of a sample on one device, counted in the traced program.
+"""The work of the gradient of samples on one device, counted in the traced program.
 
 A replica is what holds one copy of a model in training: tensor x domain devices. Its
-gradient is traced, which takes seconds, and not compiled. Each product, convolution,
-reduction, concatenation and padding is a kernel, which reads its operands and writes
-its results; elementwise operations are part of a neighboring kernel. `BYTES` and
-`PACKED` fit these counts to programs that XLA compiled for the H100.
+gradient is traced, which takes seconds, and not compiled. `plan.fusions` says which
+kernels XLA makes of it, and what they read and write.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from credit_jax.kernels import use_platform
+from credit_jax.kernels import use_implementation, use_platform
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
-from credit_jax.models.flops import equation_flops, inner_jaxprs, needed_part
+from credit_jax.models.flops import needed_part
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.parallel.mesh.axes import DP_SHARD
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import pvary_params
-from credit_jax.parallel.scopes import (
-    PARAMETERS,
-    PARTS,
-    POSITION_BIAS,
-    SPECTRAL_NORM,
-    UPDATE,
-)
+from credit_jax.parallel.scopes import PARTS, SPECTRAL_NORM, UPDATE
 from credit_jax.plan.accelerators import Accelerator
+from credit_jax.plan.fusions import TracedKernel, traced_kernels
 
-# Bytes that a compiled program moves relative to those counted here: 0.68 to 0.81 for
-# the five programs of configs/wxformer_025deg.yaml for the H100, whose kernels are 0.95
-# to 1.1 times as many as counted (benchmarks/reports/accelerator_025deg.md).
-BYTES = 0.75
 # Kernels of spectral norm, where matrices of one shape share a kernel.
 PACKED = 0.2
-# Operations that are kernels by themselves.
-_KERNELS = (
-    "argmax",
-    "concatenate",
-    "conv_general_dilated",
-    "cumsum",
-    "dot_general",
-    "dynamic_update_slice",
-    "fft",
-    "gather",
-    "pad",
-    "pallas_call",
-    "ragged_dot_general",
-    "reduce_max",
-    "reduce_min",
-    "reduce_sum",
-    "scatter",
-    "scatter-add",
-    "sort",
-)
-# Operations that are part of a kernel, whose operands it reads beside its own.
-_READS = ("select_n",)
 # Bytes that a device of an axis of n sends, as a multiple of the bytes of its operand.
 _SENT = {
     "psum": lambda n: 2 * (n - 1) / n,
@@ -73,6 +41,8 @@ _SENT = {
     "ppermute": lambda n: 1.0,
     "all_to_all": lambda n: (n - 1) / n,
 }
+# Of these, what FSDP does to weights and gradients.
+_GATHERS = ("all_gather", "all_gather_invariant", "reduce_scatter")
 _PART = re.compile(rf"\b({'|'.join(PARTS)})\b")
 
 
@@ -95,33 +65,30 @@ class Work:
     messages: float = 0.0
     sent: float = 0.0
 
+    def plus(self, other: Work, times: float = 1.0) -> Work:
+        """The sum with a multiple of other work."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Work(*(mine + times * theirs for mine, theirs in pairs))
+
 
 @dataclass
 class ReplicaWork:
-    """The work of the gradient of one sample.
+    """The work of the gradient of a micro-batch.
 
     Attributes:
-        samples: what grows with the samples of a micro-batch.
-        weights: what each micro-batch does once, such as casts of the weights.
+        first: the work of one sample.
+        further: what each of the other samples adds: bytes and operations, but not what
+            is done to weights once, and no kernels.
         stored: what is done to stored shards of weights: spectral norm.
     """
 
-    samples: Work = field(default_factory=Work)
-    weights: Work = field(default_factory=Work)
+    first: Work = field(default_factory=Work)
+    further: Work = field(default_factory=Work)
     stored: Work = field(default_factory=Work)
 
-    @property
-    def kernels(self) -> float:
-        """Kernel launches of a micro-batch."""
-        return self.samples.kernels + self.weights.kernels + self.stored.kernels
-
-    def of_part(self, part: str) -> Work | None:
-        """The work that a named scope belongs to; None for the update, not counted."""
-        if part == UPDATE:
-            return None
-        if part == SPECTRAL_NORM:
-            return self.stored
-        return self.weights if part in (PARAMETERS, POSITION_BIAS) else self.samples
+    def of_samples(self, samples: float) -> Work:
+        """The work of a micro-batch of some samples, without that on stored shards."""
+        return self.first.plus(self.further, samples - 1)
 
 
 def replica_work(
@@ -130,29 +97,42 @@ def replica_work(
     accelerator: Accelerator,
     **options: Any,
 ) -> ReplicaWork:
-    """Counts the work of the gradient of one sample on one device of a replica.
+    """Counts the work of the gradient of samples on one device of a replica.
 
     Args:
         model_def: the model.
         dims: degrees of the replica; with dp_replicate 2, what replicas send each
-            other inside of the model counts, such as sums of batch norms.
+            other inside of the model counts, such as sums of batch norms. With dp_shard
+            2 weights are gathered, and again in the backward pass, so that XLA writes
+            all that the backward pass needs; the gathers do not count.
         accelerator: the device.
         **options: keyword arguments of `build_parallel_model`.
     """
     devices = jax.devices()[: dims.world_size]
     model = build_parallel_model(model_def, dims, devices=devices, **options)
-    platform = "gpu" if accelerator.platform == "cuda" else accelerator.platform
-    with use_platform(platform):
-        traced = _gradient(model).trace(*_arguments(model))
-    work = ReplicaWork()
-    degrees = dims.axis_degrees
-    for equation, scopes, times in _equations(needed_part(traced.jaxpr.jaxpr)):
-        parts = _PART.findall(scopes)
-        part = work.of_part(parts[-1] if parts else "")
-        if part is not None:
-            _count(part, equation, times, degrees, accelerator)
-    work.stored.kernels *= PACKED
-    return work
+    works = []
+    for samples in (1, 2):
+        program = _traced(model, samples, accelerator)
+        work = {True: Work(), False: Work()}
+        # On GPUs programs are compiled with `xla_gpu_exclude_nondeterministic_ops`.
+        for kernel in traced_kernels(program, ordered=accelerator.platform == "cuda"):
+            part = (_PART.findall(kernel.scopes) or [""])[-1]
+            if part != UPDATE:
+                whose = work[part == SPECTRAL_NORM]
+                _count(whose, kernel, dims.axis_degrees, accelerator)
+        works.append(work)
+    (alone, two), stored = (work[False] for work in works), works[0][True]
+    stored.kernels *= PACKED
+    return ReplicaWork(alone, two.plus(alone, -1), stored)
+
+
+def _traced(model: ParallelModel, samples: int, accelerator: Accelerator) -> Any:
+    """The gradient as a jaxpr, without what nothing needs."""
+    is_gpu = accelerator.platform == "cuda"
+    platform, kind = ("gpu", "gpu") if is_gpu else (accelerator.platform, "xla")
+    with use_platform(platform), use_implementation(kind):
+        traced = _gradient(model).trace(*_arguments(model, samples))
+    return needed_part(traced.jaxpr.jaxpr)
 
 
 def _gradient(model: ParallelModel) -> Any:
@@ -169,7 +149,7 @@ def _gradient(model: ParallelModel) -> Any:
                 varied = pvary_params(params, varying, precision)
             key = jax.random.key(0)
             y, _ = model.local_training_forward(varied, state, inputs, key)
-            return y.astype(jnp.float32).sum()
+            return jnp.square(y.astype(jnp.float32)).sum()
 
         return jax.grad(loss)(params)
 
@@ -178,14 +158,14 @@ def _gradient(model: ParallelModel) -> Any:
     return model.shard_map(body, batch_specs=specs, out_specs=model.specs)
 
 
-def _arguments(model: ParallelModel) -> tuple[Any, ...]:
-    """Shapes of weights, state and inputs of one sample on each rank."""
+def _arguments(model: ParallelModel, samples: int) -> tuple[Any, ...]:
+    """Shapes of weights, state and inputs, of some samples on each rank."""
     definition, axes = model.model_def, model.axes
     shaped = jax.ShapeDtypeStruct
     params = {p: shaped(d.shape, d.dtype) for p, d in definition.param_specs.items()}
 
     def array(spec: InputSpec) -> jax.ShapeDtypeStruct:
-        shape = spec.shape(axes.num_data)
+        shape = spec.shape(samples * axes.num_data)
         if isinstance(spec, FieldSpec):
             rows = -(-spec.height // axes.num_domain) * axes.num_domain
             shape = (*shape[:-2], rows, spec.width)
@@ -195,48 +175,29 @@ def _arguments(model: ParallelModel) -> tuple[Any, ...]:
     return params, dict(definition.model_state_shapes), inputs
 
 
-def _equations(
-    jaxpr: Any, scopes: str = "", times: int = 1
-) -> Iterator[tuple[Any, str, int]]:
-    """Yields the innermost equations, their named scopes, and how often they run."""
-    for equation in jaxpr.eqns:
-        inside = f"{scopes}/{equation.source_info.name_stack}"
-        params = equation.params
-        inner = (
-            () if equation.primitive.name in _KERNELS else tuple(inner_jaxprs(params))
-        )
-        if not inner:
-            yield equation, inside, times
-        runs = times * (params["length"] if equation.primitive.name == "scan" else 1)
-        for program in inner:
-            yield from _equations(program, inside, runs)
-
-
 def _count(
     work: Work,
-    equation: Any,
-    times: int,
+    kernel: TracedKernel,
     degrees: Mapping[str, int],
     accelerator: Accelerator,
 ) -> None:
-    """Adds an equation to the work of its part."""
-    name = equation.primitive.name
-    operands = _bytes(equation.invars)
+    """Adds a kernel, or a transfer, to the work of its part."""
+    name, times = kernel.equation.primitive.name, kernel.times
     if name in _SENT:
-        num = math.prod(degrees.get(axis, 1) for axis in _axes(equation.params))
-        if num == 1:
-            return
-        work.messages += times
-        work.sent += times * _SENT[name](num) * operands
-    elif name not in (*_KERNELS, *_READS):
+        axes = _axes(kernel.equation.params)
+        num = math.prod(degrees.get(axis, 1) for axis in axes)
+        # What FSDP gathers and scatters depends on the mesh, not on the replica.
+        gathers = axes == (DP_SHARD,) and name in _GATHERS
+        if num > 1 and not gathers:
+            work.messages += times
+            work.sent += times * _SENT[name](num) * _bytes(kernel.equation.invars)
         return
-    flops = equation_flops(equation) if name in _KERNELS else 0.0
-    moved = BYTES * (operands + _bytes(equation.outvars))
-    roofline = max(flops / accelerator.peak, moved / accelerator.bandwidth)
-    seconds = roofline / accelerator.achieved
-    work.kernels += times if name in _KERNELS else 0
-    work.seconds += times * seconds
-    work.flops += times * flops
+    roofline = max(
+        kernel.flops / accelerator.peak, kernel.bytes / accelerator.bandwidth
+    )
+    work.kernels += times
+    work.seconds += times * roofline / accelerator.achieved
+    work.flops += times * kernel.flops
 
 
 def _axes(params: Mapping[str, Any]) -> tuple[Any, ...]:

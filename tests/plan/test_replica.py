@@ -34,16 +34,17 @@ def alone():
 
 
 def test_one_device_does_the_operations_of_the_gradient_and_sends_nothing(alone):
-    assert alone.samples.flops + alone.weights.flops == gradient_flops(SMALL)
-    assert alone.samples.messages == alone.samples.sent == 0
+    # Kernels for GPUs multiply by a few zeros.
+    assert 1 <= alone.first.flops / gradient_flops(SMALL) < 1.01
+    assert alone.first.messages == alone.first.sent == 0
     assert alone.stored.seconds > 0
 
 
 def test_tensor_ranks_share_products_and_send_the_sums(alone):
     shared = work(tp=2)
-    assert 0.5 < shared.samples.flops / alone.samples.flops < 1
+    assert 0.5 < shared.first.flops / alone.first.flops < 1
     least = least_volume(SMALL, ParallelDims(tp=2, world_size=2).mesh_axes, 1)[TENSOR]
-    assert least <= shared.samples.sent < 1.5 * least
+    assert least <= shared.first.sent < 1.5 * least
 
 
 def test_replicas_send_each_other_what_batch_norms_sum():
@@ -59,29 +60,43 @@ def test_replicas_send_each_other_what_batch_norms_sum():
         "frames": 1,
         "architecture": UNET,
     }
-    assert work(build(section), dp_replicate=2).samples.messages > 0
-    assert work(dp_replicate=2).samples.messages == 0
+    assert work(build(section), dp_replicate=2).first.messages > 0
+    assert work(dp_replicate=2).first.messages == 0
 
 
 def test_rows_are_shared_unevenly(alone):
-    even, uneven = (work(domain=n).samples.flops * n for n in (2, 3))
-    assert alone.samples.flops <= even < uneven
+    even, uneven = (work(domain=n).first.flops * n for n in (2, 3))
+    assert alone.first.flops <= even < uneven
 
 
 def test_recomputation_is_more_work_with_the_same_transfers(alone):
     again = work(options={"ac_mode": "full"})
-    assert again.samples.flops > alone.samples.flops
-    assert again.samples.sent == 0
+    assert again.first.flops > alone.first.flops
+    assert again.first.sent == 0
 
 
 def test_kernels_are_slower_where_a_step_was_timed(alone):
     slower = work(accelerator=replace(H100, achieved=0.5))
-    assert slower.samples.seconds == pytest.approx(2 * alone.samples.seconds)
-    assert slower.kernels == alone.kernels
+    assert slower.first.seconds == pytest.approx(2 * alone.first.seconds)
+    assert slower.first.kernels == alone.first.kernels
+
+
+def test_a_further_sample_is_more_work_but_not_more_kernels(alone):
+    two = alone.of_samples(2)
+    assert two.flops == pytest.approx(2 * alone.first.flops, rel=1e-3)
+    assert 1 < two.seconds / alone.first.seconds < 2, "weights are read once"
+    assert two.kernels == alone.first.kernels
+
+
+def test_weights_that_are_gathered_again_have_what_is_saved_written(alone):
+    gathered = work(dp_shard=2, options={"min_shard_size": 0})
+    assert gathered.first.seconds > 1.02 * alone.first.seconds
+    assert gathered.first.flops == alone.first.flops
+    assert gathered.first.messages == 0
 
 
 @pytest.mark.slow
-def test_the_factors_are_those_of_compiled_programs():
+def test_the_work_is_that_of_compiled_programs():
     """Five programs of the published model that XLA compiled for the H100."""
     path = ROOT / "benchmarks" / "reports" / "accelerator_025deg.json"
     programs = {p["title"]: p for p in json.loads(path.read_text())["programs"]}
@@ -99,7 +114,8 @@ def test_the_factors_are_those_of_compiled_programs():
         compiled = [part for name, part in parts.items() if name not in apart]
         options = {"ac_mode": remat, "mp_policy": default_mp_policy("bfloat16")}
         counted = work(model_def, options, **degrees).samples
-        launches = sum(part["kernels"] for part in compiled)
-        assert counted.kernels == pytest.approx(launches, rel=0.12), title
         seconds = sum(part["seconds"] for part in compiled)
         assert counted.seconds == pytest.approx(seconds, rel=0.12), title
+        launches = H100.launch * sum(part["kernels"] for part in compiled)
+        step = counted.seconds + H100.launch * counted.kernels
+        assert step == pytest.approx(seconds + launches, rel=0.12), title

@@ -82,3 +82,37 @@ def test_collectives_in_one_launch_are_one_message():
     assert (halo.purpose, halo.kernels) == (HALO, 1)
     assert halo.collective.sent == (3 + 2) * 64 * 2
     assert [kernel.name for kernel in kernels(program)] == ["copy.1"]
+
+
+# What XLA writes of a scatter of gradients beside other work.
+STARTED = """\
+HloModule jit_step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%started (param: f32[16,64]) -> f32[2,64] {
+  %param = f32[16,64]{1,0} parameter(0)
+  ROOT %reduce-scatter.1 = f32[2,64]{1,0} reduce-scatter(%param), \
+replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, to_apply=%add, \
+metadata={op_name="parameters/reduce_scatter"}
+}
+
+ENTRY %main (x: f32[16,64]) -> f32[2,64] {
+  %x = f32[16,64]{1,0} parameter(0)
+  %reduce-scatter-start.1 = ((f32[16,64]{1,0}), f32[2,64]{1,0}) \
+async-start(%x), calls=%started
+  ROOT %reduce-scatter-done.1 = f32[2,64]{1,0} async-done(%reduce-scatter-start.1)
+}
+"""
+
+
+def test_a_collective_in_a_computation_that_is_started_is_no_kernel():
+    program = parse(STARTED)
+    assert kernels(program) == []
+    (sent,) = transfers(program, {"dp": 8}, H100)
+    assert sent.collective.kind == "reduce-scatter"
+    assert sent.collective.sent == 7 / 8 * 4 * 16 * 64
