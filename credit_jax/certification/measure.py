@@ -42,6 +42,8 @@ SAVED = 1
 # Parts of what is measured.
 FORECAST, TRAINING = "forecast", "training"
 BOTH = (FORECAST, TRAINING)
+# Standard deviation of what is put in the place of zeros.
+_INITIAL_SCALE = 0.02
 # Of the names of `Measured.start`.
 _PARAMS, _SEPARATOR = "params", "|"
 
@@ -146,7 +148,7 @@ def measure(
     weights = drawn_weights(subject, model)
     initial = _host(weights[0])
     if start is None:
-        weights = _as_computed(subject, weights)
+        weights = _as_computed(subject, _without_zeros(subject, model, weights))
     else:
         weights = placed_weights(model, start)
     first = _flat(*weights) if start is None else {}
@@ -255,6 +257,26 @@ def drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:
     )
     adapters = first_adapters(model.model_def, subject.seed)
     return place_weights(model, {**params, **adapters}, model_state)
+
+
+def _without_zeros(
+    subject: Subject, model: ParallelModel, weights: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """Weights of no run with random numbers in the place of those that begin as zeros.
+
+    Zeros would hide what is wrong with them, such as a bias that is added twice, and a
+    model that begins as no change forecasts the same however it is sharded.
+    """
+    if subject.weights is not None:
+        return weights
+    params, model_state = jax.device_get(weights)
+    specs, rng = model.model_def.param_specs, np.random.default_rng(subject.seed)
+    drawn = {
+        path: rng.normal(scale=_INITIAL_SCALE, size=leaf.shape).astype(leaf.dtype)
+        for path, leaf in sorted(params.items())
+        if not (specs[path].frozen or leaf.any())
+    }
+    return place_weights(model, {**params, **drawn}, model_state)
 
 
 def placed_weights(model: ParallelModel, start: Arrays) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.common import entry
 from credit_jax.models.crossformer import attention
 from credit_jax.models.registry import build
-from credit_jax.nn import dropout, layers, spectral_norm
+from credit_jax.nn import dropout, layers, packed_matrices
 from credit_jax.nn.context import Context
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel import reductions
@@ -423,7 +423,7 @@ FAULTS = {
     "stale gather": ("fsdp2", fsdp, "_all_gathered", stale_gather, "layers"),
     "spectral norm of a shard": (
         "tp2",
-        spectral_norm,
+        packed_matrices,
         "psum_each",
         norm_of_a_shard,
         "layers",
