@@ -291,6 +291,9 @@ def gauss_newton_step(
         shape = right.size, right.size
         return LinearOperator(shape, matvec=matvec, dtype=np.float64)  # type: ignore[call-arg]
 
+    # SciPy's loop is on the host, in float64, and shows each iteration. One that is
+    # traced, as lineax's, would run on float32 vectors, and XLA on CPUs runs the
+    # collectives of a loop beside later ones.
     solution, _ = cg(
         operator(product),
         right,
