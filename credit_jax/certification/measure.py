@@ -354,9 +354,8 @@ def _forecast(
     noise = None
     if model.model_def.draws_noise:
         noise = Noise(jax.random.key(subject.seed))
-    carry = {name: subject.first[name] for name in CARRY if name in subject.first}
-    of_members = np.repeat(order, rollout.num_members)
-    fields = placed_batch(carry, model, subject, of_members)
+    context = FieldContext(model.reducer, num_members=rollout.num_members)
+    fields = rollout.first_carry(batch, context)
     predictions = {}
     back = np.argsort(order)
     for index, name in enumerate(names):
