@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,8 @@ _ROOTS = (
     "scatter-add",
     "select_and_scatter_add",
 )
+# Operations that always write their results.
+_WRITERS = (*_OPAQUE, *_ROOTS)
 # Bytes of the keys that sorted updates have.
 _KEY = 4
 # Of these, those that change an operand in place.
@@ -205,7 +207,7 @@ class _Program:
         times: int,
     ) -> None:
         name, params = equation.primitive.name, equation.params
-        inner = [] if name in (*_OPAQUE, *_ROOTS) else [*inner_jaxprs(params)]
+        inner = [] if name in _WRITERS else [*inner_jaxprs(params)]
         if (
             inner
             and name not in _LOOPS
@@ -263,9 +265,8 @@ class _Program:
     def kernels(self) -> list[TracedKernel]:
         """The kernels of the operations."""
         self._settle()
-        groups: list[_Group] = []
-        writer: dict[int, int] = {}
-        users: dict[tuple[int, int], list[int]] = defaultdict(list)
+        placement = _Placement(self)
+        groups = placement.groups
         reads: dict[int, dict[int, float]] = {}
         for operation in self.operations:
             taken = self._taken(operation, reads)
@@ -274,7 +275,7 @@ class _Program:
                     reads[result] = taken
                 continue
             before = len(groups)
-            self._place(operation, taken, groups, writer, users)
+            placement.add(operation, taken)
             if len(groups) > before and self._reduces_twice(operation):
                 groups.append(self._second(operation))
             if self._is_sorted(operation):
@@ -287,7 +288,7 @@ class _Program:
         return [group.kernel for group in groups]
 
     def _runs(self, operation: _Operation) -> bool:
-        return operation.name in (*_OPAQUE, *_ROOTS) or any(
+        return operation.name in _WRITERS or any(
             result in self.in_memory for result in operation.results
         )
 
@@ -371,7 +372,7 @@ class _Program:
                 self.in_memory.add(operation.operands[0])
             if self._is_sorted(operation):
                 self.in_memory.add(operation.operands[-1])
-            if operation.name in (*_OPAQUE, *_ROOTS):
+            if operation.name in _WRITERS:
                 self.in_memory.update(operation.results)
         least: dict[int, dict[int, float]] = {}
         for operation in self.operations:
@@ -395,32 +396,44 @@ class _Program:
             for operand in operation.operands:
                 kernels[operand] |= within
 
-    def _place(
-        self,
-        operation: _Operation,
-        taken: dict[int, float],
-        groups: list[_Group],
-        writer: dict[int, int],
-        users: dict[tuple[int, int], list[int]],
-    ) -> None:
+
+@dataclass
+class _Placement:
+    """The kernels of a program, as its operations are added one after the other.
+
+    Attributes:
+        program: the program.
+        groups: the kernels.
+        writer: number of the kernel that writes an array.
+        users: numbers of the kernels over some elements that read an array.
+    """
+
+    program: _Program
+    groups: list[_Group] = field(default_factory=list)
+    writer: dict[int, int] = field(default_factory=dict)
+    users: dict[tuple[int, int], list[int]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def add(self, operation: _Operation, taken: Mapping[int, float]) -> None:
         """Adds an operation that writes to a kernel, an earlier one if one fits."""
-        name = operation.name
-        written = sum(self.bytes[result] for result in operation.results)
-        size = max(self.size[array] for array in operation.results)
+        name, program = operation.name, self.program
+        written = sum(program.bytes[result] for result in operation.results)
+        size = max(program.size[array] for array in operation.results)
         if name in _IN_PLACE:
             update = operation.operands[-1 if name != "dynamic_update_slice" else 1]
-            written, size = self.bytes[update], self.size[update]
+            written, size = program.bytes[update], program.size[update]
         elif name in _ROOTS:
-            size = self.size[operation.operands[0]]
+            size = program.size[operation.operands[0]]
         before = 0
         for array in taken:
-            if array in writer:
-                number = writer[array]
-                before |= groups[number].before | (1 << number)
+            if array in self.writer:
+                number = self.writer[array]
+                before |= self.groups[number].before | (1 << number)
         merges = name not in _OPAQUE and name not in _IN_PLACE
         fits = None
         if merges:
-            fits = self._joined(operation, size, taken, groups, writer, users)
+            fits = self._joined(operation, size, taken)
         if fits is None:
             kernel = TracedKernel(
                 operation.equation,
@@ -429,49 +442,37 @@ class _Program:
                 0.0,
                 equation_flops(operation.equation) if name in _OPAQUE else 0.0,
             )
-            groups.append(_Group(kernel, size if merges else -1, {}, set()))
-            fits = len(groups) - 1
-        group = groups[fits]
+            self.groups.append(_Group(kernel, size if merges else -1, {}, set()))
+            fits = len(self.groups) - 1
+        group = self.groups[fits]
         group.before |= before & ~(1 << fits)
         group.kernel.bytes += written
         for array, number in taken.items():
             group.reads[array] = max(group.reads.get(array, 0.0), number)
-            users[array, size].append(fits)
+            self.users[array, size].append(fits)
         for result in operation.results:
-            writer[result] = fits
+            self.writer[result] = fits
             group.writes.add(result)
 
     def _joined(
-        self,
-        operation: _Operation,
-        size: int,
-        taken: Mapping[int, float],
-        groups: Sequence[_Group],
-        writer: Mapping[int, int],
-        users: Mapping[tuple[int, int], list[int]],
+        self, operation: _Operation, size: int, taken: Mapping[int, float]
     ) -> int | None:
         """The number of an earlier kernel that an operation can be part of."""
         for array in taken:
-            near = [*users.get((array, size), ())]
-            near += [writer[array]] if array in writer else []
+            near = [*self.users.get((array, size), ())]
+            near += [self.writer[array]] if array in self.writer else []
             for number in near:
-                group = groups[number]
+                group = self.groups[number]
                 alike = group.size == size and group.kernel.times == operation.times
-                if alike and not self._between(number, taken, groups, writer):
+                if alike and not self._between(number, taken):
                     return number
         return None
 
-    def _between(
-        self,
-        number: int,
-        taken: Mapping[int, float],
-        groups: Sequence[_Group],
-        writer: Mapping[int, int],
-    ) -> bool:
+    def _between(self, number: int, taken: Mapping[int, float]) -> bool:
         """Whether a kernel between a group and what is read would have to run first."""
         bit = 1 << number
         return any(
-            groups[writer[array]].before & bit
+            self.groups[self.writer[array]].before & bit
             for array in taken
-            if array in writer and writer[array] != number
+            if array in self.writer and self.writer[array] != number
         )
