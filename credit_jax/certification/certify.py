@@ -34,6 +34,9 @@ from credit_jax.certification.verdict import (
 )
 from credit_jax.models.model_def import ModelDef
 
+# Bounds of float32 by which rounding is so large that float32 says nothing.
+BLURRED = 10.0
+
 
 @dataclass(frozen=True)
 class MeshVerdict:
@@ -42,8 +45,9 @@ class MeshVerdict:
     Attributes:
         mesh: name of the mesh.
         checks: the checks in float32, or as the certificate says; empty if it does not
-            run.
-        in_float64: the same in float64, where a bound in float32 is broken; else empty.
+            run, or where float32 says nothing (`Judge`).
+        in_float64: the same in float64, where a bound in float32 is broken or float32
+            says nothing; else empty.
         place: the first place that differs; "" if nothing does.
     """
 
@@ -62,14 +66,13 @@ class MeshVerdict:
         """The verdict as text: the check nearest to its bound, and what differs."""
         name = f"{self.mesh:24}"
         state = "the same" if self.passed else "DIFFERS"
-        if self.checks:
-            worst = max(
-                self.checks, key=lambda check: (not check.passed, _share(check))
-            )
+        checks = self.checks or self.in_float64
+        if checks:
+            worst = max(checks, key=lambda check: (not check.passed, _share(check)))
             where = f" ({worst.where})" if worst.where else ""
             decided = ""
             if self.in_float64 and self.passed:
-                decided = ", the same in float64"
+                decided = ", the same in float64" if self.checks else " of float64"
             yield (
                 f"{name} {state}: {worst.quantity}{where} {worst.error:.1e}, bound "
                 f"{worst.bound:.0e}{decided}"
@@ -134,6 +137,17 @@ def _share(check: Check) -> float:
     return check.error / check.bound if check.bound else check.error
 
 
+def _broken(checks: Sequence[Check]) -> tuple[str, ...]:
+    """The parts of what is measured in which a bound is broken."""
+    wrong = {check.part for check in checks if not check.passed}
+    return tuple(part for part in BOTH if part in wrong)
+
+
+def _is_blurred(checks: Sequence[Check]) -> bool:
+    """Whether an error is so large that a dtype says nothing, if it is of rounding."""
+    return any(check.bound and check.error > BLURRED * check.bound for check in checks)
+
+
 def certify_model(
     model_def: ModelDef,
     *,
@@ -173,7 +187,7 @@ def certify_model(
     ]
     with tempfile.TemporaryDirectory() as folder:
         runner = _InProcess(model_def, present, Path(folder), seed)
-        verdicts = [judge(runner, name, ONE_DEVICE, x64=x64) for name in names]
+        verdicts = list(map(Judge(runner, ONE_DEVICE, x64=x64), names))
         expected = runner.measured(ONE_DEVICE, x64=x64)
     return Certificate(
         str(model_def.config.type),
@@ -245,37 +259,52 @@ def folder_name(*, x64: bool, parts: Sequence[str]) -> str:
     return "-".join(("float64" if x64 else "float32", *parts))
 
 
-def judge(runner: Runner, mesh: str, reference: str, *, x64: bool) -> MeshVerdict:
-    """Compares a mesh with the reference, in float64 where float32 does not decide.
+class Judge:
+    """Compares meshes with the reference, in float64 where float32 does not decide.
+
+    Where an error in float32 is beyond `BLURRED` bounds and float64 finds none, float32
+    says nothing about the model: the meshes that follow are compared in float64 alone.
 
     Args:
         runner: runs the subject.
-        mesh, reference: their names.
-        x64: compare in float64 at once.
+        reference: name of the mesh that others are compared with.
+        x64: compare all in float64.
     """
 
-    def checks(parts: Sequence[str], *, x64: bool) -> tuple[Check, ...]:
-        expected = runner.measured(reference, x64=x64, parts=parts)
-        actual = runner.measured(mesh, x64=x64, parts=parts)
+    def __init__(self, runner: Runner, reference: str, *, x64: bool) -> None:
+        self._runner = runner
+        self._reference = reference
+        self._x64 = x64
+        self._is_blurred = False
+
+    def __call__(self, mesh: str) -> MeshVerdict:
+        """Returns the verdict of a mesh; threads may ask for several at a time."""
+        at_once = self._x64 or self._is_blurred
+        # Its errors are not those of the mesh.
+        self._runner.measured(self._reference, x64=at_once)
+        narrow, wide, place, parts = (), (), "", BOTH
+        try:
+            if not at_once:
+                narrow = self._checks(mesh, BOTH, x64=False)
+                parts = BOTH if _is_blurred(narrow) else _broken(narrow)
+            if parts:
+                wide = self._checks(mesh, parts, x64=True)
+            if _broken(wide):
+                place = self._runner.place(mesh, x64=True, parts=parts)
+            elif _is_blurred(narrow):
+                self._is_blurred = True
+        except Exception as error:  # whatever a wrong sharding raises is a finding
+            return MeshVerdict(mesh, place=f"it does not run: {error}")
+        if self._x64:
+            narrow, wide = wide, ()
+        return MeshVerdict(mesh, narrow, wide, place)
+
+    def _checks(
+        self, mesh: str, parts: Sequence[str], *, x64: bool
+    ) -> tuple[Check, ...]:
+        expected = self._runner.measured(self._reference, x64=x64, parts=parts)
+        actual = self._runner.measured(mesh, x64=x64, parts=parts)
         return tuple(compare(actual, expected, bounds_of(x64=x64)))
-
-    def broken(results: Sequence[Check]) -> tuple[str, ...]:
-        """The parts of what is measured in which a bound is broken."""
-        wrong = {check.part for check in results if not check.passed}
-        return tuple(part for part in BOTH if part in wrong)
-
-    runner.measured(reference, x64=x64)  # its errors are not those of the mesh
-    try:
-        first, wide, place = checks(BOTH, x64=x64), (), ""
-        parts = broken(first)
-        if parts and not x64:
-            wide = checks(parts, x64=True)
-        if broken(wide or first):
-            x64 = x64 or bool(wide)
-            place = runner.place(mesh, x64=x64, parts=parts if wide else BOTH)
-    except Exception as error:  # whatever a wrong sharding raises is a finding
-        return MeshVerdict(mesh, place=f"it does not run: {error}")
-    return MeshVerdict(mesh, first, wide, place)
 
 
 class _InProcess:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from credit_jax.certification.certify import Certificate, MeshVerdict
@@ -77,18 +77,23 @@ def _meshes(certificate: Certificate) -> str:
 
 
 def _checks(certificate: Certificate) -> tuple[Check, ...]:
-    """Those of any mesh that runs; all have the same quantities and bounds."""
+    """Those of any mesh that runs; all in a dtype have the same quantities, bounds."""
     return max((v.checks for v in certificate.verdicts), key=len, default=())
 
 
 def _rows(certificate: Certificate) -> Iterator[Row]:
+    quantities = [check.quantity for check in _checks(certificate)]
+
+    def row(name: str, verdict: MeshVerdict, checks: Sequence[Check]) -> Row:
+        cells = {check.quantity: _cell(check) for check in checks}
+        errors = [cells.get(quantity, Cell("")) for quantity in quantities]
+        return Row(name, [_state(verdict), *errors])
+
     for verdict in certificate.verdicts:
-        missing = len(_checks(certificate)) - len(verdict.checks)
-        cells = [*map(_cell, verdict.checks), *[Cell("")] * missing]
-        yield Row(verdict.mesh, [_state(verdict), *cells])
+        if verdict.checks or not verdict.in_float64:
+            yield row(verdict.mesh, verdict, verdict.checks)
         if verdict.in_float64:
-            name = f"{verdict.mesh}, float64"
-            yield Row(name, [_state(verdict), *map(_cell, verdict.in_float64)])
+            yield row(f"{verdict.mesh}, float64", verdict, verdict.in_float64)
 
 
 def _state(verdict: MeshVerdict) -> Cell:

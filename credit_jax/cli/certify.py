@@ -23,9 +23,9 @@ import yaml
 
 from credit_jax.certification.certify import (
     Certificate,
+    Judge,
     MeshVerdict,
     chosen_meshes,
-    judge,
     reference_of,
 )
 from credit_jax.certification.meshes import dims_of
@@ -215,8 +215,10 @@ def _certified(
     )
     print_line(f"{meshes_text(len(meshes))} beside {reference}, {at_once} at a time")
 
+    judge = Judge(runner, reference, x64=args.x64)
+
     def judged(mesh: str) -> MeshVerdict:
-        verdict = judge(runner, mesh, reference, x64=args.x64)
+        verdict = judge(mesh)
         print_line("\n".join(verdict.lines()))
         return verdict
 

@@ -1,12 +1,14 @@
 """Errors, bounds, and which of them are broken."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
-from credit_jax.certification.certify import judge
+from credit_jax.certification.certify import Certificate, Judge
 from credit_jax.certification.measure import BOTH, FORECAST, TRAINING, Measured
+from credit_jax.certification.page import page_of
 from credit_jax.certification.verdict import (
     FLOAT32,
     compare,
@@ -105,17 +107,22 @@ def test_without_training_the_forecast_alone_is_compared():
 
 
 class Numbers:
-    """A runner whose mesh has a wrong prediction in float32, or as `wrong` says."""
+    """A runner of meshes with a wrong prediction, and a reference without.
 
-    def __init__(self, wrong):
-        self.wrong, self.asked = wrong, []
+    Args:
+        wrong: of which dtypes, by `x64`.
+        error: relative error of the prediction.
+    """
+
+    def __init__(self, wrong, error=5e-6):
+        self.wrong, self.error, self.asked = wrong, error, []
 
     def measured(self, mesh, *, x64, parts=BOTH):
         self.asked.append((mesh, x64, parts))
         changes = {} if TRAINING in parts else {"gradients": {}, "restored": None}
-        if mesh == "tp2" and x64 in self.wrong:
+        if mesh != "1" and x64 in self.wrong:
             prediction = measured().forecast["prediction"]
-            changes["forecast"] = {"prediction": (1 + 1e-5) * prediction}
+            changes["forecast"] = {"prediction": (1 + self.error) * prediction}
         return measured(**changes)
 
     def place(self, mesh, *, x64, parts=BOTH):
@@ -124,17 +131,59 @@ class Numbers:
 
 def test_float64_decides_of_what_is_broken_alone():
     runner = Numbers(wrong={False})
-    verdict = judge(runner, "tp2", "1", x64=False)
-    assert verdict.passed
-    assert verdict.place == ""
+    judge = Judge(runner, "1", x64=False)
+    for mesh in ("tp2", "domain2"):
+        verdict = judge(mesh)
+        assert verdict.passed
+        assert verdict.place == ""
     assert [ask for ask in runner.asked if ask[1]] == [
         ("1", True, (FORECAST,)),
         ("tp2", True, (FORECAST,)),
+        ("1", True, (FORECAST,)),
+        ("domain2", True, (FORECAST,)),
     ]
 
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_what_is_broken_in_float64_differs(x64):
-    verdict = judge(Numbers(wrong={False, True}), "tp2", "1", x64=x64)
+    verdict = Judge(Numbers(wrong={False, True}), "1", x64=x64)("tp2")
     assert not verdict.passed
     assert verdict.place == f"tp2, True, {'forecast, training' if x64 else 'forecast'}"
+
+
+def test_where_float32_says_nothing_the_others_are_compared_in_float64_alone():
+    runner = Numbers(wrong={False}, error=2e-5)
+    judge = Judge(runner, "1", x64=False)
+    first, second = judge("tp2"), judge("domain2")
+    assert first.passed
+    assert second.passed
+    assert not second.checks
+    assert [ask for ask in runner.asked if ask[0] != "1"] == [
+        ("tp2", False, BOTH),
+        ("tp2", True, BOTH),
+        ("domain2", True, BOTH),
+    ]
+    assert next(second.lines()).endswith("bound 0e+00 of float64")
+    page = page_of(Certificate("a model", "1", FLOAT32, (first, second)))
+    assert "domain2, float64" in page
+
+
+def test_an_error_in_float64_does_not_make_float32_say_nothing():
+    runner = Numbers(wrong={False, True}, error=2e-5)
+    judge = Judge(runner, "1", x64=False)
+    verdicts = [judge("tp2"), judge("domain2")]
+    assert all(verdict.checks and not verdict.passed for verdict in verdicts)
+
+
+def test_errors_stand_under_their_quantity():
+    runner = Numbers(wrong={False})
+    runner.measured = lambda mesh, *, x64, parts=BOTH: measured(
+        losses=np.array([1.0, 0.9 + 4e-6 * (mesh != "1" and not x64)]),
+        **({} if FORECAST in parts else {"forecast": {}}),
+    )
+    verdict = Judge(runner, "1", x64=False)("tp2")
+    assert [check.quantity for check in verdict.in_float64][1] == "loss of each update"
+    page = page_of(Certificate("a model", "1", FLOAT32, (verdict,)))
+    row = page[page.index("tp2, float64") :]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", row[: row.index("</tr>")])
+    assert cells[:4] == ["passed", "0", "", "0"], cells
