@@ -222,7 +222,7 @@ def _certified(
         print_line("\n".join(verdict.lines()))
         return verdict
 
-    with ThreadPoolExecutor(len(meshes) or 1) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         verdicts = list(pool.map(judged, meshes))
     expected = runner.measured(reference, x64=args.x64)
     credit = () if run_folder is None else _against_credit(path, run_folder)
