@@ -132,8 +132,8 @@ class ExpertFeedForward(nnx.Module):
         num = self.routing.num_experts // axes.num_expert
         first = axis_index(axes.expert) * num
         dispatch = Dispatch.of(chosen, num, first)
-        units = dispatch.product(x[dispatch.token], self.up[...])
-        units = gelu(units + self.up_bias[...][dispatch.expert])
+        units = dispatch.product(dispatch.spread(x), self.up[...])
+        units = gelu(units + dispatch.of_expert(self.up_bias[...]))
         if numbers is not None:
             units = self._dropped(units, numbers, dispatch, context)
         y = dispatch.combine(dispatch.product(units, self.down[...], wide), weights)
@@ -154,7 +154,7 @@ class ExpertFeedForward(nnx.Module):
     ) -> Float[Array, "places unit"]:
         """Dropout with a mask by global sample, row, column, choice and unit."""
         assert context.key is not None, "asked for by the caller"
-        high, column = numbers[dispatch.token].T
+        high, column = dispatch.spread(numbers).T
         choice = dispatch.order % dispatch.choices
         local = units.shape[-1]
         unit = jnp.arange(local)

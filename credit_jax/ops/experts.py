@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 
 def choose_experts(
@@ -31,8 +31,12 @@ def choose_experts(
         weights: (tokens, count), in descending order; they sum to one.
         chosen: (tokens, count) int32, indices of the experts.
     """
-    values, chosen = lax.top_k(jax.nn.softmax(logits, -1), count)
-    return values / values.sum(-1, keepdims=True), chosen.astype(jnp.int32)
+    probabilities = jax.nn.softmax(logits, -1)
+    chosen = lax.top_k(lax.stop_gradient(probabilities), count)[1].astype(jnp.int32)
+    # The gradient of what top_k returns, a scatter, is sorted on GPUs; this is a sum.
+    is_chosen = jax.nn.one_hot(chosen, logits.shape[1], dtype=bool)
+    values = jnp.sum(jnp.where(is_chosen, probabilities[:, None], 0.0), -1)
+    return values / values.sum(-1, keepdims=True), chosen
 
 
 def balance_loss(
@@ -92,10 +96,25 @@ class Dispatch:
         expert = jnp.minimum(sorted_group, num - 1).astype(jnp.int32)
         return cls(order, sizes, expert, (sorted_group < num)[:, None], chosen.shape[1])
 
-    @property
-    def token(self) -> Int[Array, " places"]:
-        """Index of the token at each sorted place."""
-        return self.order // self.choices
+    def spread(
+        self, x: Shaped[Array, "tokens channel"]
+    ) -> Shaped[Array, "places channel"]:
+        """Returns the row of the token at each sorted place."""
+        shape = x.shape[0], self.choices, x.shape[1]
+        by_choice = jnp.broadcast_to(x[:, None], shape).reshape(-1, x.shape[1])
+        return _permuted(by_choice, self.order)
+
+    def of_expert(
+        self, per_expert: Float[Array, "experts out"]
+    ) -> Float[Array, "places out"]:
+        """Returns the row of the expert at each sorted place.
+
+        As a product, whose gradient is one, too: that of a gather is a scatter of all
+        places to few rows.
+        """
+        dtype = per_expert.dtype
+        share = jax.nn.one_hot(self.expert, per_expert.shape[0], dtype=dtype)
+        return jnp.matmul(share, per_expert, precision="highest")
 
     def product(
         self,
@@ -123,8 +142,19 @@ class Dispatch:
         weights: Float[Array, "tokens choice"],
     ) -> Float[Array, "tokens out"]:
         """Returns the weighted sum over the choices of each token, in their order."""
-        by_choice = y[jnp.argsort(self.order)].reshape(*weights.shape, -1)
+        by_choice = _permuted(y, jnp.argsort(self.order)).reshape(*weights.shape, -1)
         return jnp.sum(by_choice * weights[..., None].astype(y.dtype), 1)
+
+
+def _permuted(
+    rows: Shaped[Array, "places channel"], order: Int[Array, " places"]
+) -> Shaped[Array, "places channel"]:
+    """Returns rows in another order, each of them once.
+
+    XLA sorts what the gradient of a gather adds, on GPUs, unless it knows that no two
+    values are added to one.
+    """
+    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def expert_biases(
