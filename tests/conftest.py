@@ -6,6 +6,7 @@ be in place before the first import of the package.
 
 import gc
 import os
+import pickle
 import sys
 
 # CREDIT's spawned loaders and torch share two cores with eight simulated devices.
@@ -16,6 +17,7 @@ os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "false")
 
 import jax
 import pytest
+from filelock import FileLock
 
 NUM_DEVICES = 8
 
@@ -51,7 +53,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Registers the plugins of these tests; with CI=true a skipped test fails."""
     optimize_little()
-    plugins = ["longest_first", "bounded_memory"]
+    plugins = ["longest_first", "bounded_memory", "slow_cases"]
     if os.environ.get("CI", "").lower() in ("true", "1"):
         plugins.append("skips_fail")
     if config.getoption("slow_since"):
@@ -133,7 +135,18 @@ def credit(torch):
 
 @pytest.fixture(scope="session")
 def credit_run(credit, tmp_path_factory):
-    """The data folder, and CREDIT's training run there with GEN2_CONFIG."""
-    folder = tmp_path_factory.mktemp("credit")
-    credit.write_dataset(folder)
-    return folder, credit.credit_train(credit.GEN2_CONFIG, folder)
+    """The data folder, and CREDIT's training run there with GEN2_CONFIG.
+
+    All processes of the tests share it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder, record = base / "credit", base / "credit.pickle"
+    with FileLock(base / "credit.lock"):
+        if not record.exists():
+            folder.mkdir()
+            credit.write_dataset(folder)
+            run = credit.credit_train(credit.GEN2_CONFIG, folder)
+            record.write_bytes(pickle.dumps(run))
+    return folder, pickle.loads(record.read_bytes())

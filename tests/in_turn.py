@@ -24,7 +24,7 @@ TURNS = 4
 # Without it, pyproject.toml's packages are imported with checks of their annotations.
 UNCHECKED = "--jaxtyping-packages="
 # Files of slow tests that run for each file that changed, if as many reach it.
-AT_LEAST = 4
+AT_LEAST = 6
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -6,6 +6,7 @@ import pytest
 from tests import bounded_memory
 
 
+@pytest.mark.slow
 def test_programs_are_dropped_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     used, drops = [0.0], []
     monkeypatch.setattr(bounded_memory, "resident", lambda: used[0])

@@ -5,6 +5,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import credit_jax
 import credit_jax.parallel
 
@@ -39,6 +41,7 @@ def test_every_name_of_the_parallel_toolkit_resolves():
         assert callable(getattr(parallel, name)), name
 
 
+@pytest.mark.slow
 def test_every_name_resolves_without_torch():
     code = (
         "import json, sys, credit_jax\n"

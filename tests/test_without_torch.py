@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FILES = {
     "stays": "def test_it(): pass",
@@ -35,6 +37,7 @@ credit_jax.__path__.append({!r})
 """
 
 
+@pytest.mark.slow
 def test_what_needs_torch_is_left_out_and_nothing_else(tmp_path):
     for name, code in FILES.items():
         (tmp_path / f"test_{name}.py").write_text(code)

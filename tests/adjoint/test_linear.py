@@ -66,6 +66,7 @@ def test_normalized_units(forecaster, initial):
         assert key not in forecast.state or np.abs(normal[key]).max() < 20
 
 
+@pytest.mark.slow(but=["2x2-physical", "domain4-normalized"])
 @pytest.mark.parametrize("units", ["physical", "normalized"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_products(folder, initial, mesh, units):

@@ -84,6 +84,7 @@ def sizes(store, member, lead, names):
     return np.sqrt(np.mean(squares, axis=0))
 
 
+@pytest.mark.slow
 def test_pairs_of_norm_1_grow_by_the_singular_values(computed):
     folder, values = computed
     store = read(folder)
@@ -100,6 +101,7 @@ def test_pairs_of_norm_1_grow_by_the_singular_values(computed):
             assert_close(pair, 2 * first.sel(number=0), 1e-6, name)
 
 
+@pytest.mark.slow
 def test_the_norm_of_energy(config, computed, tmp_path, monkeypatch, capsys):
     """Variables that have no energy are not perturbed; sizes are those of `std`."""
     energy = (*SINGULAR, "--set", "inference.perturbation.norm=energy")
@@ -123,6 +125,7 @@ def test_the_norm_of_energy(config, computed, tmp_path, monkeypatch, capsys):
         assert abs(change).max() > 0, "another norm, other vectors"
 
 
+@pytest.mark.slow
 def test_members_made_in_parts_are_the_same_bitwise(config, computed, tmp_path):
     for shard in ("3/3", "1/3", "2/3"):
         options = ("--shard", shard, "--batch", "2")
@@ -130,6 +133,7 @@ def test_members_made_in_parts_are_the_same_bitwise(config, computed, tmp_path):
     assert chunks(tmp_path / "parts") == chunks(computed[0])
 
 
+@pytest.mark.slow(but=["data=none,tensor=2,domain=2"])
 @pytest.mark.parametrize("mesh", ["data=ddp", "data=none,tensor=2,domain=2"])
 def test_members_do_not_depend_on_the_mesh(config, computed, tmp_path, mesh):
     devices = "2" if mesh == "data=ddp" else "4"

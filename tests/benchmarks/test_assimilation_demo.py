@@ -71,6 +71,7 @@ def _runs(folder, truth):
         shutil.copytree(folder / "analyses" / part, folder / name / part)
 
 
+@pytest.mark.slow
 def test_the_report(data, tmp_path, monkeypatch):
     runs, out = tmp_path / "runs", tmp_path / "out"
     _runs(runs, data)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from benchmarks.compiled_step import SMALL_MODEL
 from benchmarks.save_cost import measure
 
 
+@pytest.mark.slow
 def test_saves_are_timed(tmp_path: Path) -> None:
     config = {"model": {"type": "wxformer", **SMALL_MODEL}}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))

@@ -21,6 +21,7 @@ SECTION = {**CONFIG.model_dump(), "use_spectral_norm": False}
 NOISY = ModelDef(NoisyConfig(**SECTION), Noisy)
 
 
+@pytest.mark.slow(but=["fsdp2xdomain2"])
 @pytest.mark.parametrize("mesh", ["ddp2", "fsdp4", "fsdp2xdomain2"])
 def test_members_of_a_forecast(tmp_path, mesh):
     """Each sample's, adjacent, with noise that depends on no mesh."""

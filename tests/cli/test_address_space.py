@@ -129,6 +129,7 @@ COMMANDS = {
 TRIALS = [(c, b) for c in COMMANDS for b in BOMBS if (c, b) != ("init", "fields")]
 
 
+@pytest.mark.slow(but=["check-chunks", "train-axis", "forecast-fields"])
 @pytest.mark.parametrize(("command", "bomb"), TRIALS)
 def test_files_that_ask_for_more_memory_than_there_is(command, bomb, world, capsys):
     BOMBS[bomb](world / "w_2000.nc")

@@ -151,12 +151,14 @@ def test_the_next_background_is_the_forecast_of_the_analysis(analyses, run, conf
     assert waves[3:].max() < 1e-4 * waves[:3].max()
 
 
+@pytest.mark.slow
 def test_forecasts_can_be_scored(analyses, world, tmp_path):
     options = ["--forecast", str(analyses / "forecasts"), "--out", str(tmp_path / "s")]
     truth = ["--truth", str(world / "w_2000.nc"), "--climatology", "none"]
     assert score([*options, *truth]) == OK
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_bitwise(config, analyses, tmp_path, monkeypatch):
     out, write = tmp_path / "out", Cycling._write
 
@@ -179,6 +181,7 @@ def test_a_killed_run_is_resumed_bitwise(config, analyses, tmp_path, monkeypatch
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_windows_are_added(config, analyses, tmp_path):
     out, options = tmp_path / "out", ["--set", "assimilation.leave_out=[error, time]"]
     assert call(config, out, *options, "--set", "assimilation.cycles=1") == OK
@@ -187,6 +190,7 @@ def test_windows_are_added(config, analyses, tmp_path):
         xr.testing.assert_identical(contents(out)[name], dataset)
 
 
+@pytest.mark.slow(but=["dp2xdomain2"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_meshes_make_the_same_analyses(config, analyses, tmp_path, mesh):
     assert call(config, tmp_path / "out", *MESHES[mesh]) == OK
@@ -240,6 +244,7 @@ def test_processes_but_the_first_write_nothing(config, tmp_path, monkeypatch, ca
     assert "written" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_first_background_is_a_forecast(config, run, tmp_path):
     """It is the end of it at a point of the grid, which is observed at the start."""
     row, column, later = 2, 3, START + pd.Timedelta("12h")

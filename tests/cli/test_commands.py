@@ -278,6 +278,7 @@ sys.exit(run_module(__name__, None, prog="it"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debug", [False, True])
 def test_alarms_of_xla_do_not_come_through(debug, monkeypatch, tmp_path):
     """Only with `--debug`; the log says that the command runs."""

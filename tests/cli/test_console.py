@@ -95,6 +95,7 @@ def test_check(override, code, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_without_torch_a_command_says_what_to_install():
     names = sorted({*BRIDGE} - {"config"})
     options = {"convert": ("--to", "jax", "--out", "out")}
@@ -121,6 +122,7 @@ def test_help_and_version_need_no_torch():
     assert any(line.startswith("credit-jax ") and ", jax " in line for line in out)
 
 
+@pytest.mark.slow
 def test_config_files_are_converted_without_torch(tmp_path):
     given = ROOT / "tests/bridge/config/configs/gen2.yml"
     files = {target: tmp_path / f"{target}.yml" for target in ("jax", "gen1")}
@@ -168,6 +170,7 @@ def test_completion(shell, capsys):
         assert word in script
 
 
+@pytest.mark.slow
 def test_the_installed_command():
     (entry,) = importlib.metadata.entry_points(
         group="console_scripts", name="credit-jax"

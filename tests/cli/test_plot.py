@@ -60,6 +60,7 @@ def test_a_map_of_credits_folder_and_of_a_region(tmp_path):
     assert "SP, 12 h from 2004-03-01 00:00, valid 2004-03-01 12:00" in text
 
 
+@pytest.mark.slow(but=["config"])
 @pytest.mark.parametrize("recorded", ["provenance", "config"])
 def test_a_map_of_the_training_period_says_so(tmp_path, recorded):
     """By the dates of the weights, or else of the config of the forecasts."""
@@ -81,6 +82,7 @@ def test_a_map_of_the_training_period_says_so(tmp_path, recorded):
         assert f"valid 2004-03-01 12:00{words}<" in text
 
 
+@pytest.mark.slow(but=["card"])
 @pytest.mark.parametrize("kind", ["curves", "card", "spectra", "ranks"])
 def test_figures_of_scores_of_training_dates_say_so(tmp_path, kind):
     seen = "5 of 9 dates are in the training period (2000 to 2001), and not held out"
@@ -206,6 +208,7 @@ def test_start_date_and_format_are_needed(store, tmp_path, capsys):
     assert "one of .png, .svg, .pdf, .gif, got '.jpg'" in capsys.readouterr().err
 
 
+@pytest.mark.slow(but=["a.png-options0", "a.html-options5"])
 @pytest.mark.parametrize(
     ("out", "options"),
     [

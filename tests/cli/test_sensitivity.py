@@ -41,6 +41,7 @@ def expected(forecaster, initial):
     return jax.value_and_grad(mean)(forecast.state)
 
 
+@pytest.mark.slow(but=["domain2"])
 @pytest.mark.parametrize("mesh", MESHES, ids=["one", "domain2"])
 def test_the_gradient(run, expected, tmp_path, mesh, capsys):
     out, figure = tmp_path / "gradient.nc", tmp_path / "map.png"

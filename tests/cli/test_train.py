@@ -81,6 +81,7 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     assert len((folder / "training_log.csv").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_files_that_were_changed_since_are_noted(run, world, tmp_path, capsys):
     """Statistics, static fields and latitudes; forecasts do not read these."""
     files = {
@@ -117,6 +118,7 @@ def test_files_that_were_changed_since_are_noted(run, world, tmp_path, capsys):
     assert note.format(", ".join(files)) in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_starting_again_is_refused(run, tmp_path):
     """Three times: without an option nothing changes, with --fresh nothing is lost."""
     few = {"trainer__epochs": 1, "trainer__skip_validation": True}
@@ -154,6 +156,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(run, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_metrics_that_nothing_measures(run):
     """Only validation uses a climatology."""
     metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
@@ -175,6 +178,7 @@ def counted(monkeypatch, target, key):
     return calls
 
 
+@pytest.mark.slow
 def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monkeypatch):
     """With two splits, two sections that read latitudes, and a normalizer."""
     files = counted(monkeypatch, "xarray.open_dataset", lambda path, **_: path)
@@ -237,6 +241,7 @@ def test_the_first_step_waits_for_no_climatology(
         setup.steps().evaluate(state.params, state.model_state, batch)
 
 
+@pytest.mark.slow
 def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
     """The benchmark runs the command for one step, each time with the same cache."""
     given = []
@@ -270,6 +275,7 @@ def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
     assert len(set(given)) == 1, "later starts have the cache of the first"
 
 
+@pytest.mark.slow
 def test_resume_with_another_model(run, monkeypatch):
     code, text = run("--set", "trainer.epochs=1", "--set", "trainer.skip_validation=1")
     assert code == 0, text
@@ -287,6 +293,7 @@ def test_save_loc_can_be_given(run, tmp_path):
     assert (tmp_path / "other" / "model.yml").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_the_command(world, tmp_path, tiny_model):
     changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
     mapping = tiny_config(world, tmp_path / "run", **changes)
@@ -417,6 +424,7 @@ def test_debug_shows_where(run):
         run("--resume", "--debug")
 
 
+@pytest.mark.slow
 def test_help_without_a_config():
     done = subprocess.run(
         [sys.executable, "-m", "credit_jax.train", "--help"],

@@ -56,6 +56,7 @@ def never_read(section):
     return {key for key, why in ignored.items() if why == NEVER_READ}
 
 
+@pytest.mark.slow(but=["data"])
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_key_of_credits_configs_is_known(section):
     cls = SECTIONS[section]

@@ -118,6 +118,7 @@ def test_installed_packages_offer_theirs(module, monkeypatch):
     assert "unasked" not in sys.modules
 
 
+@pytest.mark.slow
 def test_sub_packages_are_imported_by_name():
     """The readers of satellites and forecast centers: the core imports none of them."""
     text = """

@@ -97,9 +97,10 @@ def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     yield from memory.problems(seeds.stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds",
-    [(0, 60), pytest.param((60, 500), marks=pytest.mark.slow)],
+    [(0, 60), (60, 500)],
     ids=["short", "long"],
 )
 def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:

@@ -38,6 +38,7 @@ SECTIONS = {
 }
 
 
+@pytest.mark.slow(but=["ParallelismConfig", "InferenceConfig"])
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda cls: cls.__name__)
 @fixed
 @given(data=st.data())

@@ -26,6 +26,7 @@ def collect(loader, epoch=0):
     return list(loader.epoch(epoch))
 
 
+@pytest.mark.slow(but=["0"])
 @pytest.mark.parametrize("threads", [0, 3])
 def test_the_next_good_sample_stands_for_a_bad_one(world, folder, threads):
     batches = collect(load(world, trainer__train_batch_size=4))
@@ -65,6 +66,7 @@ def test_the_file_of_a_target_in_the_next_file(folder):
         collect(load(folder))
 
 
+@pytest.mark.slow
 def test_missing_times(folder):
     rewrite(folder / "w_2000.nc", lambda d: d.isel(time=[0, 1, 2, 5, 6, *range(8, 37)]))
     refused(folder, "3 of 33 times are missing")
@@ -108,6 +110,7 @@ def test_a_bad_first_sample_is_reported_before_training(folder):
     assert f"{replaced}: {folder}/w_1999.nc: T 1 " in notes[0]
 
 
+@pytest.mark.slow
 def test_all_samples_are_bad(folder):
     for year in (1999, 2000):
         rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] * np.nan))
@@ -135,6 +138,7 @@ def test_fill_values_between_are_seen_when_they_are_read(folder):
         collect(loader)
 
 
+@pytest.mark.slow
 def test_the_climatology_leaves_bad_samples_out(world, folder):
     whole = build_climatology(load(world).dataset)
     nan_at(folder, 3)
@@ -218,6 +222,7 @@ def normalized_too(folder, name):
     rewrite(folder / "std.nc", lambda d: d.assign({name: 1.0}))
 
 
+@pytest.mark.slow
 def test_an_outlier_of_a_static_field_is_named_once(folder, caplog):
     """It is that of one field, at whatever times it is read."""
     normalized_too(folder, "LSM")
@@ -228,6 +233,7 @@ def test_an_outlier_of_a_static_field_is_named_once(folder, caplog):
     assert f"{folder}/static.nc: LSM has a value that is 1e+06 deviations" in line
 
 
+@pytest.mark.slow
 def test_outliers_in_a_folder_with_any_name(tmp_path, caplog):
     folder = tmp_path / "what it has at home"
     folder.mkdir()
@@ -242,6 +248,7 @@ def test_outliers_in_a_folder_with_any_name(tmp_path, caplog):
     assert len(lines) == len(set(lines)) > 2
 
 
+@pytest.mark.slow
 def test_an_outlier_of_a_renamed_variable(folder, caplog):
     """Statistics have the name before the block, files theirs."""
     outlier_at(folder)
@@ -284,6 +291,7 @@ def test_the_forcing_of_later_steps_is_checked(folder, value, words):
     assert "2000-01-04T18:00" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_outlier_ends_a_run_or_is_replaced(world, folder):
     outlier_at(folder)
     refused_while_reading = load(folder, data__on_outlier="raise")

@@ -64,6 +64,7 @@ def compare(ours, theirs):
             assert array.shape == expected[name].shape
 
 
+@pytest.mark.slow(but=["plain", "two sources"])
 @pytest.mark.parametrize("name", [*CASES, "two sources"])
 def test_batches(credit, world, name):
     from tests.data.credit_batches import credit_batches
@@ -75,6 +76,7 @@ def test_batches(credit, world, name):
     compare(list(loader.epoch(0)), credit_batches(raw))
 
 
+@pytest.mark.slow(but=["history"])
 @pytest.mark.parametrize("name", ["no normalizer", "two sources", "history"])
 def test_steps_of_a_forecast(credit, world, name):
     from tests.data.credit_batches import credit_steps
@@ -110,6 +112,7 @@ def compare_step(loader, batch, k, step):
     assert given == {key for own in batch.fields["forcing"].values() for key in own}
 
 
+@pytest.mark.slow(but=["valid"])
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_batches_of_three_ranks_from_zarr(credit, world, split):
     from tests.data.credit_batches import credit_batches
@@ -128,6 +131,7 @@ def test_batches_of_three_ranks_from_zarr(credit, world, split):
         compare(list(loader.epoch(0)), theirs)
 
 
+@pytest.mark.slow
 def test_the_trainers_example(credit, tmp_path, monkeypatch):
     """The config of the comparison with CREDIT's trainer, read from its YAML file."""
     from pathlib import Path

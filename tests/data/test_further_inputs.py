@@ -48,6 +48,7 @@ def _credit_dataset(folder: Path, history_len: int, history_outside: int) -> Any
     return credit_attribute(module, "WRFDataset")(inside, outside)
 
 
+@pytest.mark.slow(but=["2-1"])
 @pytest.mark.parametrize(("history", "outside"), [(1, 2), (2, 1)])
 def test_fields_and_times_are_those_of_credit(
     credit: Any, region: Path, history: int, outside: int
@@ -89,6 +90,7 @@ def test_all_steps_of_a_forecast(region: Path) -> None:
     np.testing.assert_array_equal(both["x_extra"], joined)
 
 
+@pytest.mark.slow(but=["nan-NaN"])
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (1e6, "deviations")])
 def test_values_around_that_cannot_be_used(
     tmp_path: Path, value: float, words: str
@@ -111,6 +113,7 @@ def test_values_around_that_cannot_be_used(
         list(loader.epoch(0))
 
 
+@pytest.mark.slow
 def test_samples_without_fields_around_are_left_out(region: Path) -> None:
     raw = region_config(region, data__end_datetime="2000-01-10")
     every = len(build_loader(parsed(raw), split="train").dataset)

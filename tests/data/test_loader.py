@@ -35,12 +35,14 @@ def test_shapes(world):
     assert (batches[0].target_times[:, 0] - batches[0].input_times == step).all()
 
 
+@pytest.mark.slow(but=["3"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_do_not_change_the_order(world, threads):
     plain = list(load(world).epoch(2))
     same(list(load(world, trainer__thread_workers=threads).epoch(2)), plain)
 
 
+@pytest.mark.slow(but=["9"])
 @pytest.mark.parametrize("start", [0, 1, 9, 10])
 def test_restart(world, start):
     loader = load(world, trainer__thread_workers=2)
@@ -62,6 +64,7 @@ def test_a_step_holds_the_same_samples_on_any_number_of_ranks(world):
         assert np.array_equal(x[order], whole.x[there])
 
 
+@pytest.mark.slow
 def test_the_ranks_of_an_open_loader_can_change(world):
     found = load(world).for_ranks((1, 2), 3)
     same(list(found.epoch(1)), list(load(world, ranks=(1, 2), dp_size=3).epoch(1)))
@@ -78,6 +81,7 @@ def test_units(world):
     assert np.allclose(loader.units.normalize(physical), batch.y, atol=1e-4)
 
 
+@pytest.mark.slow(but=["per_step"])
 @pytest.mark.parametrize("where", ["ic_only", "per_step"])
 def test_later_steps_go_through_the_same_chain(world, where):
     """A block before a rename refers to the variable by its old name."""

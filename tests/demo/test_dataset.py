@@ -116,6 +116,7 @@ def test_it_is_kept(made, monkeypatch):
         ensure_demo_data(other, QUIET)
 
 
+@pytest.mark.slow
 def test_same_seed_same_numbers(made, tmp_path):
     again = tmp_path / "again"
     main(["--out", str(again), *DAYS])

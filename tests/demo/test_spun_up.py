@@ -34,6 +34,7 @@ def test_it_is_that_of_the_defaults_alone():
     assert FILE.stat().st_size < 100_000
 
 
+@pytest.mark.slow
 def test_a_data_set_begins_with_it(climate, tmp_path):
     demo = DemoConfig(out=str(tmp_path / "t21"), days=2, held_out_days=1)
     text = io.StringIO()
@@ -50,6 +51,7 @@ def test_a_data_set_begins_with_it(climate, tmp_path):
     assert rain.max() > 1e-3
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read(climate, tmp_path, monkeypatch):
     state, rain = climate.advance(climate.initial, 0.0)
     path = tmp_path / "spun_up.npz"

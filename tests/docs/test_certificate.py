@@ -4,12 +4,15 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 import credit_jax
 from tests.docs.test_adding_a_model import blocks
 
 PAGE = Path(__file__).parents[2] / "docs/certificate.md"
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     code = "\n".join(code for code in blocks("python") if "@register_model" not in code)
     # With few channels, as the page says.

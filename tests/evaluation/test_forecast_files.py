@@ -72,6 +72,7 @@ def test_one_start_date_and_lead_time(tmp_path):
     assert np.array_equal(found.read(0, 0, WANTED), expected(store, 0, 1))
 
 
+@pytest.mark.slow(but=["standard-False-2", "noleap-True-0"])
 @pytest.mark.parametrize("members", [0, 2])
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("calendar", ["standard", "noleap"])

@@ -24,6 +24,7 @@ def mesh_of(data, tensor, domain):
     return dims.build_mesh(jax.devices()[:size])
 
 
+@pytest.mark.slow(but=["degrees3-7-4"])
 @pytest.mark.parametrize(
     ("degrees", "rows", "num_members"),
     [

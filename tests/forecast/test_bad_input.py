@@ -233,6 +233,7 @@ def test_attributes_that_credit_cannot_read(name):
     assert all("units" in own for own in found.values())
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys):
     config, out = make_run(world, tmp_path), tmp_path / "out"
     dates = ("--init-time", "2000-01-01", "--steps", "2")
@@ -262,6 +263,7 @@ def test_a_folder_of_forecasts_without_a_record(world, tmp_path, tiny_model, cap
     assert "forecast.json is no record of forecasts" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_length_alone(tmp_path, capsys):
     with pytest.raises(SystemExit):
         forecast("model.yml", tmp_path, "--steps", "2", "--length", "12h")

@@ -21,7 +21,6 @@ from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.forecast.tiny_run import forecast, make_run, read
-from tests.support import mark_slow
 from tests.training.tiny import MODEL, write_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +55,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, store: type, after: int) -> None:
     monkeypatch.setattr(store, "write", fail)
 
 
-@pytest.mark.parametrize("after", mark_slow([0, 7], but=[0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 7])
 def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, after):
     assert forecast(config, tmp_path / "whole") == OK
     out = tmp_path / "out"
@@ -76,6 +76,7 @@ def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, af
     assert after_it == before, "nothing was left to do"
 
 
+@pytest.mark.slow
 def test_a_failing_netcdf_file_ends_the_command(config, tmp_path, monkeypatch, capsys):
     failing(monkeypatch, NetcdfStore, 2)
     assert forecast(config, tmp_path / "out", "--format", "netcdf") == FAILED
@@ -143,6 +144,7 @@ def test_nan_is_filled_and_counted(diverging, tmp_path, capsys):
     assert f"T {count}" in capsys.readouterr().out
 
 
+@pytest.mark.slow(but=["day-files0"])
 @pytest.mark.parametrize(
     ("group", "files"),
     [
@@ -166,6 +168,7 @@ def test_steps_that_share_a_file(world, tmp_path, tiny_model, group, files):
     assert np.array_equal(hours, [12, 24]), "also those before the last step"
 
 
+@pytest.mark.slow
 def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
     assert forecast(config, tmp_path / "whole") == OK
     out = tmp_path / "out"
@@ -197,6 +200,7 @@ PART = {
 }
 
 
+@pytest.mark.slow(but=["the queue of writers"])
 @pytest.mark.parametrize("name", PART)
 def test_resumed_with_keys_that_change_no_value(
     world, tmp_path, tiny_model, capsys, name
@@ -220,6 +224,7 @@ def statistics(config, world, tmp_path):
     return write_yaml(tmp_path / "own.yml", raw), tmp_path / "mean.nc"
 
 
+@pytest.mark.slow
 def test_statistics_that_were_fitted_again(statistics, tmp_path, capsys):
     (config, mean), out = statistics, tmp_path / "out"
     options = ("--checkpoint", os.fspath(tmp_path / "run"))
@@ -254,6 +259,7 @@ def test_processes_that_read_other_files(config, tmp_path, monkeypatch, capsys):
 NOISE = {"inference__members": 2, "inference__perturbation": {"std": 0.1}}
 
 
+@pytest.mark.slow(but=["change0-seed (1000 there, 5 here)"])
 @pytest.mark.parametrize(
     ("change", "shown"),
     [

@@ -15,7 +15,6 @@ from tests.forecast.layouts import assert_same_layout
 from tests.reference.dataset import NUM_LAT, NUM_LON
 from tests.reference.scalers import write_scalers
 from tests.support import assert_close
-from tests.support.slow import mark_slow
 
 T, U = "ERA5/prognostic/3d/T", "ERA5/prognostic/3d/U"
 SP, TP = "ERA5/prognostic/2d/SP", "ERA5/diagnostic/2d/TP"
@@ -177,12 +176,10 @@ def on_levels_of_credit(ours, theirs):
     return xr.Dataset(fields, coords, ours.attrs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
-    mark_slow(
-        ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
-        but=["data=none,tensor=2,domain=2"],
-    ),
+    ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
 )
 def test_fixers_and_diagnostics_as_credit(run, forecast, mesh):
     folder, name = forecast(mesh)

@@ -10,7 +10,7 @@ from credit_jax.cli.score import main as score
 from credit_jax.evaluation.scores import read_scores
 from tests.forecast.credit_forecast import credit_rollout, raw_config, write_run
 from tests.forecast.layouts import assert_same_layout
-from tests.support import assert_close, mark_slow
+from tests.support import assert_close
 
 BATCH = {
     "forecast_length": "18h",
@@ -46,12 +46,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
+@pytest.mark.slow(but=["data=none,tensor=2,domain=2"])
 @pytest.mark.parametrize(
     "mesh",
-    mark_slow(
-        ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
-        but=["data=none,domain=3", "data=none,tensor=2,domain=2"],
-    ),
+    ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
 )
 def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
     monkeypatch.chdir(run)

@@ -63,6 +63,15 @@ BOTH = [
 ]
 
 
+@pytest.mark.slow(
+    but=[
+        "a file a step-standard",
+        "a file a step-noleap",
+        "days-standard",
+        "levels-noleap",
+        "curvilinear-standard",
+    ]
+)
 @pytest.mark.parametrize(("name", "calendar"), BOTH)
 def test_files_of_credit(credit, tmp_path, name, calendar):
     start = "1999-12-31T06" if calendar == "standard" else "2004-02-28T06"

@@ -63,6 +63,7 @@ def ensemble(world, folder, name, members=3):
     return make_run(world, folder, inference=inference)
 
 
+@pytest.mark.slow(but=["gaussian"])
 @pytest.mark.parametrize("name", TYPES)
 def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
     config = ensemble(world, tmp_path, name)
@@ -107,6 +108,7 @@ def test_members_of_a_wide_model_are_bitwise_those_alone(world, tmp_path, mesh):
     batches(config, tmp_path, *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_noise_of_a_model_is_that_of_the_member(world, tmp_path, name):
     inference = {
@@ -142,6 +144,7 @@ def test_a_member_alone_and_run_again_is_the_same_bitwise(world, tmp_path, tiny_
     assert chunks(tmp_path / "parts") == chunks(tmp_path / "all")
 
 
+@pytest.mark.slow(but=["lagged"])
 @pytest.mark.parametrize("name", TYPES)
 def test_members_differ_as_asked_for(world, tmp_path, tiny_model, name):
     config = ensemble(world, tmp_path, name, members=2)
@@ -172,6 +175,7 @@ def test_members_differ_as_asked_for(world, tmp_path, tiny_model, name):
             assert ((ratio > 0.2 * std) & (ratio < 3 * std)).all()
 
 
+@pytest.mark.slow
 def test_the_control_is_the_forecast_without_members(world, tmp_path, tiny_model):
     config = ensemble(world, tmp_path, "gaussian", members=2)
     assert forecast(config, tmp_path / "two") == 0
@@ -189,6 +193,7 @@ def test_a_lag_reads_data_that_have_to_be_there(world, tmp_path, tiny_model, cap
     assert "1999-12-22" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_lagged_members_need_no_data_after_their_start(world, tmp_path, tiny_model):
     """Those of short lags, beside others of longer ones."""
     config = ensemble(world, tmp_path, "lagged")

@@ -36,6 +36,7 @@ def newest(monkeypatch):
     )
 
 
+@pytest.mark.slow(but=["1"])
 @pytest.mark.parametrize("frames", [1, 2])
 def test_a_forecast_step_by_step(world, tmp_path, newest, frames):
     config = make_run(

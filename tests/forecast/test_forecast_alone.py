@@ -40,6 +40,7 @@ def test_the_forecasts_are_those_of_the_whole_config(config, alone, tmp_path):
         xr.testing.assert_identical(read(tmp_path / name).drop_attrs(), whole)
 
 
+@pytest.mark.slow
 def test_scores_have_no_climatology_of_no_training(alone, tmp_path, capsys):
     path = alone(start_datetime=START)
     out, scores = tmp_path / "out", tmp_path / "scores"

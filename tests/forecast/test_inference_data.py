@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pytest
 import xarray as xr
 import yaml
 
@@ -16,6 +17,7 @@ from tests.support import assert_close
 OTHER = "ERA5/prognostic/3d/temperature"
 
 
+@pytest.mark.slow
 def test_data_of_the_inference_section(world, tmp_path, tiny_model):
     config = make_run(world, tmp_path)
     assert forecast(config, tmp_path / "own") == 0
@@ -66,6 +68,7 @@ def test_channels_in_another_order(world, tmp_path, tiny_model, capsys):
     assert f"expected {', '.join(keys[::-1])}" in error
 
 
+@pytest.mark.slow
 def test_data_on_other_levels(world, tmp_path, tiny_model, capsys):
     """Brought to those of the model, in the initial state, too, and not scored."""
     make_run(world, tmp_path)

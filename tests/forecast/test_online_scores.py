@@ -46,12 +46,13 @@ def _dims(array):
     return [dim for dim in array.dims if dim != "channel"]
 
 
+@pytest.mark.slow(but=["data=none,tensor=2,domain=4-1-2"])
 @pytest.mark.parametrize(
     ("parallelism", "members", "batch"),
     [
         ("data=none,tensor=2,domain=4", "1", "2"),  # 6 rows on 4 devices
         # Each member on separate devices.
-        pytest.param("data=ddp,domain=4", "2", "1", marks=pytest.mark.slow),
+        ("data=ddp,domain=4", "2", "1"),
     ],
 )
 def test_online_scores_equal_those_of_the_files(
@@ -70,6 +71,7 @@ def test_online_scores_equal_those_of_the_files(
     assert max(found.values()) < BOUND
 
 
+@pytest.mark.slow
 def test_scores_from_python(config, tmp_path):
     """From a plan, a model and weights, with the scores and fields of the command."""
     options = ("--init-time", "2000-01-01", "--steps", "2")
@@ -128,6 +130,7 @@ def test_scores_without_fields(world, tmp_path, config, capsys):
     assert wanted in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite(world, tmp_path, capsys):
     config = make_run(world, tmp_path, scale=1e38)
     out = tmp_path / "out"

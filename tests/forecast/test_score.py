@@ -118,6 +118,7 @@ def test_baselines(made, scored):
     assert np.allclose(own[1], theirs, rtol=BOUND)
 
 
+@pytest.mark.slow
 def test_truth_and_climatology_of_files(made, tmp_path, world):
     """A Zarr store with another order of dims, and WeatherBench's climatology."""
     truth = make_fields()
@@ -150,6 +151,7 @@ def test_truth_and_climatology_of_files(made, tmp_path, world):
     assert np.allclose(ours.isel(prediction_timedelta=0), theirs, rtol=BOUND)
 
 
+@pytest.mark.slow
 def test_truth_of_a_config(made, tmp_path, capsys):
     """A YAML file with a data section; dates may be left out."""
     assert score(made / "zarr", tmp_path / "own", "--climatology", "none") == OK
@@ -207,6 +209,7 @@ def test_forecasts_that_are_not_finished(made, tmp_path, world, capsys):
     assert "2 of 5 forecasts in" in capsys.readouterr().err
 
 
+@pytest.mark.slow(but=["2000-01-07-none"])
 @pytest.mark.parametrize(
     ("start", "seen"),
     [
@@ -228,6 +231,7 @@ def test_dates_of_the_training_are_those_of_the_run(tmp_path, world, start, seen
     assert read_scores(tmp_path / "scores").attrs["training_dates"].startswith(seen)
 
 
+@pytest.mark.slow
 def test_what_the_forecast_ignored_is_not_said_again(tmp_path, world, capsys):
     """CREDIT's configs have `inference.mode`, which was noted by `forecast`."""
     output = {"format": "zarr"}

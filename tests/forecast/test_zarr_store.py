@@ -79,6 +79,7 @@ def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_mode
         assert file["SP"].attrs == {}, "as in CREDIT"
 
 
+@pytest.mark.slow(but=["2-True", "3-False"])
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 def test_chunks_are_whole_globes(config, tmp_path, monkeypatch, version, large):
@@ -106,6 +107,7 @@ def test_the_store_says_where_it_comes_from(config, tmp_path):
     assert attributes["command"]
 
 
+@pytest.mark.slow
 def test_netcdf_and_zarr_hold_the_same(config, tmp_path):
     zarr_out, netcdf_out = tmp_path / "zarr", tmp_path / "netcdf"
     dates = ("--init-time", "2000-01-01", "--steps", "3")
@@ -125,6 +127,7 @@ def test_netcdf_and_zarr_hold_the_same(config, tmp_path):
                 assert np.array_equal(found[name].isel(time=0), lead), name
 
 
+@pytest.mark.slow
 def test_a_part_of_the_variables_levels_and_lead_times(world, tmp_path, tiny_model):
     output = {
         "format": "zarr",
@@ -150,6 +153,7 @@ def test_a_part_of_the_variables_levels_and_lead_times(world, tmp_path, tiny_mod
     assert np.array_equal(part["U"], whole["U"])
 
 
+@pytest.mark.slow(but=["options1"])
 @pytest.mark.parametrize(
     "options",
     [

@@ -17,7 +17,6 @@ from credit_jax.ops import dense as plain_dense
 from credit_jax.parallel.rows.take import take_static
 from tests.support import assert_close
 from tests.support.gradients import draw
-from tests.support.slow import mark_slow
 
 
 def _conv(stride: int, padding: int) -> tuple[Any, Any]:
@@ -65,7 +64,8 @@ def _derivatives(function: Any, arrays: Any, tangents: Any) -> Any:
     return moved, pull(moved), curved
 
 
-@pytest.mark.parametrize("name", mark_slow(list(CASES), but=EVERY_TIME))
+@pytest.mark.slow(but=EVERY_TIME)
+@pytest.mark.parametrize("name", CASES)
 def test_derivatives_are_those_of_the_definition(name: str) -> None:
     function, definition, shapes = CASES[name]
     arrays, tangents = (

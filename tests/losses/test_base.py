@@ -220,6 +220,7 @@ def test_elementwise_losses_take_members():
     assert_close(value, expected, 1e-6, "mse of an ensemble")
 
 
+@pytest.mark.slow
 def test_channels_may_come_from_the_caller():
     """A library user builds a loss without a config."""
     loss = build_by_variable(None)

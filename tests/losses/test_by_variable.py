@@ -170,6 +170,7 @@ def test_validation_loss_equals_credit(own, credit, scaler_path, tmp_path):
     assert_close(loss_and_gradient(loss, *channels())[0], value, 1e-5, f"{own}")
 
 
+@pytest.mark.slow(but=["16-{'dp': 2, 'domain': 4}", "13-{'domain': 4}"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("lat", [16, 13])
 def test_same_on_every_mesh(lat, mesh, scaler_path):

@@ -46,6 +46,7 @@ def test_equals_credit(settings, credit):
     assert_close(gradient, own.grad.numpy(), 1e-4, "covmse, gradient")
 
 
+@pytest.mark.slow(but=["16-{'dp': 2, 'domain': 4}", "13-{'domain': 4}"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("lat", [16, 13])
 def test_same_on_every_mesh(lat, mesh):

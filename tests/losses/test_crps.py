@@ -90,6 +90,13 @@ def test_weighted_kcrps_equals_credit(validation, credit, tmp_path):
     assert_close(own_gradient, gradient, 1e-5, "weighted KCRPS, gradient")
 
 
+@pytest.mark.slow(
+    but=[
+        "KCRPS-16-{'dp': 2, 'domain': 4}",
+        "KCRPS-13-{'domain': 4}",
+        "almost fair, 0.95-13-{'domain': 4}",
+    ]
+)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("lat", [16, 13])
 @pytest.mark.parametrize("name", ["KCRPS", "almost fair, 0.95"])

@@ -90,6 +90,9 @@ def test_it_is_the_loss_of_the_coefficients(name: str, grid: str) -> None:
     assert_close(value, in_numpy(name, ours, theirs), 1e-5, f"{name} in float32")
 
 
+@pytest.mark.slow(
+    but=["spherical-{'domain': 4}", "amse-{'dp': 2, 'tp': 2, 'domain': 2}"]
+)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["spherical", "amse"])
 def test_same_on_every_mesh(name: str, mesh: dict[str, int]) -> None:

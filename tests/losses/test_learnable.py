@@ -123,6 +123,7 @@ def test_equals_credit(learned: Any, scaler_path: Any, tmp_path: Any) -> None:
         assert_close(ours(loss, None)[0], expected, 1e-6, "in validation")
 
 
+@pytest.mark.slow(but=["16-{'dp': 2, 'domain': 4}", "13-{'domain': 4}"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("lat", [16, 13])
 def test_same_on_every_mesh(mesh: dict[str, int], lat: int, scaler_path: Any) -> None:

@@ -62,6 +62,7 @@ def test_power_alone_equals_credits_class(credit):
     assert_close(gradient[:, :, 0], own.grad.numpy(), 1e-5, "power, gradient")
 
 
+@pytest.mark.slow(but=["16-{'dp': 2, 'domain': 4}", "13-{'domain': 4}"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("lat", [16, 13])
 def test_same_on_every_mesh(lat, mesh):

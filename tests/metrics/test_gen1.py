@@ -114,6 +114,7 @@ def test_ensemble_fields_equal_credit(credit, tmp_path):
         assert_close(ours[name], value.numpy(), 1e-5, name)
 
 
+@pytest.mark.slow(but=["16-{'dp': 2, 'domain': 4}", "13-{'domain': 4}"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("lat", [16, 13])
 def test_same_on_every_mesh(lat, mesh):

@@ -24,7 +24,7 @@ from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.training.restore import place_weights
-from tests.support import assert_close, make_mesh, mark_slow
+from tests.support import assert_close, make_mesh
 
 GRID = {"image_height": 32, "image_width": 64, "frames": 1}
 CHANNELS = {
@@ -77,18 +77,16 @@ def draw(model_def: ModelDef) -> np.ndarray:
     return np.random.default_rng(3).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.slow(but=["fuxi-mean"])
 @pytest.mark.parametrize(
     ("kind", "fill"),
-    mark_slow(
-        [
-            ("wxformer", "copy"),
-            ("crossformer", "zero"),
-            ("camulator", "mean"),
-            ("fuxi", "copy"),
-            ("fuxi", "mean"),
-        ],
-        but=[("crossformer", "zero"), ("fuxi", "copy"), ("fuxi", "mean")],
-    ),
+    [
+        ("wxformer", "copy"),
+        ("crossformer", "zero"),
+        ("camulator", "mean"),
+        ("fuxi", "copy"),
+        ("fuxi", "mean"),
+    ],
 )
 def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> None:
     """Inputs and outputs change their order; new ones are between them.
@@ -124,6 +122,7 @@ def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> 
         assert not actual[:, 0].any()
 
 
+@pytest.mark.slow(but=["fuxi"])
 @MODELS
 def test_frozen_layers_of_new_channels(kind: str) -> None:
     more = CHANNELS | {"input_only_channels": 4, "output_only_channels": 3}
@@ -166,6 +165,7 @@ def _assert_same_weights(
             assert np.array_equal(part, before[first][..., rows, :])
 
 
+@pytest.mark.slow(but=["crossformer", "fuxi"])
 @MODELS
 def test_removed_channels_leave_sigma_that_of_what_is_left(kind: str) -> None:
     base_def, weights = base(kind)
@@ -210,6 +210,7 @@ def test_moments_of_new_entries_are_0() -> None:
     assert not after[7].any()
 
 
+@pytest.mark.slow
 def test_the_gradient_reaches_all_that_is_new() -> None:
     """New weights that are 0 are no saddle: each has a gradient."""
     base_def, weights = base("wxformer")

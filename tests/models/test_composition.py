@@ -16,7 +16,6 @@ from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from tests.models.crossformer.cases import CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
-from tests.support.slow import mark_slow
 
 # Equal numbers of input and output channels, so that outputs can be fed back.
 BLOCK = {
@@ -30,9 +29,7 @@ BLOCK = {
     "output_only_channels": 0,
 }
 MESH = {"dp": 2, "tp": 2, "domain": 2}
-MESHES = pytest.mark.parametrize(
-    "degrees", mark_slow([{}, MESH], but=[MESH]), ids=["one", "2x2x2"]
-)
+MESHES = pytest.mark.parametrize("degrees", [{}, MESH], ids=["one", "2x2x2"])
 
 
 def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, Any, Any, Any]:
@@ -56,6 +53,7 @@ def _made_once(
     return model, params, model_state, placed["x"], placed["y"]
 
 
+@pytest.mark.slow
 @MESHES
 def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
     """Under the user's jit they equal the eager ones and are not zero."""
@@ -97,6 +95,7 @@ def test_vmap_over_members(degrees: dict[str, int]) -> None:
     assert_close(outputs, alone, 1e-5, "members of weights")
 
 
+@pytest.mark.slow(but=["2x2x2"])
 @MESHES
 def test_scan_over_forecast_steps(degrees: dict[str, int]) -> None:
     """Each iteration depends on the one before, and no other program part runs."""
@@ -146,6 +145,7 @@ def test_init_and_fuse_compose() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
     model, params, model_state, x, _ = _made({})
     program = compile_program(model.apply, model.mesh)

@@ -8,6 +8,7 @@ from benchmarks.speed.cases import make_case
 from credit_jax.models.conversion import credit_key, key_map_for
 
 
+@pytest.mark.slow(but=["fuxi", "graph", "debugger"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
 @pytest.mark.parametrize("name", ["wxformer", "fuxi", "unet", "graph", "debugger"])
 def test_a_key_from_the_path_alone_is_that_of_the_model(name):

@@ -15,16 +15,13 @@ from benchmarks.speed.depth import (
     trace,
 )
 from credit_jax.models.registry import MODELS
-from tests.support import mark_slow
 
-# A model of each family, those with more than stages and blocks of their own.
-QUICK = ["fuxi", "graph", "swin", "unet", "wxformer"]
+QUICK = ["swin"]
 
 
+@pytest.mark.slow(but=QUICK)
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
-@pytest.mark.parametrize(
-    "model", mark_slow([name for name in MODELS if name not in NO_BLOCKS], but=QUICK)
-)
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in NO_BLOCKS])
 def test_the_training_step_is_as_large_at_any_depth(model: str) -> None:
     """On one device, with the plain definitions, as on GPUs and TPUs."""
     counts = {

@@ -51,6 +51,7 @@ def test_devices_that_multiply_float8(platform, capability, expected) -> None:
     assert multiplies_float8(device) is expected
 
 
+@pytest.mark.slow
 def test_one_warning_says_why_it_does_not_help() -> None:
     mesh = make_mesh()
     with pytest.warns(

@@ -13,13 +13,13 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.placement import place_batch
 from tests.models.crossformer.cases import CASES
 from tests.support import assert_trees_close, make_mesh
-from tests.support.slow import mark_slow
 
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow(but=["fuxi"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
-@pytest.mark.parametrize("name", mark_slow(MODEL_TYPES, but=["wxformer", "fuxi"]))
+@pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_fresh_model_can_be_evaluated(name: str) -> None:
     """Its output for normalized fields is of the size of normalized fields."""
     case, mesh = make_case("tiny", name), make_mesh()
@@ -31,6 +31,7 @@ def test_a_fresh_model_can_be_evaluated(name: str) -> None:
     assert 0.1 < size < 3
 
 
+@pytest.mark.slow(but=["eager"])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_every_mesh_begins_alike(jit: bool) -> None:
     """A loop of power iterations is written out where it is part of a program."""

@@ -16,7 +16,6 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.precision import default_mp_policy
 from tests.support import make_mesh
-from tests.support.slow import mark_slow
 
 # By the name that lowering has: those of `use_platform` and `use_implementation`.
 PLATFORMS = {"cuda": ("gpu", "gpu"), "tpu": ("tpu", "xla")}
@@ -105,8 +104,9 @@ def lower(section, platform, precision=None):
         return traced, traced.lower(lowering_platforms=(platform,)).as_text()
 
 
+@pytest.mark.slow(but=["wxformer-cuda"])
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("name", mark_slow(FAMILIES, but=["wxformer"]))
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore::credit_jax.config.base.ConfigWarning")
 def test_products_of_float32_models_are_float32(name, platform, tmp_path):
     traced, text = lower(section_of(name, tmp_path), platform)
@@ -117,7 +117,8 @@ def test_products_of_float32_models_are_float32(name, platform, tmp_path):
     assert inside <= {(Precision.HIGHEST,) * 2}
 
 
-@pytest.mark.parametrize("platform", mark_slow(list(PLATFORMS), but=["tpu"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", list(PLATFORMS))
 def test_products_of_a_training_step_are_float32(platform):
     name, chosen = PLATFORMS[platform]
     with use_implementation(chosen):
@@ -127,6 +128,7 @@ def test_products_of_a_training_step_are_float32(platform):
     assert not inexact(float32_products(text))
 
 
+@pytest.mark.slow
 def test_other_precisions_and_formats(tmp_path):
     def text(compute, matmul):
         policy = default_mp_policy(compute, matmul_precision=matmul)

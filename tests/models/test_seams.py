@@ -152,6 +152,7 @@ def test_a_frozen_parameter_has_no_gradient() -> None:
     assert all(np.any(grads[path]) for path in TOY.trainable)
 
 
+@pytest.mark.slow(but=["dp2_tp2_domain2"])
 @pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
 def test_training_with_decay_leaves_a_frozen_parameter_as_it_is(mesh: str) -> None:
     state, losses = _train(mesh, adamw(weight_decay=0.1), 20)
@@ -164,6 +165,7 @@ def test_training_with_decay_leaves_a_frozen_parameter_as_it_is(mesh: str) -> No
     assert FROZEN not in optax.tree.get(state.opt_state, "mu")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
     """Restored on another mesh or by the bridge it is equal; it has no moments."""
     optimizer = adamw(weight_decay=0.1)
@@ -184,6 +186,7 @@ def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
     assert checkpoint.moments.mu.keys() == TOY.trainable.keys()
 
 
+@pytest.mark.slow
 def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
     """Equal on a mesh; only forecasts with the averaged weights use them."""
     optimizer = adamw(weight_decay=0.1)
@@ -212,6 +215,7 @@ def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
     assert_trees_close(_flat(converted), averaged, 0, "in the bridge")
 
 
+@pytest.mark.slow
 def test_a_matrix_iterates_once_per_call() -> None:
     """No iteration of a matrix with frozen vectors; one or two of others."""
     _, start = _start()

@@ -19,7 +19,6 @@ from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from tests.models.test_composition import BLOCK
 from tests.support import assert_close, make_mesh
-from tests.support.slow import mark_slow
 
 KEY = jax.random.key(0)
 MESHES: dict[str, dict[str, int]] = {
@@ -55,10 +54,9 @@ def _inner(a: Any, b: Any) -> float:
     return sum(np.vdot(np.float64(x), np.float64(y)) for x, y in pairs)
 
 
+@pytest.mark.slow(but=["swin-one"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
-@pytest.mark.parametrize(
-    ("name", "mesh"), mark_slow(CASES, but=[("wxformer", "2x2x2"), ("swin", "one")])
-)
+@pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     """<J v, w> = <v, J' w> of all weights and inputs, for w = J v."""
     block = make_case("tiny", name).block

@@ -112,6 +112,7 @@ def on_one_device():
     return run_on(make_mesh())
 
 
+@pytest.mark.slow(but=["{'dp': 2, 'tp': 2, 'domain': 2}"])
 @pytest.mark.parametrize(
     "degrees", [{"domain": 4}, {"dp": 2, "tp": 2, "domain": 2}], ids=str
 )

@@ -34,7 +34,7 @@ from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import DENSE_TENSOR_DIMS, TENSOR_DIMS
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
-from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support import assert_close, assert_trees_close
 from tests.support.gradients import draw
 
 BATCH, ROWS, COLUMNS, CHANNELS, EXPERTS, CHOICES = 8, 6, 4, 16, 8, 2
@@ -138,22 +138,16 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
     return jax.jit(sharded), (params, x, KEY)
 
 
+@pytest.mark.slow(but=["None-{'ep': 2, 'domain': 4}"])
 @pytest.mark.parametrize(
     ("etp", "degrees"),
-    mark_slow(
-        [
-            (None, {"dp_shard": 2, "ep": 2, "tp": 2}),
-            (1, {"dp_shard": 2, "ep": 2, "tp": 2}),
-            (None, {"dp_shard": 2, "ep": 4}),
-            (None, {"ep": 2, "domain": 4}),
-            (None, {"dp_replicate": 2, "dp_shard": 2, "domain": 2}),
-        ],
-        but=[
-            (None, {"dp_shard": 2, "ep": 2, "tp": 2}),
-            (1, {"dp_shard": 2, "ep": 2, "tp": 2}),
-            (None, {"ep": 2, "domain": 4}),
-        ],
-    ),
+    [
+        (None, {"dp_shard": 2, "ep": 2, "tp": 2}),
+        (1, {"dp_shard": 2, "ep": 2, "tp": 2}),
+        (None, {"dp_shard": 2, "ep": 4}),
+        (None, {"ep": 2, "domain": 4}),
+        (None, {"dp_replicate": 2, "dp_shard": 2, "domain": 2}),
+    ],
     ids=str,
 )
 def test_equals_one_device(etp: int | None, degrees: dict[str, int]) -> None:

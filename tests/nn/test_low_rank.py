@@ -64,6 +64,7 @@ def train(
     return jax.device_get((state, losses))
 
 
+@pytest.mark.slow(but=["domain3", "2x2x2"])
 @pytest.mark.parametrize("mesh", [*MESHES])
 def test_gradients_are_those_of_one_device(mesh: str) -> None:
     keep = optax.trace(decay=0.0)
@@ -100,6 +101,7 @@ def test_the_sum_is_the_matrix_of_the_layers() -> None:
         assert_trees_close(*vectors, 1e-6, f"{path}: vectors")
 
 
+@pytest.mark.slow(but=["2x2x2"])
 @pytest.mark.parametrize("mesh", ["one", "2x2x2"])
 def test_adapters_alone_are_trained(mesh: str) -> None:
     params, state = start()

@@ -44,6 +44,7 @@ def _run(domain: int) -> list[np.ndarray]:
     return jax.device_get(jax.jit(mapped)(jnp.asarray(x), jax.random.key(3)))
 
 
+@pytest.mark.slow
 def test_draws_by_key_do_not_depend_on_the_place_in_the_batch() -> None:
     """Those of three keys, in any order, are those of each alone with its key."""
     keys = jax.random.split(jax.random.key(3), 3)

@@ -100,6 +100,7 @@ def test_one_training_forward_is_that_of_torch(torch, path):
     assert_close(to_torch(param_spec, gradient), expected, 1e-5, f"{path}, gradient")
 
 
+@pytest.mark.slow(but=["degrees1-xla"])
 @pytest.mark.parametrize(
     ("degrees", "kernels"), [({}, "xla"), ({"dp": 2, "tp": 2}, "xla"), ({}, "gpu")]
 )
@@ -161,6 +162,7 @@ def test_each_of_several_calls_is_that_of_torch(torch, degrees, kernels):
         check(f"block {block}", *of_block)
 
 
+@pytest.mark.slow
 def test_stacked_blocks_are_normalized_one_by_one():
     params = weights()
     vectors = initial(params)
@@ -232,6 +234,7 @@ def on_one_device():
     return run_on(make_mesh())
 
 
+@pytest.mark.slow(but=["degrees2", "degrees3"])
 @pytest.mark.parametrize(
     "degrees", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}, {"dp": 4}]
 )
@@ -250,6 +253,7 @@ def assert_as_on_one_device(actual, mesh):
             assert_close(value, leaf, bound, what)
 
 
+@pytest.mark.slow(but=["degrees0", "degrees3"])
 @pytest.mark.parametrize(
     "degrees", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}]
 )

@@ -68,6 +68,7 @@ def gfs_source(folder, **keys):
     }
 
 
+@pytest.mark.slow(but=["keys0"])
 @pytest.mark.reference
 @pytest.mark.parametrize(
     "keys",

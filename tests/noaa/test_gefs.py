@@ -84,6 +84,7 @@ def opened(data):
     return open_dataset(parse(DataConfig, data))
 
 
+@pytest.mark.slow
 @pytest.mark.reference
 @pytest.mark.parametrize(
     ("history", "keys"), [(1, {}), (2, {"members": ["p01"], "levels": [4, 1]})]

@@ -84,6 +84,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(but=["all levels-2", "hybrid levels-1", "a part-1"])
 @pytest.mark.reference
 @pytest.mark.parametrize("history", [1, 2])
 @pytest.mark.parametrize("name", CASES)

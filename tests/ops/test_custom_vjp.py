@@ -132,7 +132,9 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "jit", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eager", "jit"]
+)
 @pytest.mark.parametrize("function", [product, opaque], ids=["derived", "given"])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_transformations_are_those_of_the_definition(name, function, jit):
@@ -174,6 +176,7 @@ def _without_names(text):
     return sorted(re.sub(r"%[\w.-]+", "", line) for line in lines)
 
 
+@pytest.mark.slow
 def test_reverse_mode_of_members_runs_the_backward_pass():
     calls = []
     function, forward, backward = passes(custom_vjp)

@@ -102,6 +102,7 @@ def pair(x, up, down, axis=None):
     return psum(float8_dense(made, down, summed=axis), axis)
 
 
+@pytest.mark.slow(but=["1-3"])
 @pytest.mark.parametrize(("tp", "domain"), [(2, 1), (1, 3), (2, 4), (8, 1)])
 def test_every_mesh_rounds_alike(tp: int, domain: int) -> None:
     with jax.enable_x64(True):

@@ -27,6 +27,7 @@ def test_positions_are_the_offsets_row_by_row():
     assert bias_positions(2).tolist() == [list(pair) for pair in expected]
 
 
+@pytest.mark.slow(but=["window1"])
 @pytest.mark.parametrize("window", [(1, 1), (1, 4), (3, 2), (4, 4)])
 def test_gradient_is_the_sum_over_all_pairs_of_an_offset(window):
     rows, columns = window

@@ -71,6 +71,7 @@ def test_nearest_is_that_of_torch_for_every_size(mode):
     assert not wrong, f"{len(wrong)} pairs of sizes differ, first {wrong[:5]}"
 
 
+@pytest.mark.slow
 def test_area_is_that_of_torch_for_every_larger_size():
     for size in range(1, 40):
         x = draw((size, 3))

@@ -101,6 +101,7 @@ def test_with_its_base_it_is_the_run_bit_for_bit(
         open_forecaster(tuned, base=base)
 
 
+@pytest.mark.slow
 def test_the_command_that_forecasts_names_the_base(
     tuned: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

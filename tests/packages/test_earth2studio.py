@@ -126,6 +126,7 @@ def as_command_has_it(tensor, names, step, expected):
     return worst
 
 
+@pytest.mark.slow
 def test_it_has_the_methods_of_the_protocol(model):
     assert isinstance(model, PrognosticModel)
     assert model.to("cpu") is model
@@ -247,6 +248,7 @@ def test_names_of_model_levels(example):
     assert example.on_pressure_levels("temperature", 500.0, 3) == "t500"
 
 
+@pytest.mark.slow
 def test_packages_of_earth2studio_are_fetched(example, made, forcing, tmp_path):
     class Package:
         """A stand-in for `earth2studio.models.auto.Package` of a remote folder."""

@@ -9,9 +9,10 @@ import pytest
 from tests.support.processes import run_program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds",
-    [(0, 60), pytest.param((60, 180), marks=pytest.mark.slow)],
+    [(0, 60), (60, 180)],
     ids=["short", "long"],
 )
 def test_mutations(made: Path, tmp_path: Path, seeds: tuple[int, int]) -> None:

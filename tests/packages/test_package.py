@@ -48,6 +48,7 @@ def test_the_weights_are_those_of_the_checkpoint_bit_for_bit(run, made):
                 np.testing.assert_array_equal(own[name][path][leaf], array)
 
 
+@pytest.mark.slow(but=["data=none,tensor=2,domain=2"])
 @pytest.mark.parametrize("parallelism", ["data=none", "data=none,tensor=2,domain=2"])
 def test_a_forecast_from_the_package_is_that_of_the_run(
     run, made, data, world, tmp_path, monkeypatch, parallelism

@@ -108,6 +108,7 @@ def test_layouts_that_agree_share_one_move():
     assert sent(Case(op, ((1, 48, 2, 1),))) == {}
 
 
+@pytest.mark.slow
 def test_the_gradients_of_arrays_that_vary_together_are_one_sum() -> None:
     mesh = make_mesh(domain=4)
     arrays = [jnp.float32(2.0), jnp.arange(3.0), jnp.ones((2, 2)), jnp.ones(5)]

@@ -90,6 +90,7 @@ def test_xla_takes_the_options_of_programs(platform):
     check_options(options)
 
 
+@pytest.mark.slow
 def test_xla_makes_shorter_code(tmp_path):
     sizes = {how: machine_code(how, tmp_path / how) for how in ("plain", "sooner")}
     print(sizes)

@@ -18,7 +18,8 @@ from tests.support.processes import on_processes
 GLOO = "UNKNOWN: Gloo all-reduce failed:\n [connection.cc:84] timed out"
 
 
-@pytest.mark.parametrize("stall", [0, pytest.param(35, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stall", [0, 35])
 def test_programs_start_when_all_have_compiled_them(tmp_path: Path, stall: int) -> None:
     """Of the processes now the one, now the other compiles for longer.
 

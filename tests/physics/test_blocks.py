@@ -78,13 +78,14 @@ def test_on_the_host_as_traced(name, specs, single):
         assert_close(field, single[name][0][key], 1e-6, f"{name}: {key} on the host")
 
 
+@pytest.mark.slow(but=["13-shape1-names1"])
 @pytest.mark.parametrize(
     ("lat", "shape", "names"),
     [
-        pytest.param(13, {"dp": 2, "domain": 2}, NAMES, marks=pytest.mark.slow),
+        (13, {"dp": 2, "domain": 2}, NAMES),
         (13, {"domain": 3}, ACROSS_ROWS),
         (12, {"domain": 4}, ACROSS_ROWS),
-        pytest.param(13, {"domain": 8}, ACROSS_ROWS, marks=pytest.mark.slow),
+        (13, {"domain": 8}, ACROSS_ROWS),
     ],
 )
 def test_same_on_every_mesh(lat, shape, names, specs, double):
@@ -106,6 +107,7 @@ def test_same_on_every_mesh(lat, shape, names, specs, double):
                     assert not other[key].any(), text
 
 
+@pytest.mark.slow
 def test_surface_geopotential_of_a_file(tmp_path):
     """As of the data, on one device and on shards; the tree needs no static fields."""
     paths = world.write_files(tmp_path, LAT)
@@ -162,6 +164,7 @@ def test_net_energy_of_rates(net):
     assert_close(ours, theirs, 1e-13, "net energy of rates")
 
 
+@pytest.mark.slow(but=["shape1"])
 @pytest.mark.parametrize("shape", [{"dp": 2, "domain": 2}, {"domain": 3}])
 def test_net_energy_on_meshes(shape, net):
     specs = {name: ("global_energy_fixer_net", args) for name, args in net.items()}

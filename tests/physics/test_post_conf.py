@@ -166,6 +166,7 @@ def with_channels(raw, folder):
     return conf
 
 
+@pytest.mark.slow(but=["hybrid, midpoint", "pressure, trapezoidal"])
 @pytest.mark.reference
 @pytest.mark.parametrize("case", CASES)
 def test_as_credit(credit, case, tmp_path):
@@ -204,6 +205,7 @@ def compare(ours, theirs, tolerance, what):
         assert_close(ours[:, place], theirs[:, place], tolerance, f"{what} of {name}")
 
 
+@pytest.mark.slow(but=["pressure, trapezoidal"])
 @pytest.mark.parametrize(
     "case", ["hybrid, trapezoidal, normalized", "pressure, trapezoidal"]
 )

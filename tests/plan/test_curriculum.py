@@ -90,6 +90,7 @@ def test_what_check_prints(capsys):
     assert second[:6] == ["2", "8", "0.0001", "26,565", "35", "32"]
 
 
+@pytest.mark.slow
 def test_a_stage_that_no_device_has_memory_for(capsys):
     """It is one problem; the document has the time and the memory of each stage."""
     arguments = (

@@ -72,6 +72,7 @@ def again(search, *, batch=8, **changes):
     return other.ranked()
 
 
+@pytest.mark.slow
 def test_every_mesh_is_ranked_and_every_loser_has_a_reason(ranked):
     names = {row.choice.name for row in ranked}
     assert {"ddp4", "fsdp4", "ddp2xfsdp2", "tp2xdomain2", "domain4"} <= names

@@ -63,6 +63,7 @@ def test_base_needs_named_fields(blocks, messages, plan):
         assert message in line, line
 
 
+@pytest.mark.slow
 def test_weights_of_normalized_fields_are_noted(plan, world):
     """Those of `type: base` are for physical units, which a postblock must make."""
     files = {"mean_path": f"{world}/mean.nc", "std_path": f"{world}/std.nc"}
@@ -118,6 +119,7 @@ def weighed(path):
     }
 
 
+@pytest.mark.slow
 def test_weights_of_latitudes_are_those_of_the_data(plan, world, tmp_path):
     """Row by row: in another order they are put in order, others are refused."""
     others = latitude_files(tmp_path)
@@ -172,6 +174,7 @@ def first_loss(plan):
     return np.asarray(info["loss"])[0], jax.device_get((new.params, scores))
 
 
+@pytest.mark.slow
 def test_base_trains_on_every_mesh(plan):
     """Its gradient reaches the model through the postblocks."""
     serial = plan(loss=BASE, postblocks=TWIN)

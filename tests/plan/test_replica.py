@@ -33,6 +33,7 @@ def alone():
     return work()
 
 
+@pytest.mark.slow
 def test_one_device_does_the_operations_of_the_gradient_and_sends_nothing(alone):
     # Kernels for GPUs multiply by a few zeros.
     assert 1 <= alone.first.flops / gradient_flops(SMALL) < 1.01
@@ -47,6 +48,7 @@ def test_tensor_ranks_share_products_and_send_the_sums(alone):
     assert least <= shared.first.sent < 1.5 * least
 
 
+@pytest.mark.slow
 def test_replicas_send_each_other_what_batch_norms_sum():
     section = {
         "type": "unet",
@@ -64,17 +66,20 @@ def test_replicas_send_each_other_what_batch_norms_sum():
     assert work(dp_replicate=2).first.messages == 0
 
 
+@pytest.mark.slow
 def test_rows_are_shared_unevenly(alone):
     even, uneven = (work(domain=n).first.flops * n for n in (2, 3))
     assert alone.first.flops <= even < uneven
 
 
+@pytest.mark.slow
 def test_recomputation_is_more_work_with_the_same_transfers(alone):
     again = work(options={"ac_mode": "full"})
     assert again.first.flops > alone.first.flops
     assert again.first.sent == 0
 
 
+@pytest.mark.slow
 def test_kernels_are_slower_where_a_step_was_timed(alone):
     slower = work(accelerator=replace(H100, achieved=0.5))
     assert slower.first.seconds == pytest.approx(2 * alone.first.seconds)
@@ -88,6 +93,7 @@ def test_a_further_sample_is_more_work_but_not_more_kernels(alone):
     assert two.kernels == alone.first.kernels
 
 
+@pytest.mark.slow
 def test_weights_that_are_gathered_again_have_what_is_saved_written(alone):
     gathered = work(dp_shard=2, options={"min_shard_size": 0})
     assert gathered.first.seconds > 1.02 * alone.first.seconds

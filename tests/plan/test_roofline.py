@@ -49,6 +49,7 @@ def test_the_table_is_that_of_the_report(name):
         assert device.flops == pytest.approx(useful, rel=1e-3)
 
 
+@pytest.mark.slow(but=["a100"])
 @pytest.mark.parametrize("name", DEVICES)
 def test_operations_of_the_compiled_model(name):
     from credit_jax.config.yaml_file import read_yaml
@@ -57,6 +58,7 @@ def test_operations_of_the_compiled_model(name):
     assert gradient_flops(build(model)) == pytest.approx(DEVICES[name].flops, rel=0.01)
 
 
+@pytest.mark.slow
 def test_work_follows_operations_and_launches_stay():
     one, four = _bound(), _bound("trainer.train_batch_size=4")
     assert four.launches == one.launches
@@ -68,6 +70,7 @@ def test_work_follows_operations_and_launches_stay():
     assert one.seconds > one.launches > 0
 
 
+@pytest.mark.slow
 def test_the_nearest_mesh():
     bound = _bound(
         "trainer.parallelism={data: none, tensor: 1, domain: 4}",
@@ -78,6 +81,7 @@ def test_the_nearest_mesh():
     assert _bound().step.remat == "none", "as the config has it"
 
 
+@pytest.mark.slow
 def test_what_check_prints(capsys):
     main(["--config", str(DEMO), "--no-data", "--device", "h100"])
     printed = " ".join(capsys.readouterr().out.split())

@@ -66,5 +66,6 @@ def test_whole_phrases_pass(text):
     assert problems(DOCSTRING.format(mesh=text), "a.py") == []
 
 
+@pytest.mark.slow
 def test_the_code_has_neither(capsys):
     assert main() == 0, capsys.readouterr().out

@@ -157,6 +157,7 @@ def test_bases_are_refused_in_one_error(run: Run, base: Path, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_levels_of_a_base_are_those_of_the_data(
     run: Run, base: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -173,6 +174,7 @@ def test_levels_of_a_base_are_those_of_the_data(
         assert words in " ".join("".join(capsys.readouterr()).split())
 
 
+@pytest.mark.slow
 def test_channels_in_another_order_are_refused(
     run: Run, base: Path, tmp_path: Path
 ) -> None:
@@ -272,6 +274,7 @@ def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None
     assert check.main(["--config", str(tmp_path / "config.yml")]) != OK
 
 
+@pytest.mark.slow
 def test_moments_of_a_base_that_was_fine_tuned_itself(
     run: Run, base: Path, tmp_path: Path
 ) -> None:
@@ -316,6 +319,7 @@ def test_adapters_are_trained_resumed_and_merged(
             assert np.array_equal(again[path], value), path
 
 
+@pytest.mark.slow
 def test_new_channels_of_frozen_layers_are_refused(
     run: Run, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
-from tests.support import make_mesh, mark_slow
+from tests.support import make_mesh
 
 # A model with a loop over two equal blocks, and a stage with long windows of one token.
 BLOCK = {**CASES["plain"], "depth": [0, 0, 2, 1]}
@@ -154,6 +154,7 @@ def test_convolutions_move_halos_only(domain_forecast: Any) -> None:
     assert not domain_forecast["reduce-scatter"]
 
 
+@pytest.mark.slow
 def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     """The forward and backward passes gather each split parameter, and nothing else.
 
@@ -184,7 +185,8 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     assert not found["collective-permute"], "nothing else moves"
 
 
-@pytest.mark.parametrize("mesh", mark_slow([*TRAINED], but=["dp4"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", TRAINED)
 def test_no_loop_holds_collectives_on_cpu(mesh: str) -> None:
     """XLA on CPU may run a loop's collectives together with later ones, and hang."""
     found = collectives(_step_on(mesh)[1])

@@ -296,6 +296,7 @@ def test_schedules(make: Make, tmp_path: Path) -> None:
     assert "stage 1/4, from update 1 to 2 epochs" in text
 
 
+@pytest.mark.slow
 def test_a_rate_of_the_run_goes_on(make: Make, tmp_path: Path) -> None:
     """A stage begins at its rate; one without keeps that which plateau lowered."""
     stages = [
@@ -341,6 +342,7 @@ def test_each_stage_reads_its_window(make: Make) -> None:
         assert ("forcing" in batch.arrays) == (steps > 1)
 
 
+@pytest.mark.slow
 def test_notes_on_stages_that_are_not_reached(make: Make) -> None:
     setup = make(**RUN | {"trainer__epochs": 1})
     lines = [line for line in setup.plan.notes if "curriculum" in line]
@@ -372,6 +374,7 @@ def test_what_is_left_of_a_stage(make: Make) -> None:
         assert left_in(ends, progress, 0, last) == expected, (number, unit, last)
 
 
+@pytest.mark.slow
 def test_a_stage_that_cannot_be_compiled_ahead(make: Make) -> None:
     """Its functions are made when it begins, as for another course of the run."""
 

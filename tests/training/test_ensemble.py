@@ -174,6 +174,7 @@ def credit_criterion(name: str) -> Any:
     ]
 
 
+@pytest.mark.slow(but=["KCRPS-2-dp2_tp2_domain2", "mse-1-one"])
 @pytest.mark.parametrize(
     ("name", "num_steps", "mesh"),
     [

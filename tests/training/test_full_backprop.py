@@ -19,7 +19,7 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from credit_jax.transforms import Backprop, Rollout, build_pipeline, with_gradients
-from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support import assert_close, assert_trees_close
 from tests.training.tiny import Tiny
 from tests.training.toy_runs import BATCH, CONFIG, HEIGHT, WIDTH, mse, toy_model
 
@@ -101,6 +101,7 @@ def expected(num_steps: int, counts: tuple[int, ...]) -> tuple[Any, Any]:
     return float(value), jax.device_get(grads)
 
 
+@pytest.mark.slow(but=["counts2"])
 @pytest.mark.parametrize("counts", [(1, 2, 3), (3,), (1, 3)])
 def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
     settings = {"mode": "full", "steps": counts}
@@ -110,7 +111,8 @@ def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
     assert_trees_close(grads, gradient, GRADIENT, f"gradient of steps {counts}")
 
 
-@pytest.mark.parametrize("degrees", mark_slow([{"domain": 2}, MESH], but=[MESH]))
+@pytest.mark.slow(but=["full-degrees1", "truncated-degrees1"])
+@pytest.mark.parametrize("degrees", [{"domain": 2}, MESH])
 @pytest.mark.parametrize("backprop", ["full", "truncated"])
 def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
     rollout = rollout_of(3, mode=backprop)
@@ -129,6 +131,7 @@ def test_truncated_is_another_gradient() -> None:
     assert np.abs(full[path] - truncated[path]).max() > 1e-3
 
 
+@pytest.mark.slow(but=["truncated"])
 @pytest.mark.parametrize("backprop", ["truncated", "full"])
 def test_weights_of_steps(backprop: str) -> None:
     """They are weighted sums of those of single steps, on a mesh, too."""

@@ -44,6 +44,7 @@ def weighted_rmse(error, latitude):
     return np.sqrt((np.square(error) * weights).mean(axis=(0, 2, 3)))
 
 
+@pytest.mark.slow
 def test_errors_of_one_step(world, tmp_path, monkeypatch):
     """The scores equal those of the loader's samples, in physical units."""
     setup = setup_of(world, tmp_path)

@@ -30,7 +30,7 @@ from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
 from credit_jax.training.steps import Steps
-from tests.support import assert_close, make_mesh, mark_slow
+from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -164,16 +164,14 @@ def test_a_whole_run(make, tmp_path, monkeypatch):
     store.close()
 
 
+@pytest.mark.slow(but=["one-dp2_tp2_domain2"])
 @pytest.mark.parametrize(
     ("first", "second"),
-    mark_slow(
-        [
-            ("one", "one"),
-            ("one", "dp2_tp2_domain2"),
-            ("dp2_tp2_domain2", "domain4"),
-        ],
-        but=[("one", "dp2_tp2_domain2")],
-    ),
+    [
+        ("one", "one"),
+        ("one", "dp2_tp2_domain2"),
+        ("dp2_tp2_domain2", "domain4"),
+    ],
 )
 def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
     """Three micro-batches, SIGTERM within an epoch, and the rest on another mesh."""
@@ -239,6 +237,7 @@ def test_saves_within_an_epoch(make, tmp_path):
     assert rows == expected
 
 
+@pytest.mark.slow
 def test_saves_by_the_clock(make, tmp_path):
     setup = make("one", trainer__epochs=1, trainer__save_every_minutes=1e-9)
     go(setup, tmp_path)
@@ -272,9 +271,8 @@ def programs(monkeypatch):
     chex.clear_trace_counter()
 
 
-@pytest.mark.parametrize(
-    "mesh", mark_slow(["one", "dp2_tp2_domain2"], but=["dp2_tp2_domain2"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
 def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs, caplog):
     """In three epochs with validation, and also in a run that resumes."""
     for epochs, resume in ((3, False), (5, True)):
@@ -304,12 +302,10 @@ def test_a_second_trace_is_an_error(programs):
         program(np.zeros(3, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "size"),
-    mark_slow(
-        [("one", 6), ("dp2_tp2_domain2", 1), ("dp2_tp2_domain2", 3)],
-        but=[("dp2_tp2_domain2", 3)],
-    ),
+    [("one", 6), ("dp2_tp2_domain2", 1), ("dp2_tp2_domain2", 3)],
 )
 def test_every_sample_once_with_another_batch_size(mesh, size, make, tmp_path):
     """Stopped within an epoch, and resumed with other batches on another mesh."""
@@ -368,6 +364,7 @@ def test_notes_on_the_epochs_that_are_trained(make, tmp_path):
     assert "--set trainer.epochs=2 goes on" in text
 
 
+@pytest.mark.slow
 def test_a_config_of_the_user_in_the_folder_is_kept(make, tmp_path):
     (tmp_path / "model.yml").write_text("mine: 1\n")
     go(make(trainer__epochs=1), tmp_path)
@@ -399,6 +396,7 @@ def test_a_nan_loss_stops_the_run(make, tmp_path):
     store.checkpoints.close()
 
 
+@pytest.mark.slow
 def test_a_nan_gradient_stops_the_run(make, tmp_path):
     setup = make(change_info=nan_at(2, "grad_norm"))
     with pytest.raises(
@@ -431,6 +429,7 @@ def test_early_stopping_and_the_best_checkpoint(make, tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 def test_accumulation_with_a_short_last_group(make, tmp_path):
     setup = make(trainer__grad_accum_every=4, trainer__epochs=1)
     outcome, _ = go(setup, tmp_path)
@@ -440,6 +439,7 @@ def test_accumulation_with_a_short_last_group(make, tmp_path):
     assert [len(group) for group in grouped(iter(range(6)), 4)] == [4, 2]
 
 
+@pytest.mark.slow
 def test_weights_alone(make, tmp_path):
     """CREDIT's `load_weights`: the same weights, a new optimizer and schedule."""
     trained, _ = go(make(trainer__epochs=1), tmp_path)
@@ -462,6 +462,7 @@ def test_weights_alone(make, tmp_path):
     store.checkpoints.close()
 
 
+@pytest.mark.slow
 def test_variables_in_another_order_are_refused(make, tmp_path):
     """The arrays would fit: U and T have as many levels."""
     trained = make(trainer__epochs=1, trainer__batches_per_epoch=1)

@@ -16,7 +16,7 @@ from credit_jax.nn.low_rank import LowRank
 from credit_jax.training.optimizer import ADAM, adamw, clip_by_global_norm
 from credit_jax.training.state import init_state, state_specs, with_moments
 from credit_jax.training.step import make_train_step
-from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support import assert_close, assert_trees_close
 from tests.training.toy_runs import MODEL_DEF, mse, toy_batches, toy_model, train_toy
 
 MESH = {"dp": 2, "tp": 2, "domain": 2}
@@ -40,7 +40,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", mark_slow([*OPTIMIZERS], but=["two groups"]))
+@pytest.mark.slow(but=["two groups"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS])
 def test_an_own_optimizer_moves_parameters_as_on_one_device(name: str) -> None:
     optimizer = OPTIMIZERS[name]
     start, expected, losses = train_toy(toy_model(), optimizer, 6)
@@ -151,6 +152,7 @@ def test_weights_decay_by_name() -> None:
         assert np.array_equal(value, factor * start.params[path]), path
 
 
+@pytest.mark.slow
 def test_a_vector_of_small_parameters_is_updated_as_each_by_itself() -> None:
     """`adamw` alone is given the vector; in a chain it is given every parameter."""
     optimizer = adamw(weight_decay=0.1, max_norm=0.1)

@@ -26,7 +26,7 @@ from credit_jax.training.restore import RunStore
 from credit_jax.training.state import init_state, packed_specs
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
-from tests.support import assert_close, mark_slow
+from tests.support import assert_close
 
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
 # stage 2, so that a policy can treat them differently; no features without policies.
@@ -130,9 +130,8 @@ OVER_DOMAIN = [
 ]
 
 
-@pytest.mark.parametrize(
-    "degrees", mark_slow(OVER_DOMAIN, but=OVER_DOMAIN[1:2]), ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", OVER_DOMAIN, ids=str)
 def test_parameters_over_domain_learn_what_one_device_learns(
     degrees: dict[str, int],
 ) -> None:

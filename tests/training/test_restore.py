@@ -22,6 +22,7 @@ def folder(run):
     return run[1]
 
 
+@pytest.mark.slow(but=["degrees1"])
 @pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}])
 def test_the_newest_checkpoint_on_a_mesh(run, folder, x, make_mesh, degrees):
     model, *weights = restore(folder, make_mesh(**degrees))

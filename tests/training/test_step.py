@@ -38,6 +38,7 @@ def _two_calls(step: Any, state: TrainState, batches: Any) -> Any:
     return state, jnp.stack([first["loss"], second["loss"]])
 
 
+@pytest.mark.slow(but=["2x2x2"])
 @MESHES
 def test_two_steps_in_a_users_jit_are_two_calls(degrees: dict[str, int]) -> None:
     model, step, state = _made(degrees)
@@ -104,6 +105,7 @@ def _gradient(degrees: dict[str, int], definition: Any) -> tuple[Any, Any, Any]:
     return jax.device_get((info["grad_norm"], grads, state.model_state))
 
 
+@pytest.mark.slow(but=["2x2x2"])
 @FREEZING
 def test_what_is_not_frozen_has_the_gradient_of_one_device(
     degrees: dict[str, int],
@@ -119,6 +121,7 @@ def test_what_is_not_frozen_has_the_gradient_of_one_device(
     assert_close(norm, np.sqrt(squares), 1e-6, "norm of the trained gradients")
 
 
+@pytest.mark.slow(but=["2x2x2"])
 @FREEZING
 def test_frozen_parameters_keep_their_bits(degrees: dict[str, int]) -> None:
     """And what the forward pass takes of them: W divided by the same sigma."""

@@ -53,6 +53,12 @@ def test_fit_and_weights(config, world, tmp_path):
         fit_scalers(config)
 
 
+@pytest.mark.slow(
+    but=[
+        "[1, 2]-is no file of tendencies that preprocess writes",
+        "{}-has the variances of other variables",
+    ]
+)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.reference.training import GEN2_CONFIG
-from tests.support import mark_slow
 from tests.training.credit_trajectory import MESHES, assert_follows, train_as_credit
 
 
-@pytest.mark.parametrize("mesh", mark_slow([*MESHES], but=["dp2_tensor2_domain2"]))
+@pytest.mark.slow(but=["dp2_tensor2_domain2"])
+@pytest.mark.parametrize("mesh", [*MESHES])
 def test_losses_follow_credit(
     credit_run: Any, monkeypatch: pytest.MonkeyPatch, mesh: str
 ) -> None:

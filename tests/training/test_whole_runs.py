@@ -21,7 +21,7 @@ from credit_jax.plan import plan_run
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.setup import prepare
 from tests.reference.scalers import SCALED, write_scalers
-from tests.support import assert_close, mark_slow
+from tests.support import assert_close
 from tests.training.noisy import Noisy, NoisyConfig
 from tests.training.tiny import tiny_config, write_yaml
 
@@ -127,6 +127,7 @@ def test_ranks_get_the_same_samples(world: Path, tmp_path: Path) -> None:
 RING = {**ENSEMBLE, "trainer__parallelism": DP2}
 
 
+@pytest.mark.slow
 def test_a_member_on_each_rank(run: Run, tmp_path: Path) -> None:
     loss = {"training_loss": "ring-crps"}
     code, text = run(devices=2, **RING | {"loss": loss})
@@ -261,9 +262,8 @@ AMP = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "training", "validation"), mark_slow(AMP, but=AMP[1:2])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "training", "validation"), AMP)
 def test_values_of_amp(
     run: Run, world: Path, tmp_path: Path, changes: Any, training: str, validation: str
 ) -> None:

@@ -177,6 +177,7 @@ def test_every_phase_of_a_forecast(toys, mild_files):
     assert_close(total, sum(rain), 1e-12, "rain of all steps, on the host")
 
 
+@pytest.mark.slow(but=["4"])
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
 def test_same_on_every_mesh(num_shards, toys, mild_files):
     pipeline = pipeline_of(*sections(mild_files, LATITUDE))
@@ -287,6 +288,7 @@ def first_update(world, folder, domain, **postblocks):
     return np.asarray(info["loss"]), jax.tree.map(np.asarray, state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_model", "toys")
 def test_postblocks_run_in_the_training_step(world, tmp_path):
     plain = first_update(world, tmp_path, 1)

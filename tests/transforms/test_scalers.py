@@ -68,6 +68,7 @@ def scalers(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow(but=["standard", "minmax", "columns", "fast"])
 @pytest.mark.parametrize("name", KINDS)
 def test_both_directions(credit, scalers, name):
     from credit.postblock.scaler import BridgeScalerTransform as Post
@@ -105,6 +106,7 @@ def test_bitwise_on_the_host(credit, scalers, name):
             assert x.tobytes() == theirs[key].numpy().tobytes(), (name, method, key)
 
 
+@pytest.mark.slow(but=["standard"])
 @pytest.mark.parametrize("name", ["standard", "quantile", "fast"])
 def test_by_grid_point(credit, scalers, name):
     from credit.postblock.scaler import BridgeScalerTransform as Post

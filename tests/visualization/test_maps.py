@@ -202,6 +202,7 @@ def test_curvilinear_grids():
         MapGrid(y, LONGITUDE)
 
 
+@pytest.mark.slow(but=["robinson", "north-pole"])
 @pytest.mark.parametrize("name", PROJECTIONS[1:])
 def test_projections_of_cartopy(name):
     window = find_window("arctic") if "pole" in name else None

@@ -96,6 +96,7 @@ def test_the_page_needs_no_other_file(text, page):
 HOSTILE = r"""'><script>alert(1)</script><img src=x onerror="alert(2)">$\nosuch$"""
 
 
+@pytest.mark.slow
 def test_texts_of_files_are_no_html():
     """Names, units, descriptions and attributes come from the files of others."""
     scores = make_scores(levels=(500.0,), num_days=1, members=3)
@@ -126,6 +127,7 @@ def test_texts_of_files_are_no_html():
         assert counts[0] == counts[1], tag
 
 
+@pytest.mark.slow
 def test_training_dates_are_said_to_be_so(scores):
     for dates, shown in (("2 of 3 dates are in the training", True), ("none", False)):
         changed = scores.assign_attrs(training_dates=dates)

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.accelerator.cases import cases
 from credit_jax import kernels
-from tests.support import mark_slow
 
 # An operation of `kernels.gpu` that is no case of its own, but part of
 # `layer_norm_and_skip`.
@@ -27,7 +26,8 @@ def test_names_are_unique_and_operations_those_of_the_models() -> None:
         assert callable(getattr(kernels, operation))
 
 
-@pytest.mark.parametrize("size", mark_slow(["025deg", "small"], but=["small"]))
+@pytest.mark.slow(but=["small"])
+@pytest.mark.parametrize("size", ["025deg", "small"])
 def test_kernels_have_the_types_of_their_definitions(size: Any) -> None:
     for case in cases(size):
         for dtype in case.dtypes:

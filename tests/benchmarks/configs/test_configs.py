@@ -42,6 +42,7 @@ def named(name):
     return next(v for v in verdicts() if v.name.endswith(f"/{name}.yml"))
 
 
+@pytest.mark.slow
 def test_every_config_of_generation_2():
     """Each trains, or is reported with one clear reason."""
     ours = [v for v in verdicts() if v.kind == "gen2"]
@@ -75,15 +76,16 @@ def test_what_credit_itself_says(credit):
     assert [row for row in table.splitlines() if row not in written] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         # A Zarr store of another layout, logarithms, fills, quantile scalers.
         "wb2_perlmutter_tiny",
         # GRIB files of two products.
-        pytest.param("integration_test_hrrr", marks=pytest.mark.slow),
+        "integration_test_hrrr",
         # FuXi from two states, seven forecast steps, converted from generation 1.
-        pytest.param("fuxi_6h_multi_step", marks=pytest.mark.slow),
+        "fuxi_6h_multi_step",
     ],
 )
 def test_two_steps(name, tmp_path):

@@ -73,6 +73,7 @@ def test_results_are_kept(runner: Any) -> None:
     assert record(runner, "b c, d")["result"] == {"item": "b c, d", "size": "demo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("item", "status", "word"),
     [
@@ -91,6 +92,7 @@ def test_an_item_that_ends_its_process_costs_no_other(
     assert found["error"].startswith(word)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended_with_what_it_started(runner: Any) -> None:
     run(runner, "hangs", "a", seconds=2)
     assert runner.report == [("hangs", records.STOPPED), ("a", records.DONE)]
@@ -116,6 +118,7 @@ def assert_ended(pid: int) -> None:
     assert state == "Z"
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_start_is_reported_once(runner: Any) -> None:
     run(runner, "breaks", "a")
     assert runner.report == [("breaks", records.CRASHED), ("a", records.DONE)]
@@ -138,6 +141,7 @@ def test_nothing_outlives_the_deadline(
     assert records.read(runner.setting.out, "fake", "b") is None
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_leaves_no_process(runner: Any) -> None:
     def interrupt(part: str, item: str, found: records.Record) -> None:
         del part, found
@@ -158,6 +162,7 @@ def left(runner: Any, *items: str) -> Sequence[str]:
     return any_left(runner.setting, "fake", items)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again(runner: Any) -> None:
     run(runner, "a", "fails")
     # What was never begun comes before what failed.

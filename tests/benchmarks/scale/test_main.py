@@ -42,6 +42,7 @@ def test_step_times_add_up(tmp_path):
     assert shards["none_hidden"] == 0.02
 
 
+@pytest.mark.slow
 def test_parameters_over_domain_send_an_eighth_to_other_nodes(tmp_path):
     found = []
     for shared in (False, True):

@@ -9,6 +9,7 @@ from credit_jax.plan import plan_run
 pytestmark = pytest.mark.reference
 
 
+@pytest.mark.slow(but=["two steps, gradients of both"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_can_be_trained(credit, tmp_path, monkeypatch, name):
     del credit

@@ -9,10 +9,11 @@ import pytest
 from tests.support.processes import run_program
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
     "seeds",
-    [(0, 10), pytest.param((10, 130), marks=pytest.mark.slow)],
+    [(0, 10), (10, 130)],
     ids=["short", "long"],
 )
 def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:

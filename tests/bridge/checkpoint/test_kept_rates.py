@@ -72,6 +72,7 @@ def test_a_constant_rate(rng: Any, tmp_path: Path) -> None:
     assert back.settings == {"trainer.learning_rate": 0.02}
 
 
+@pytest.mark.slow
 def test_parameters_of_a_loss_are_not_in_credits_files(
     rng: Any, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def same(actual, expected):
     chex.assert_trees_all_equal(actual, expected)
 
 
+@pytest.mark.slow(but=["none", "fsdp2", "domain", "module."])
 @pytest.mark.parametrize("name", WHOLE)
 def test_everything_comes_back_bitwise(
     write, reference, credit_folder, model_config, name
@@ -85,6 +86,7 @@ def test_fsdp2_comes_back_by_name(write, credit_folder, model_config):
     assert_equal(to_torch(config, checkpoint)[MAIN], by_name(load(credit_folder)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_a_distributed_checkpoint_without_its_loader(
     write, reference, credit_folder, model_config, name

@@ -51,6 +51,7 @@ def test_best_and_backup_become_checkpoints(
             assert ours[key] == theirs[key]
 
 
+@pytest.mark.slow
 def test_what_the_checkpoint_says_is_put_into_the_config(
     bridge, credit_run_folder, tmp_path
 ):
@@ -67,6 +68,7 @@ def test_what_the_checkpoint_says_is_put_into_the_config(
     assert written["save_loc"] == str(tmp_path / "jax")
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, checkpoint, tmp_path):
     parallel = {"data": "fsdp2", "tensor": 2, "domain": 2}
     run_config = RunConfig(CONFIG).with_settings({"trainer.parallelism": parallel})
@@ -115,6 +117,7 @@ def test_what_credit_cannot_express_is_refused_at_once(bridge, checkpoint, tmp_p
     assert written["inference"]["save_forecast"] == folder
 
 
+@pytest.mark.slow
 def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     run_config = read_run_config(CONFIG)
     write_run(tmp_path / "run", run_config, [earlier(checkpoint, 0), checkpoint])
@@ -135,6 +138,7 @@ def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow(but=["last"])
 @pytest.mark.parametrize("weights", ["average", "last"])
 def test_one_kind_of_weights_alone(bridge, checkpoint, tmp_path, weights):
     write_run(tmp_path / "run", read_run_config(CONFIG), [checkpoint])
@@ -195,6 +199,7 @@ def test_a_config_of_generation_1_gives_weights(bridge, credit_run_folder, tmp_p
     assert "training will not take this config as it is" in text
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_leaves_nothing(
     bridge, credit_run_folder, tmp_path, monkeypatch
 ):

@@ -103,6 +103,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert torch.equal(ours[key], value), key
 
 
+@pytest.mark.slow(but=["crossformer-style", "debugger", "swin", "dscale"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_checkpoint_goes_both_ways(
     credit: Any, bridge: Any, tmp_path: Path, name: str
@@ -110,6 +111,7 @@ def test_a_checkpoint_goes_both_ways(
     assert_both_ways(credit, bridge, tmp_path, BLOCKS[name])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_graph_goes_both_ways(
     credit: Any, bridge: Any, tmp_path: Path
 ) -> None:
@@ -143,6 +145,7 @@ AVERAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AVERAGED)
 def test_an_average_has_every_key_that_credit_averages(
     credit: Any, bridge: Any, tmp_path: Path, name: str
@@ -201,6 +204,7 @@ def test_predictions_of_a_model_with_noise(
     assert np.abs(made[0] - made[2]).max() > 0
 
 
+@pytest.mark.slow(but=["camulator"])
 @pytest.mark.parametrize("name", GEN1)
 def test_a_run_of_generation_1_gives_weights(
     credit: Any, bridge: Any, tmp_path: Path, name: str
@@ -223,6 +227,7 @@ def test_a_run_of_generation_1_gives_weights(
     assert_same(ours["model_state_dict"], theirs["model_state_dict"])
 
 
+@pytest.mark.slow(but=["odd"])
 @pytest.mark.parametrize("name", NEXTGEN_CASES)
 def test_a_checkpoint_with_convolutions_is_read_as_credit_reads_it(
     credit: Any, bridge: Any, tmp_path: Path, name: str

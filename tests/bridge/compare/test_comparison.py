@@ -26,6 +26,7 @@ def files(credit, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
     """Gradients of all parameters, of a run that froze some, too."""
     mesh = "data=none,tensor=2,domain=3"
@@ -125,6 +126,7 @@ def test_blocks_of_equal_sides_are_compared_in_their_own_order():
     assert comparison._block_error(field, field[:, :2]) == float("inf")
 
 
+@pytest.mark.slow
 def test_noise_of_a_model_with_batch_norms():
     """The call sites of its noise are found without weights."""
     block = {**ENSEMBLE_CASES["frozen"], "attention_type": "coordinate"}

@@ -189,6 +189,7 @@ def compare(samples, times, x, y, what):
     assert_close(y[shared], expected[1], 1e-6, f"y of {what} and of gen1")
 
 
+@pytest.mark.slow(but=["static first"])
 @pytest.mark.parametrize("case", CASES)
 def test_samples(credit, folder, monkeypatch, case):
     from tests.data.credit_batches import credit_batches

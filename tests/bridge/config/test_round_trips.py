@@ -57,9 +57,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def names() -> list[str]:
+def names() -> list[Any]:
     ours = [str(path) for path in sorted(CONFIGS.glob("*.yaml"))]
-    return ours + [str(path) for path in find_configs(FOLDER)]
+    credits_own = [str(path) for path in find_configs(FOLDER)]
+    return ours + [pytest.param(path, marks=pytest.mark.slow) for path in credits_own]
 
 
 def every_key_has_a_line(before: Mapping[str, Any], after: Any, report: Any) -> None:

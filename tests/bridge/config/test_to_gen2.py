@@ -141,6 +141,7 @@ CREDIT_FAILS = {
 }
 
 
+@pytest.mark.slow(but=["demo", "fuxi_6h", "wxformer_1deg"])
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_credit_takes_every_file_of_configs(credit, tmp_path, path):
     """CREDIT's `train_gen2` and `rollout_gen2` take it, or one line says why not."""

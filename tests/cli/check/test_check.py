@@ -212,6 +212,7 @@ def test_local_sizes_are_shares_of_the_whole():
     assert local_size(kernel, both) == 64 * 4 * 16 // 8
 
 
+@pytest.mark.slow
 def test_memory_falls_with_every_kind_of_parallelism():
     def total(devices, **block):
         found = plan(num_devices=devices, trainer__parallelism=block)

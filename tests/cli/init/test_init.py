@@ -16,7 +16,6 @@ from credit_jax.cli.init.command import main
 from credit_jax.cli.preprocess import main as preprocess
 from credit_jax.config import load_config
 from credit_jax.models.registry import build
-from tests.support import mark_slow
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
@@ -253,6 +252,7 @@ CONVENTIONS = {
 }
 
 
+@pytest.mark.slow(but=["of_cesm", "of_levels_without_values"])
 @pytest.mark.parametrize("write", CONVENTIONS, ids=lambda write: write.__name__)
 def test_other_conventions(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -271,12 +271,10 @@ def test_other_conventions(write, tmp_path, monkeypatch):
     assert all("`credit-jax preprocess` fits it" in line for line in report.problems)
 
 
+@pytest.mark.slow(but=["unet_1deg-32"])
 @pytest.mark.parametrize(
     ("like", "shape"),
-    mark_slow(
-        [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)],
-        but=[("wxformer_1deg", 32), ("unet_1deg", 32)],
-    ),
+    [("wxformer_1deg", 32), ("camulator", 32), ("unet_1deg", 32)],
 )
 def test_like_other_examples(like, shape, files):
     assert init("--like", like, "--data", *files, "--diagnostic", "rain") == OK

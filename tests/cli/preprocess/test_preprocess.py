@@ -73,6 +73,7 @@ def test_at_most_the_batches_of_an_epoch(world, tmp_path):
     assert "Fitted to 6 samples" in fit(world, {"scale": scaler(path)}, **few)
 
 
+@pytest.mark.slow
 def test_threads_change_nothing(world, tmp_path):
     texts = []
     for threads in (1, 3):
@@ -86,6 +87,7 @@ def test_threads_change_nothing(world, tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_blocks_before_a_scaler(world, tmp_path):
     """Also blocks of the initial state, which CREDIT does not apply."""
     new = "ERA5/prognostic/2d/PS"
@@ -206,6 +208,7 @@ def test_interrupted(world, tmp_path, monkeypatch, capsys):
     assert not list(target.iterdir())
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_writes(world, tmp_path, monkeypatch):
     target = tmp_path / "files"
     target.mkdir()
@@ -235,6 +238,7 @@ def test_the_command(world, tmp_path, capsys):
     assert "nothing to fit" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_config_for_scalers_alone(world, tmp_path, capsys):
     """CREDIT's `weatherbench2_era5_wxformer.yml` has no model, loss and parallelism."""
     blocks = {"scale": scaler(tmp_path / "s.json")}
@@ -299,6 +303,7 @@ def test_damaged_values(folder, tmp_path, value, text):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_nan_is_left_out(folder, tmp_path):
     def damage(dataset):
         dataset["SP"][:, 2:4, :3] = np.nan

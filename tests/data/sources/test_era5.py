@@ -79,6 +79,7 @@ def weatherbench(place, history=1):
     return data
 
 
+@pytest.mark.slow(but=["level-1", "hybrid-2"])
 @pytest.mark.reference
 @pytest.mark.parametrize("history", [1, 2])
 @pytest.mark.parametrize("case", ["level", "hybrid", "weatherbench"])

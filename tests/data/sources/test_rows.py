@@ -15,6 +15,7 @@ def chunked(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow(but=["rows0-nc", "rows1-zarr"])
 @pytest.mark.parametrize("kind", ["nc", "zarr"])
 @pytest.mark.parametrize("rows", [slice(0, 2), slice(2, 5), slice(5, 6)])
 def test_rows_are_those_of_the_field(chunked, kind, rows):

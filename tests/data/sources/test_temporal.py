@@ -144,6 +144,7 @@ def in_ranges(data):
     return {**data, "date_ranges": ranges}
 
 
+@pytest.mark.slow(but=["exact, coarser", "persist", "cyclic, history", "noleap"])
 @pytest.mark.parametrize("name", CASES)
 def test_samples_are_credits(credit, folder, name):
     from tests.data.credit_samples import compare_samples

@@ -37,6 +37,7 @@ def grid_file(tmp_path):
     return tmp_path / "grid.nc"
 
 
+@pytest.mark.slow(but=["spec"])
 @pytest.mark.reference
 @pytest.mark.parametrize("case", ["spec", "straight file", "curved file", "3 h"])
 def test_samples(credit, world, grid_file, case):

@@ -49,6 +49,7 @@ def test_groups_are_the_plain_definition():
     assert programs[0] == programs[1]
 
 
+@pytest.mark.slow(but=["size2-kernel2-False"])
 @pytest.mark.parametrize(
     ("size", "kernel", "tap_by_tap"),
     [

@@ -36,6 +36,7 @@ def test_the_gradient_by_few_rows_reads_the_kernel_along_its_rows(rows):
     assert "optimization_barrier" not in program
 
 
+@pytest.mark.slow(but=["rows-4", "columns-40", "sums-4"])
 @pytest.mark.parametrize("rows", [4, 40])
 @pytest.mark.parametrize("split", ["rows", "columns", "sums"])
 def test_gradients_on_a_mesh_are_those_of_one_device(rows, split):

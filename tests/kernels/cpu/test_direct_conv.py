@@ -16,7 +16,15 @@ FAST = {"(0, 3, 1, 2)", "(3, 2, 0, 1)", "(0, 4, 1, 2, 3)", "(4, 3, 0, 1, 2)"}
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize(("stride", "taps"), [(1, 4), (2, 4), (2, 3), (3, 2)])
-@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (0, 2), (7, 4)])
+@pytest.mark.parametrize(
+    "padding",
+    [
+        pytest.param((0, 0), marks=pytest.mark.slow),
+        pytest.param((1, 1), marks=pytest.mark.slow),
+        (0, 2),
+        (7, 4),
+    ],
+)
 def test_gradients_have_the_layout_that_is_fast_in_loops(
     stride, taps, padding, dilation
 ):
@@ -29,6 +37,7 @@ def test_gradients_have_the_layout_that_is_fast_in_loops(
     _check(conv.conv2d, ops.conv2d, x, kernel, keywords)
 
 
+@pytest.mark.slow(but=["2-3"])
 @pytest.mark.parametrize(("stride", "taps"), [(1, 3), (2, 4), (2, 3), (3, 2)])
 def test_in_float64_no_points_are_spread(stride, taps):
     """Of such convolutions XLA makes plain loops."""

@@ -28,6 +28,7 @@ def direct_sum(x, kernel, stride):
     return ops.conv2d(x, kernel, stride=stride)
 
 
+@pytest.mark.slow(but=["three tiles, the last not full", "stride 1 down", "one point"])
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_direct_sum(name):
     size, taps, stride = CASES[name]

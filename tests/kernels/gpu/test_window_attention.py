@@ -139,6 +139,7 @@ def test_types_hold_where_fields_and_heads_are_split() -> None:
     assert [x.shape for x in out] == [qkv.shape, bias.shape]
 
 
+@pytest.mark.slow(but=["long, 2 x 2", "short, 5 x 5", "long, strips"])
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradients_are_those_of_the_plain_definition(name: str) -> None:
     kernel, plain = (jax_values(f, *_arrays(name, np.float32)) for f in _both(name))
@@ -153,6 +154,7 @@ def test_float64_is_exact() -> None:
     assert_same(kernel, plain, name, value=1e-14, gradient=1e-14)
 
 
+@pytest.mark.slow(but=["short, 5 x 5"])
 @pytest.mark.parametrize("name", ["short, 5 x 5", "long, 10 x 10"])
 def test_bfloat16_is_as_near_to_float32_as_the_plain_definition(name: str) -> None:
     kernel, plain = _both(name)

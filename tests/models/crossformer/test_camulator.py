@@ -21,11 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
 
 
 # Each case is one program: in float64, where every array is compared, or in float32.
+@pytest.mark.slow(but=["patches"])
 @pytest.mark.parametrize("name", ["three frames", "patches"])
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name)
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "two frames, plain", "xla")
@@ -36,6 +38,7 @@ def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, CASES["earth"], "earth")
 
 
+@pytest.mark.slow
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
     """Spectral norm of everything but the sharpening."""
     assert_training_forward_equals_credit(credit, BLOCK)

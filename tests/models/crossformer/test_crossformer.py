@@ -21,6 +21,7 @@ BLOCK = CASES["mirror"]
 
 
 # Without "mirror", which the next two tests use.
+@pytest.mark.slow(but=["odd"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "mirror"])
 def test_equals_credit(credit: Any, name: str) -> None:
     ours, theirs = assert_equals_credit(credit, CASES[name], name)
@@ -30,6 +31,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
         assert_close(ours[key], theirs[key], GRADIENT, f"{name}: gradient of {key}")
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "mirror, plain", "xla")

@@ -25,6 +25,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow(but=["transposed", "coordinate", "mixed"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     assert_round_trip(credit, MODEL | VARIANTS[name])

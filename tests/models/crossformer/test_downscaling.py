@@ -22,15 +22,18 @@ def test_equals_credit(credit: Any) -> None:
     assert_equals_credit(credit, CASES["patches"], "patches")
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "mirror, plain", "xla")
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, BLOCK, "mirror")
 
 
+@pytest.mark.slow
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
     assert_training_forward_equals_credit(credit, BLOCK)
 

@@ -79,6 +79,7 @@ def test_equals_credit(credit: Any) -> None:
     assert not all("noise" in key for key in theirs)
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     with same_noise(drawn(BLOCK)) as noise:
@@ -86,6 +87,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     assert all("noise" in key for key in theirs)
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     block = CASES["correlated"]
     with same_noise(drawn(block, np.float64)) as noise:
@@ -114,6 +116,7 @@ def _forward() -> tuple[ModelDef, Any]:
     return model_def, forward
 
 
+@pytest.mark.slow
 def test_another_key_is_another_member() -> None:
     """In evaluation, too; members along the batch dim have different noise."""
     _, forward = _forward()

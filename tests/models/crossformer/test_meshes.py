@@ -25,21 +25,19 @@ from tests.models.mesh_parity import (
     one_device,
     run,
 )
-from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support import assert_close, assert_trees_close
 
 # One sample per device of "dp8".
 BATCH = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "implementation"),
-    mark_slow(
-        [
-            *((mesh, "xla") for mesh in MESHES),
-            ("dp2_tp2_domain2", "cpu"),
-        ],
-        but=[("domain3", "xla")],
-    ),
+    [
+        *((mesh, "xla") for mesh in MESHES),
+        ("dp2_tp2_domain2", "cpu"),
+    ],
 )
 def test_equals_one_device(mesh: str, implementation: str) -> None:
     """45 rows, uneven on every domain degree above one."""
@@ -49,9 +47,11 @@ def test_equals_one_device(mesh: str, implementation: str) -> None:
     compare(actual, expected, (FORWARD, GRADIENT), f"{mesh}, {implementation}")
 
 
-def test_equals_one_device_in_float64() -> None:
-    """Every array of the gradient in float64, with 30 rows on 2 x 2 x 2."""
-    assert_equals_one_device_in_float64(CASES["earth"], "earth")
+@pytest.mark.parametrize("mesh", ["dp2_tp2_domain2", "domain4"])
+def test_equals_one_device_in_float64(mesh: str) -> None:
+    """Every array of the gradient in float64; 30 rows are uneven on 4 shards."""
+    block = CASES["earth"]
+    assert_equals_one_device_in_float64(block, "earth", degrees=MESHES[mesh])
 
 
 # Numbers of shards that do not divide 8, 4 or 2 bands of windows, and some that do.
@@ -65,7 +65,8 @@ STRIPS = {
 }
 
 
-@pytest.mark.parametrize("mesh", mark_slow(list(STRIPS), but=[]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", list(STRIPS))
 def test_strips_are_exact_in_float64(mesh: str) -> None:
     """Every array of the gradient, with windows in strips and recomputed blocks."""
     degrees = STRIPS[mesh]
@@ -94,17 +95,15 @@ def test_frames_without_spectral_norm_on_domain_3() -> None:
 
 # Features that only this model has: transposed convolutions and reflected poles, 45
 # rows; interpolation and gates of channels and points.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    mark_slow(
-        [
-            ("mirror", "dp2_tp2_domain2"),
-            ("mirror", "domain3"),
-            ("interpolating", "domain3"),
-            ("odd", "domain8"),
-        ],
-        but=[],
-    ),
+    [
+        ("mirror", "dp2_tp2_domain2"),
+        ("mirror", "domain3"),
+        ("interpolating", "domain3"),
+        ("odd", "domain8"),
+    ],
 )
 def test_crossformer_equals_one_device(name: str, mesh: str) -> None:
     assert_equals_one_device(CROSSFORMER_CASES[name], mesh, name)

@@ -23,15 +23,18 @@ def test_equals_credit(credit: Any) -> None:
     assert_equals_credit(credit, CASES["odd"], "odd")
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "levels, plain", "xla")
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, BLOCK, "levels")
 
 
+@pytest.mark.slow
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
     """Separate matrices of q, k and v, and the network of the nodes."""
     assert_training_forward_equals_credit(credit, BLOCK)

@@ -16,13 +16,13 @@ from tests.models.parity import (
     assert_equals_credit_in_float64,
     assert_training_forward_equals_credit,
 )
-from tests.support import mark_slow
 
 # Each case is one program: in float64, where every array is compared, or in float32,
 # with the implementations for CPU or GPU, or the plain ones.
 
 
-@pytest.mark.parametrize("name", mark_slow(["uneven", "patches"], but=["patches"]))
+@pytest.mark.slow(but=["patches"])
+@pytest.mark.parametrize("name", ["uneven", "patches"])
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name)
 
@@ -39,7 +39,8 @@ def test_kernels_of_gpus_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, block, "uneven, kernels of GPUs", "gpu")
 
 
-@pytest.mark.parametrize("name", mark_slow(["earth", "frames"], but=["earth"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["earth", "frames"])
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 
@@ -48,6 +49,7 @@ def test_training_forward_iterates_once_like_credit(credit: Any) -> None:
     assert_training_forward_equals_credit(credit, CASES["earth"])
 
 
+@pytest.mark.slow
 def test_dropout_noise_is_scaled() -> None:
     """The mean over keys of the output with dropout is near the one without."""
     block = {**CASES["plain"], "attn_dropout": 0.1, "ff_dropout": 0.1}

@@ -34,6 +34,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow(but=["spectral norm", "frames", "new name"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     block = MODEL | VARIANTS[name]

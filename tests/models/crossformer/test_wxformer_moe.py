@@ -28,7 +28,7 @@ from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import BASE, EXPERTS
-from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support import assert_close, assert_trees_close
 
 LAYER = "stages/2/blocks/long_feed_forward"
 BATCH = 8
@@ -71,15 +71,13 @@ def trained(**degrees: int) -> Any:
     return jax.device_get((params, state.model_state[BATCH_STATS], losses))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "degrees",
-    mark_slow(
-        [
-            {"dp_shard": 2, "ep": 2, "tp": 2},
-            {"dp_shard": 2, "ep": 4},
-        ],
-        but=[],
-    ),
+    [
+        {"dp_shard": 2, "ep": 2, "tp": 2},
+        {"dp_shard": 2, "ep": 4},
+    ],
     ids=str,
 )
 def test_training_equals_that_of_one_device(degrees: dict[str, int]) -> None:

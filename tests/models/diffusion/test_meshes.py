@@ -19,7 +19,7 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import DIFFUSION_CASES
-from tests.support import assert_close, make_mesh, mark_slow
+from tests.support import assert_close, make_mesh
 
 # Nearly all values that a new network with spectral norm infers are clamped.
 TRAINED = {**DIFFUSION_CASES["v"], "dim_head": 2}
@@ -73,7 +73,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("mesh", "every_step"), mark_slow(CASES, but=[]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "every_step"), CASES)
 def test_samples_equal_those_of_one_device(mesh: str, every_step: bool) -> None:
     """Every mesh draws the same noise; 30 rows, or 32 with padding."""
     actual = _sample(mesh, every_step=every_step)

@@ -26,7 +26,7 @@ from credit_jax.parallel.rows.layout import block_layout
 from credit_torch_bridge import compare_with_credit
 from tests.models.graph.edges import write_edges
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults
-from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
+from tests.support import assert_close, assert_trees_close, make_mesh
 
 HEIGHT, WIDTH, BATCH = 7, 8, 2
 
@@ -116,6 +116,7 @@ def _ours(block: dict[str, Any], dtype: str, state: Any) -> Any:
     return np.asarray(y), named, np.asarray(by_input)
 
 
+@pytest.mark.slow
 @pytest.mark.reference
 def test_compare_in_float64(
     credit: Any, edge_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,6 +231,7 @@ def _train_ours(
     return np.asarray(y)[..., :HEIGHT, :], named, after
 
 
+@pytest.mark.slow(but=["degrees1-5"])
 @pytest.mark.reference
 @pytest.mark.parametrize(
     ("degrees", "settle"),
@@ -237,7 +239,7 @@ def _train_ours(
         ((1, 1, 1), 0),
         ((1, 1, 1), 5),
         ((2, 1, 3), 0),
-        pytest.param((2, 2, 2), 0, marks=pytest.mark.slow),
+        ((2, 2, 2), 0),
     ],
 )
 def test_a_training_forward_equals_credit(
@@ -280,9 +282,10 @@ def _on_mesh(
     return np.asarray(y), grads
 
 
+@pytest.mark.slow(but=["2-2-2"])
 @pytest.mark.parametrize(
     ("dp", "tp", "domain"),
-    mark_slow([(1, 1, 3), (1, 1, 8), (2, 2, 2)], but=[(1, 1, 3), (2, 2, 2)]),
+    [(1, 1, 3), (1, 1, 8), (2, 2, 2)],
 )
 def test_meshes_equal_one_device(edge_path: str, dp: int, tp: int, domain: int) -> None:
     """7 rows; edges over the poles need rows of the same and of the next shard."""

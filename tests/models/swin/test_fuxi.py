@@ -29,17 +29,20 @@ from tests.support import assert_close, assert_trees_close
 from tests.support.credit_modules import credit_attribute
 
 
+@pytest.mark.slow(but=["shifted"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "dropout"])
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name)
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BASE, "shifted, plain", "xla")
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, BASE, "shifted")
 
@@ -64,6 +67,7 @@ def _raise_scales(model: Any) -> None:
                 parameter[0], parameter[1] = 9.0, attention.MAX_LOGIT_SCALE
 
 
+@pytest.mark.slow
 def test_the_mask_leaks_at_the_clamp_as_in_credit(
     credit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +100,7 @@ def _train_qkv(model: Any) -> None:
             module.__dict__["weight"] = module.weight_orig
 
 
+@pytest.mark.slow
 def test_trained_qkv(credit: Any) -> None:
     """With `train_qkv`: equal prediction, and the gradient that CREDIT omits."""
     case = credit.credit_case(BASE, seed=3, prepare=_train_qkv)

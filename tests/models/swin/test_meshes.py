@@ -10,23 +10,20 @@ from tests.models.mesh_parity import (
     assert_equals_one_device_in_float64,
 )
 from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
-from tests.support import mark_slow
 
 SWIN_BLOCKS = {**SWIN_CASES, "padded": SWIN_PADDED}
 
 
+@pytest.mark.slow(but=["shifted-domain8"])
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    mark_slow(
-        [
-            ("shifted", "dp2_tp2_domain2"),
-            ("shifted", "domain8"),
-            ("shifted", "domain3"),
-            ("dropout", "domain3"),
-            ("one row of windows", "domain3"),
-        ],
-        but=[("shifted", "domain8")],
-    ),
+    [
+        ("shifted", "dp2_tp2_domain2"),
+        ("shifted", "domain8"),
+        ("shifted", "domain3"),
+        ("dropout", "domain3"),
+        ("one row of windows", "domain3"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_fuxi_equals_one_device(name: str, mesh: str) -> None:
@@ -41,18 +38,16 @@ def test_fuxi_equals_one_device_in_float64() -> None:
     assert not np.any(actual[2]["u_transformer/blocks/attention/qkv/kernel"])
 
 
+@pytest.mark.slow(but=["oblong-dp2_tp2_domain2"])
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    mark_slow(
-        [
-            ("oblong", "dp2_tp2_domain2"),
-            ("oblong", "domain8"),
-            ("padded", "domain3"),
-            ("stages", "domain3"),
-            ("one row of windows", "domain2"),
-        ],
-        but=[("oblong", "dp2_tp2_domain2")],
-    ),
+    [
+        ("oblong", "dp2_tp2_domain2"),
+        ("oblong", "domain8"),
+        ("padded", "domain3"),
+        ("stages", "domain3"),
+        ("one row of windows", "domain2"),
+    ],
 )
 def test_swin_equals_one_device(name: str, mesh: str) -> None:
     assert_equals_one_device(SWIN_BLOCKS[name], mesh, f"swin {name}")

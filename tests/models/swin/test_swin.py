@@ -13,6 +13,8 @@ from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_torch_bridge import compare_with_credit
+from credit_torch_bridge.__main__ import main
+from credit_torch_bridge.compare import comparison
 from tests.models.parity import (
     FORWARD,
     assert_equals_credit,
@@ -30,16 +32,19 @@ from tests.support.credit_modules import credit_attribute
 SEEDS = {"stages": 2}
 
 
+@pytest.mark.slow(but=["oblong"])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name, seed=SEEDS.get(name, 3))
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, SWIN, "oblong, plain", "xla")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
@@ -50,6 +55,7 @@ def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
     assert_training_forward_equals_credit(credit, SWIN)
 
 
+@pytest.mark.slow
 def test_padding_is_what_credits_source_means(
     credit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +102,10 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
         np.testing.assert_array_equal(back[key], value, err_msg=key)
 
 
-def test_blocks_compare(credit: Any, tmp_path: Any) -> None:
+def test_blocks_compare(
+    credit: Any, tmp_path: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    """By the command."""
     import torch
     import yaml
 
@@ -105,8 +114,19 @@ def test_blocks_compare(credit: Any, tmp_path: Any) -> None:
     state = {key: torch.from_numpy(array) for key, array in arrays.items()}
     torch.save({"model_state_dict": state}, tmp_path / "checkpoint.pt")
     (tmp_path / "model.yml").write_text(yaml.safe_dump({"model": block}))
-    found = compare_with_credit(tmp_path / "model.yml", tmp_path / "checkpoint.pt")
-    print("\n".join(found.lines()))
+    comparisons = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        comparisons.append(compare_with_credit(*args, **options))
+        return comparisons[-1]
+
+    monkeypatch.setattr(comparison, "compare_with_credit", recorded)
+    code = main(["compare", "--checkpoint", str(tmp_path / "checkpoint.pt")])
+    text, error = capsys.readouterr()
+    print(text, error)
+    assert code == 0, error
+    (found,) = comparisons
+    assert all(f"output of {block}" in text for block in found.blocks)
     assert found.within_tolerance
     assert set(found.blocks) == {"patch_embed", "stages.0", "stages.1", "head"}
 

@@ -88,6 +88,7 @@ def _ours(name: str, dtype: str, state: Any) -> tuple[Any, Any, Any]:
     return np.asarray(y), named, jax.device_get(by_input)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equals_credit_in_float64(credit: Any, name: str) -> None:
     """Forward, and the gradients by every parameter and every input."""

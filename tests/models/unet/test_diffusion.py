@@ -39,9 +39,8 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     parity.assert_equals_credit(credit, BLOCKS["padded"], "padded, plain", "xla")
 
 
-@pytest.mark.parametrize(
-    "name", ["own levels", pytest.param("padded", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own levels", "padded"])
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     parity.assert_equals_credit_in_float64(credit, BLOCKS[name], name)
 

@@ -10,14 +10,12 @@ from tests.models.mesh_parity import (
     assert_equals_one_device_in_float64,
 )
 from tests.models.unet.cases import CASES, DIFFUSION_CASES
-from tests.support import mark_slow
 
 
+@pytest.mark.slow(but=["dp2_tp2_domain2"])
 @pytest.mark.parametrize(
     "mesh",
-    mark_slow(
-        ["domain3", "domain8", "dp2_tp2_domain2"], but=["domain3", "dp2_tp2_domain2"]
-    ),
+    ["domain3", "domain8", "dp2_tp2_domain2"],
 )
 def test_unet_equals_one_device(mesh: str) -> None:
     """In float64, because a unit's gradient jumps where rounding flips its sign.

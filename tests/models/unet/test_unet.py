@@ -17,14 +17,13 @@ from tests.models.parity import (
 )
 from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
 from tests.support.credit_modules import credit_attribute
-from tests.support.slow import mark_slow
 
 BLOCKS = {**CASES, "downscaling": DOWNSCALING}
 # In the deep models rounding flips the sign of some units, at which the gradient jumps,
 # and four networks in a row amplify this. The float32 difference from CREDIT depends on
 # the CPU (9e-4 and 1.3e-5 were measured), so that these are compared in float64.
 FLOAT32 = ["downscaling"]
-FLOAT64 = mark_slow(["two frames", "groups", "tendency"], but=["two frames"])
+FLOAT64 = ["two frames", "groups", "tendency"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
 
@@ -34,20 +33,24 @@ def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, BLOCKS[name], name)
 
 
+@pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit_in_float64(credit, CASES["odd"], "odd, plain", "xla")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOAT64)
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 
 
+@pytest.mark.slow
 def test_training_forward_moves_the_statistics_like_credit(credit: Any) -> None:
     assert_training_forward_equals_credit(credit, BASE)
 
 
+@pytest.mark.slow
 def test_runge_kutta_moves_the_statistics_four_times_like_credit(credit: Any) -> None:
     """Output is not compared: four networks with batch norms amplify rounding."""
     case, _ = assert_training_state_equals_credit(credit, CASES["tendency"])

@@ -21,6 +21,7 @@ RESNET50 = {**BASE, "architecture": {**SMALL, "encoder_name": "resnet50"}}
 BLOCKS = {**CASES, "downscaling": DOWNSCALING, "resnet50": RESNET50}
 
 
+@pytest.mark.slow(but=["two frames", "groups", "downscaling"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     credit: Any, name: str

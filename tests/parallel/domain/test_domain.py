@@ -22,8 +22,13 @@ REST = {name: case for name, case in CASES.items() if name not in SEVERAL}
 
 @lru_cache
 def outcomes(num_shards: int) -> dict[str, Outcome]:
+    return rest_outcomes(num_shards) | several_outcomes(num_shards)
+
+
+@lru_cache
+def rest_outcomes(num_shards: int) -> dict[str, Outcome]:
     with use_implementation("cpu"):
-        return run_cases(REST, num_shards) | several_outcomes(num_shards)
+        return run_cases(REST, num_shards)
 
 
 @lru_cache
@@ -54,14 +59,20 @@ def compare(
             assert_close(a, e, gradient, f"{name}, gradient of {kind} {number}")
 
 
-# All cases with the same number of shards share programs, to compile fewer; those on 3
-# shards run in float64.
+# All cases with the same number of shards share programs, to compile fewer. On 3 shards
+# they run in float64.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_is_single(name, num_shards):
     actual, expected = outcomes(num_shards)[name], outcomes(1)[name]
     compare(f"{name} on {num_shards}", actual, expected, VALUE, GRADIENT)
+
+
+@pytest.mark.parametrize("name", REST)
+def test_other_operations_on_3_shards_are_those_of_one_device(name):
+    actual, expected = rest_outcomes(3)[name], rest_outcomes(1)[name]
+    compare(f"{name} on 3", actual, expected, VALUE, GRADIENT)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -71,6 +82,7 @@ def test_plain_definitions_on_3_shards_are_those_of_one_device(name):
     compare(f"{name}, CPU's own", several_outcomes(1)[name], expected, VALUE, GRADIENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [3])
 def test_sharded_is_single_in_float64(num_shards):
     expected = double_outcomes(1)

@@ -65,6 +65,7 @@ def test_devices_are_simulated_before_jax_is_used():
     ], result.stdout
 
 
+@pytest.mark.slow
 def test_sums_do_not_depend_on_the_number_of_processes():
     """XLA splits this sum by threads, of which more devices have more by default."""
     code = (

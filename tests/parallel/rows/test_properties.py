@@ -6,6 +6,7 @@ NumPy executes the plans as the collectives would.
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ def exchanged(x: list[np.ndarray], plan: ExchangePattern) -> np.ndarray:
     return np.where(plan.valid, rows, -1)
 
 
+@pytest.mark.slow
 @fixed
 @given(data=st.data(), partition=partitions())
 def test_an_exchange_brings_what_is_needed(

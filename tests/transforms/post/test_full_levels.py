@@ -124,6 +124,7 @@ def test_as_credit(credit):
             assert_close(x, ours[key], tolerance, f"{key} in float32")
 
 
+@pytest.mark.slow
 def test_the_same_on_a_mesh():
     specs = {"levels": (KIND, ARGS)}
     with jax.enable_x64(True):
