@@ -7,7 +7,6 @@ import pytest
 import scores.continuous
 import scores.functions
 import scores.probability
-import scoringrules
 import xarray as xr
 
 from credit_jax.evaluation.measures import _power
@@ -91,6 +90,8 @@ def test_the_members(case):
 
 
 def test_ensemble_scores(case):
+    import scoringrules
+
     forecast, references, found = case
     members, truth = labeled(forecast, GRID), labeled(references["truth"], GRID)
     own = found.sel(system="forecast", region="global").isel(prediction_timedelta=0)

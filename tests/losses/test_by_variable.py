@@ -12,6 +12,7 @@ import pytest
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss
 from credit_jax.named_fields import ChannelLayout, target_variances
+from tests.reference.bridgescaler import import_bridgescaler
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import loss_and_gradient
@@ -50,6 +51,7 @@ MESHES = [{"domain": 2}, {"domain": 4}, {"domain": 8}, {"dp": 2, "domain": 4}]
 @pytest.fixture(scope="module")
 def scaler_path(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scalers of T (standard) and SP (quantile); that of TP has no variance."""
+    import_bridgescaler()
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import (
         DMinMaxScalerTensor,

@@ -11,6 +11,7 @@ from credit_jax.config.metrics import MetricsConfig
 from credit_jax.metrics import build_metrics
 from credit_jax.named_fields import ChannelLayout
 from tests.metrics.cases import CHANNELS, draw, named
+from tests.reference.bridgescaler import import_bridgescaler
 from tests.support import assert_close
 from tests.support.whole_fields import field_context
 
@@ -20,6 +21,7 @@ LATITUDE = np.linspace(85.0, -60.0, LAT)
 
 @pytest.fixture
 def scaler_path(torch, tmp_path, rng):
+    import_bridgescaler()
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import DStandardScalerTensor
 

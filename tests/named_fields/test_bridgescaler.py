@@ -8,14 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bridgescaler import load_scaler_dict, save_scaler_dict
-from bridgescaler.deep import DeepStandardScaler as TheirDeep
-from bridgescaler.distributed import DQuantileScaler, DStandardScaler
-from bridgescaler.distributed_tensor import (
-    DMinMaxScalerTensor,
-    DQuantileScalerTensor,
-    DStandardScalerTensor,
-)
 from credit.losses.base import _load_target_variances
 
 from credit_jax.named_fields.bridgescaler import (
@@ -29,11 +21,22 @@ from credit_jax.named_fields.bridgescaler import (
     target_variances,
 )
 from credit_jax.transforms.scaling import scale
+from tests.reference.bridgescaler import import_bridgescaler
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with one scaler of each class that CREDIT uses."""
+    import_bridgescaler()
+    from bridgescaler import save_scaler_dict
+    from bridgescaler.deep import DeepStandardScaler as TheirDeep
+    from bridgescaler.distributed import DQuantileScaler, DStandardScaler
+    from bridgescaler.distributed_tensor import (
+        DMinMaxScalerTensor,
+        DQuantileScalerTensor,
+        DStandardScalerTensor,
+    )
+
     field = torch.from_numpy(
         (np.random.default_rng(0).normal(size=(4, 3, 1, 5, 6)) * 7 + 250).astype(
             np.float32
@@ -64,6 +67,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arrays_are_bitwise_those_that_bridgescaler_reads(path: Path) -> None:
+    from bridgescaler import load_scaler_dict
+
     theirs, ours = load_scaler_dict(path)["input"]["A"], read_scalers(path)["input"]
     assert list(ours["A"]) == list(theirs)
     standard = ours["A"]["A/standard"]

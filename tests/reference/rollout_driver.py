@@ -20,12 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from credit_torch_bridge.compare.credit_import import import_torchvision
+from tests.reference.bridgescaler import import_bridgescaler
 
 
 def main(config: str, threads: str = "1", *arithmetic: str) -> None:
     """Rolls out every start date of the config."""
     torch.set_num_threads(int(threads))
     import_torchvision()
+    import_bridgescaler()
     from credit.applications import rollout_gen2
 
     no_pool = SimpleNamespace(Pool=lambda _: _NoPool())

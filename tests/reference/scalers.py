@@ -8,6 +8,8 @@ from typing import Any
 
 import xarray as xr
 
+from tests.reference.bridgescaler import import_bridgescaler
+
 # Variable -> key of the predicted variables in `write_dataset`.
 SCALED: Mapping[str, str] = MappingProxyType(
     {
@@ -39,6 +41,8 @@ def fit_scalers(
             input, predicted ones in the target.
     """
     import torch
+
+    import_bridgescaler()
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import DStandardScalerTensor
 

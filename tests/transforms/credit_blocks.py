@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 
 from credit_jax.config.base import parse
 from credit_jax.transforms import TRANSFORMS
+from tests.reference.bridgescaler import import_bridgescaler
 from tests.support import assert_close, make_mesh
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh
 from tests.transforms.cases import SP, T
@@ -109,6 +110,8 @@ def compare(block, theirs, part, arrays, *, values=1e-6, gradients=2e-6, shards=
 def write_scalers(path, kind, *, per_point=(), seed=3, **params):
     """Writes a file of scalers fitted by bridgescaler."""
     import torch
+
+    import_bridgescaler()
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import (
         DMinMaxScalerTensor,
