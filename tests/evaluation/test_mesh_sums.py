@@ -24,7 +24,7 @@ def mesh_of(data, tensor, domain):
     return dims.build_mesh(jax.devices()[:size])
 
 
-@pytest.mark.slow(but=["degrees3-7-4"])
+@pytest.mark.slow(but=["(4, 1, 2)-7-4"])
 @pytest.mark.parametrize(
     ("degrees", "rows", "num_members"),
     [
@@ -35,6 +35,7 @@ def mesh_of(data, tensor, domain):
         ((2, 2, 2), 8, 1),
         ((1, 1, 8), 9, 2),  # some devices have padding alone
     ],
+    ids=str,
 )
 def test_sums_on_a_mesh(degrees, rows, num_members):
     grid = grid_of(rows)

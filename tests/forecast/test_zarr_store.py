@@ -153,7 +153,7 @@ def test_a_part_of_the_variables_levels_and_lead_times(world, tmp_path, tiny_mod
     assert np.array_equal(part["U"], whole["U"])
 
 
-@pytest.mark.slow(but=["options1"])
+@pytest.mark.slow(but=["('--parallelism', 'data=none,domain=3')"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -162,6 +162,7 @@ def test_a_part_of_the_variables_levels_and_lead_times(world, tmp_path, tiny_mod
         ("--parallelism", "data=none,tensor=2,domain=2"),
         ("--parallelism", "data=ddp", "--devices", "2"),
     ],
+    ids=str,
 )
 def test_every_mesh_and_batch_forecasts_the_same(config, tmp_path, options):
     assert forecast(config, tmp_path / "one") == 0

@@ -100,9 +100,11 @@ def test_one_training_forward_is_that_of_torch(torch, path):
     assert_close(to_torch(param_spec, gradient), expected, 1e-5, f"{path}, gradient")
 
 
-@pytest.mark.slow(but=["degrees1-xla"])
+@pytest.mark.slow(but=["{'dp': 2, 'tp': 2}-xla"])
 @pytest.mark.parametrize(
-    ("degrees", "kernels"), [({}, "xla"), ({"dp": 2, "tp": 2}, "xla"), ({}, "gpu")]
+    ("degrees", "kernels"),
+    [({}, "xla"), ({"dp": 2, "tp": 2}, "xla"), ({}, "gpu")],
+    ids=str,
 )
 def test_each_of_several_calls_is_that_of_torch(torch, degrees, kernels):
     """Kernels, gradients and the final vectors, also of stacked blocks."""
@@ -234,9 +236,11 @@ def on_one_device():
     return run_on(make_mesh())
 
 
-@pytest.mark.slow(but=["degrees2", "degrees3"])
+@pytest.mark.slow(but=["{'dp': 2, 'tp': 2, 'domain': 2}"])
 @pytest.mark.parametrize(
-    "degrees", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}, {"dp": 4}]
+    "degrees",
+    [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}, {"dp": 4}],
+    ids=str,
 )
 def test_split_matrices_are_normalized_as_whole_ones(degrees):
     assert_as_on_one_device(run_on(make_mesh(**degrees)), degrees)
@@ -253,9 +257,9 @@ def assert_as_on_one_device(actual, mesh):
             assert_close(value, leaf, bound, what)
 
 
-@pytest.mark.slow(but=["degrees0", "degrees3"])
+@pytest.mark.slow(but=["{}", "{'dp': 2, 'tp': 2, 'domain': 2}"])
 @pytest.mark.parametrize(
-    "degrees", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}]
+    "degrees", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}], ids=str
 )
 def test_compensated_quotients_are_those_of_double_precision(degrees):
     """Each element is rounded once, and the terms of sigma, split or not."""

@@ -68,11 +68,12 @@ def gfs_source(folder, **keys):
     }
 
 
-@pytest.mark.slow(but=["keys0"])
+@pytest.mark.slow(but=["{}"])
 @pytest.mark.reference
 @pytest.mark.parametrize(
     "keys",
     [{}, {"levels": None}, {"level_type": "pressure", "levels": [480, 30]}],
+    ids=str,
 )
 def test_gfs(credit, gfs, keys):
     from tests.data.credit_samples import compare_samples

@@ -27,8 +27,8 @@ def test_positions_are_the_offsets_row_by_row():
     assert bias_positions(2).tolist() == [list(pair) for pair in expected]
 
 
-@pytest.mark.slow(but=["window1"])
-@pytest.mark.parametrize("window", [(1, 1), (1, 4), (3, 2), (4, 4)])
+@pytest.mark.slow(but=["(1, 4)"])
+@pytest.mark.parametrize("window", [(1, 1), (1, 4), (3, 2), (4, 4)], ids=str)
 def test_gradient_is_the_sum_over_all_pairs_of_an_offset(window):
     rows, columns = window
     shape = ((2 * rows - 1) * (2 * columns - 1), 3)

@@ -164,8 +164,8 @@ def test_net_energy_of_rates(net):
     assert_close(ours, theirs, 1e-13, "net energy of rates")
 
 
-@pytest.mark.slow(but=["shape1"])
-@pytest.mark.parametrize("shape", [{"dp": 2, "domain": 2}, {"domain": 3}])
+@pytest.mark.slow(but=["{'domain': 3}"])
+@pytest.mark.parametrize("shape", [{"dp": 2, "domain": 2}, {"domain": 3}], ids=str)
 def test_net_energy_on_meshes(shape, net):
     specs = {name: ("global_energy_fixer_net", args) for name, args in net.items()}
     with jax.enable_x64(True):

@@ -16,7 +16,10 @@ def import_bridgescaler() -> None:
 
     def guvectorize(*options: Any) -> Callable[[Any], Any]:
         def late(function: Any) -> Any:
-            compiled = cache(lambda: eager(*options)(function))
+            @cache
+            def compiled() -> Any:
+                return eager(*options)(function)
+
             return wraps(function)(lambda *args, **given: compiled()(*args, **given))
 
         return late

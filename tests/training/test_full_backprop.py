@@ -101,8 +101,8 @@ def expected(num_steps: int, counts: tuple[int, ...]) -> tuple[Any, Any]:
     return float(value), jax.device_get(grads)
 
 
-@pytest.mark.slow(but=["counts2"])
-@pytest.mark.parametrize("counts", [(1, 2, 3), (3,), (1, 3)])
+@pytest.mark.slow(but=["(1, 3)"])
+@pytest.mark.parametrize("counts", [(1, 2, 3), (3,), (1, 3)], ids=str)
 def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
     settings = {"mode": "full", "steps": counts}
     value, grads = gradient_of(3, rollout_of(3, **settings))
@@ -111,8 +111,8 @@ def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
     assert_trees_close(grads, gradient, GRADIENT, f"gradient of steps {counts}")
 
 
-@pytest.mark.slow(but=["full-degrees1", "truncated-degrees1"])
-@pytest.mark.parametrize("degrees", [{"domain": 2}, MESH])
+@pytest.mark.slow(but=[f"full-{MESH}", f"truncated-{MESH}"])
+@pytest.mark.parametrize("degrees", [{"domain": 2}, MESH], ids=str)
 @pytest.mark.parametrize("backprop", ["full", "truncated"])
 def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
     rollout = rollout_of(3, mode=backprop)

@@ -22,8 +22,8 @@ def folder(run):
     return run[1]
 
 
-@pytest.mark.slow(but=["degrees1"])
-@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}])
+@pytest.mark.slow(but=["{'dp': 2, 'tp': 2, 'domain': 2}"])
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}], ids=str)
 def test_the_newest_checkpoint_on_a_mesh(run, folder, x, make_mesh, degrees):
     model, *weights = restore(folder, make_mesh(**degrees))
     assert model.model_def.config == run[2].config

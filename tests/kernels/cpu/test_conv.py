@@ -49,7 +49,7 @@ def test_groups_are_the_plain_definition():
     assert programs[0] == programs[1]
 
 
-@pytest.mark.slow(but=["size2-kernel2-False"])
+@pytest.mark.slow(but=["(8, 8)-(3, 3)-False"])
 @pytest.mark.parametrize(
     ("size", "kernel", "tap_by_tap"),
     [
@@ -59,6 +59,7 @@ def test_groups_are_the_plain_definition():
         ((16, 32), (3, 3), False),
         ((16, 32), (4, 4), False),
     ],
+    ids=str,
 )
 def test_sizes_of_unit_stride_choose_their_way(size, kernel, tap_by_tap):
     x, weights = jnp.asarray(draw((2, *size, 3))), jnp.asarray(draw((*kernel, 3, 4)))

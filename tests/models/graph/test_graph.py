@@ -231,7 +231,7 @@ def _train_ours(
     return np.asarray(y)[..., :HEIGHT, :], named, after
 
 
-@pytest.mark.slow(but=["degrees1-5"])
+@pytest.mark.slow(but=["(1, 1, 1)-5"])
 @pytest.mark.reference
 @pytest.mark.parametrize(
     ("degrees", "settle"),
@@ -241,6 +241,7 @@ def _train_ours(
         ((2, 1, 3), 0),
         ((2, 2, 2), 0),
     ],
+    ids=str,
 )
 def test_a_training_forward_equals_credit(
     credit: Any, edge_path: str, degrees: tuple[int, int, int], settle: int
