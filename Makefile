@@ -4,7 +4,7 @@
 #              and all tests but the slow ones; with TESTS= the slow ones, too, of which many share
 #              with the others what CREDIT and one device give; with TESTS="--slow-since COMMIT", as in
 #              .ci/run, those that the change since then reaches, and a fourth of the others in turn
-# make slow    the slow tests: further meshes, whole runs of benchmarks and beside CREDIT's trainer
+# make slow    the slow tests: further cases and meshes, fuzzers, benchmarks, runs beside CREDIT's trainer
 # make quick   style, spelling, layers, and the tests of what changed since the last commit: those that
 #              mirror it, or else the nearest ones by imports;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
