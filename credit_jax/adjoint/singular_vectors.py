@@ -16,6 +16,8 @@ from credit_jax.config.base import not_available
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
+from credit_jax.transforms.base import variable_of
+from credit_jax.transforms.unit_names import differ
 
 # Key -> array that broadcasts to (level, lat, lon): the squared norm is the sum over
 # all variables and points of weight times square.
@@ -155,12 +157,22 @@ def area_weights(
 
 
 # Of the total energy of a dry atmosphere, J/kg, in layers of equal mass, by CF's
-# standard names; T0 = 270 K, p0 = 1000 hPa (Ehrendorfer and Errico 1995).
+# standard names, in m/s, K and Pa; T0 = 270 K, p0 = 1000 hPa (Ehrendorfer and Errico
+# 1995).
 ENERGY = {
     "eastward_wind": 0.5,
     "northward_wind": 0.5,
     "air_temperature": 0.5 * 1004.0 / 270.0,
     "surface_air_pressure": 0.5 * 287.0 * 270.0 / 1e10,
+}
+
+
+# The units of these, in which changes are those of the factors.
+_UNITS = {
+    "eastward_wind": ("m/s",),
+    "northward_wind": ("m/s",),
+    "air_temperature": ("K", "degC"),
+    "surface_air_pressure": ("Pa",),
 }
 
 
@@ -180,13 +192,18 @@ def energy_factors(
         instead: what to do without it, for errors.
 
     Raises:
-        ValueError: no variable has such a standard name.
+        ValueError: no variable has such a standard name, or one has other units.
     """
-    names = {
-        variable.key: str(outputs.attributes_of(variable).get("standard_name", ""))
-        for variable in outputs.variables
-    }
+    described = {v.key: outputs.attributes_of(v) for v in outputs.variables}
+    names = {key: str(x.get("standard_name", "")) for key, x in described.items()}
     factors = {key: ENERGY[names[key]] for key in keys if names.get(key, "") in ENERGY}
+    for key in factors:
+        units, expected = str(described[key].get("units", "")), _UNITS[names[key]]
+        if all(differ(units, unit) for unit in expected):
+            raise ValueError(
+                f"{where}: {variable_of(key)} is in {units}, expected "
+                f"{' or '.join(expected)}; {instead}"
+            )
     if not factors:
         raise ValueError(
             f"{where}: no prognostic variable of the data has one of the standard "

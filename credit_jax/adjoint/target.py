@@ -39,17 +39,15 @@ class Target:
         Raises:
             ValueError: forecasts have no such channel.
         """
-        places = {}
-        for variable in outputs.variables:
-            levels = variable.levels
-            names = (
-                [variable.name]
-                if levels is None
-                else [f"{variable.name}{level:g}" for level in levels]
-            )
-            chosen = variable.chosen or range(len(names))
-            for name, position in zip(names, chosen, strict=True):
-                places.setdefault(name, (variable.key, position, variable.name))
+        places: dict[str, tuple[str, int, str]] = {}
+        for variable in sorted(outputs.variables, key=lambda v: v.levels is not None):
+            values, name = variable.levels, variable.name
+            levels = [""] if values is None else [f"{value:g}" for value in values]
+            chosen = variable.chosen or range(len(levels))
+            for level, position in zip(levels, chosen, strict=True):
+                # U10 may be the wind at 10 m; then U_10 is that at level 10.
+                between = "_" if name + level in places else ""
+                places[name + between + level] = variable.key, position, name
         if self.channel not in places:
             raise not_available("--of: the channel", self.channel, places)
         return places[self.channel]

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from credit_jax.adjoint import area_weights, forecast_map, linearized, singular_vectors
+from credit_jax.adjoint.singular_vectors import ENERGY, energy_factors
+from credit_jax.forecast.outputs import Outputs, OutputVariable
 from tests.support import assert_close
 
 COUNT, SP = 3, "ERA5/prognostic/2d/SP"
@@ -70,6 +72,31 @@ def test_misuse(forecast, count, changed, text):
     forecast, weights = forecast
     with pytest.raises(ValueError, match=text):
         singular_vectors(forecast, forecast.state, count, {**weights, **changed})
+
+
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        ({"T": "K", "SP": "Pa"}, None),
+        ({"T": "degC"}, None),
+        ({"SP": "hPa"}, "--norm energy: SP is in hPa, expected Pa; name the variables"),
+    ],
+)
+def test_the_energy_is_of_units(units, text):
+    """A surface pressure in hPa would count a ten-thousandth."""
+    standard = {"T": "air_temperature", "SP": "surface_air_pressure"}
+    described = {
+        f"era/prognostic/2d/{name}": {"standard_name": standard[name], "units": unit}
+        for name, unit in units.items()
+    }
+    variables = tuple(OutputVariable(key) for key in described)
+    outputs = Outputs(variables, np.zeros(1), np.zeros(1), described=described)
+    if text is None:
+        factors = energy_factors(outputs, described)
+        assert factors == {k: ENERGY[x["standard_name"]] for k, x in described.items()}
+        return
+    with pytest.raises(ValueError, match=text):
+        energy_factors(outputs, described)
 
 
 def test_variables_without_weights_are_not_perturbed(forecast):

@@ -1,8 +1,10 @@
 """Targets of gradients: the regions that their texts name."""
 
+import numpy as np
 import pytest
 
 from credit_jax.adjoint.target import parse_target
+from credit_jax.forecast.outputs import Outputs, OutputVariable
 
 LONGITUDES = {
     "10W..20E": ((350.0, 360.0), (0.0, 20.0)),
@@ -22,6 +24,25 @@ def test_longitudes(text, expected):
     region = parse_target(f"mean T500 in {text}").region
     assert region.longitudes == expected
     assert region.latitudes == ((-90.0, 90.0),)
+
+
+def test_a_variable_named_like_a_level_of_another():
+    """U10, the wind at 10 m, beside U at level 10, in any order."""
+    deep = OutputVariable("era/prognostic/3d/U", np.array([5.0, 10.0]))
+    flat = OutputVariable("era/diagnostic/2d/U10")
+    for variables in ((deep, flat), (flat, deep)):
+        outputs = Outputs(variables, np.zeros(1), np.zeros(1))
+        places = {
+            name: parse_target(f"mean {name}").place(outputs)
+            for name in ("U5", "U10", "U_10")
+        }
+        assert places == {
+            "U5": (deep.key, 0, "U"),
+            "U10": (flat.key, 0, "U10"),
+            "U_10": (deep.key, 1, "U"),
+        }
+    with pytest.raises(ValueError, match="'U_5' is not available"):
+        parse_target("mean U_5").place(outputs)
 
 
 def test_both_in_any_order():
