@@ -23,7 +23,7 @@ from credit_jax.named_fields.coordinates import Axes, Coordinates
 
 # Names of latitude and longitude, as CREDIT looks for them.
 _TWO_DIMENSIONAL = (("latitude", "longitude"), ("lat", "lon"))
-DIAGNOSTIC, FORCING = "diagnostic", "dynamic_forcing"
+PROGNOSTIC, DIAGNOSTIC, FORCING = "prognostic", "diagnostic", "dynamic_forcing"
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,22 @@ class ForecastData(InputData):
     left_out: DataConfig
     open_files: OpenFiles | None
 
-    def initial(self, start: np.datetime64) -> dict[str, SourceFields]:
-        """Source -> key -> field (level, history_len, lat, lon), up to a date."""
+    def initial(
+        self, start: np.datetime64, state: np.datetime64 | None = None
+    ) -> dict[str, SourceFields]:
+        """Source -> key -> field (level, history_len, lat, lon), up to a date.
+
+        Args:
+            start: the date.
+            state: date of the prognostic variables; None is the same.
+        """
+        dates = {PROGNOSTIC: start if state is None else state}
         return {
             name: {
                 key: field
                 for kind in READ_ORDER
                 for key, field in source.read(
-                    kind, self.clocks[name].input_times(start)
+                    kind, self.clocks[name].input_times(dates.get(kind, start))
                 ).items()
             }
             for name, source in self.sources.items()
@@ -61,13 +69,17 @@ class ForecastData(InputData):
             for name, source in self.sources.items()
         }
 
-    def problems(self, starts: np.ndarray, num_steps: int) -> list[str]:
+    def problems(
+        self, starts: np.ndarray, num_steps: int, states: np.ndarray | None = None
+    ) -> list[str]:
         """Lists what the forecasts need and the data lack, one line each.
 
         Args:
             starts: (start,) dates.
             num_steps: number of steps of each forecast; forcing is read at all but the
                 last.
+            states: (state,) dates of the prognostic variables that are read; None is
+                all start dates.
         """
         later = [self.shifted(starts, step) for step in range(1, num_steps)]
         lines = []
@@ -75,7 +87,10 @@ class ForecastData(InputData):
             for kind in source.config.variables.by_type:
                 clock = self.clocks[name]
                 try:
-                    times = [clock.input_times(starts).ravel()]
+                    first = starts
+                    if kind == PROGNOSTIC and states is not None:
+                        first = states
+                    times = [clock.input_times(first).ravel()]
                     if kind == FORCING:
                         times += [
                             clock.input_times(step_starts)[..., -1]
@@ -187,9 +202,11 @@ class GivenState(ForecastData):
     times: Sequence[np.datetime64] = ()
     history_len: int = 1
 
-    def initial(self, start: np.datetime64) -> dict[str, SourceFields]:
+    def initial(
+        self, start: np.datetime64, state: np.datetime64 | None = None
+    ) -> dict[str, SourceFields]:
         """See `ForecastData.initial`."""
-        return self.over(super().initial(start), start)
+        return self.over(super().initial(start, state), start)
 
     def over(
         self, read: Mapping[str, SourceFields], start: np.datetime64

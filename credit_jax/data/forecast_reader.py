@@ -61,6 +61,8 @@ class ForecastReader:
         schema: the channels of x.
         perturb: changes the initial states of ensemble members; None changes nothing.
         finite: whether initial states must be finite.
+        state: date of the only initial state that is read; forecasts from other dates
+            begin with other states, for which it stands in. None reads one for each.
     """
 
     data: ForecastData
@@ -69,6 +71,7 @@ class ForecastReader:
     schema: ChannelSchema
     perturb: Perturb | None = None
     finite: bool = True
+    state: np.datetime64 | None = None
 
     @property
     def units(self) -> dict[str, tuple[str, str]]:
@@ -105,7 +108,10 @@ class ForecastReader:
             done = steps.named_as_before(aligned)
         physical = aligned["input"]
         x = steps.before_step(done)["x"]
-        if self.finite:
+        if self.state is not None and {*starts} != {self.state}:
+            # The state was checked at its date.
+            self._dynamic_forcing(starts, 0)
+        elif self.finite:
             with self._files_named():
                 check_raw = partial(_check_raw, starts, raw["input"])
                 self._checks.check(x, None, np.array(starts), check_raw)
@@ -126,6 +132,11 @@ class ForecastReader:
             "forcing", the dynamic forcing at the end of the step, and the further
             inputs of the model by name.
         """
+        forcing = self._dynamic_forcing(starts, step)
+        return {FORCING: forcing, **self._further(starts, step)}
+
+    def _dynamic_forcing(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
+        """The dynamic forcing at the end of a step, checked."""
         once = {
             start: self.data.forcing(start, step) for start in dict.fromkeys(starts)
         }
@@ -137,7 +148,7 @@ class ForecastReader:
             with self._files_named():
                 check_raw = partial(_check_raw, times, fields)
                 self._checks.check_forcing(forcing, times, check_raw, names)
-        return {FORCING: forcing, **self._further(starts, step)}
+        return forcing
 
     def _further(
         self, starts: Sequence[np.datetime64], step: int
@@ -202,7 +213,8 @@ class ForecastReader:
         self, starts: Sequence[np.datetime64]
     ) -> list[dict[str, SourceFields]]:
         """The fields of `ForecastData.initial` of each date; each is read once."""
-        once = {start: self.data.initial(start) for start in dict.fromkeys(starts)}
+        read = partial(self.data.initial, state=self.state)
+        once = {start: read(start) for start in dict.fromkeys(starts)}
         return [once[start] for start in starts]
 
     def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
@@ -139,6 +141,7 @@ def plan_forecast(
     overrides: Mapping[str, Any] | None = None,
     run: RunPlan | None = None,
     like: Coordinates | None = None,
+    state_before: int | None = None,
 ) -> ForecastPlan:
     """Plans forecasts.
 
@@ -154,6 +157,9 @@ def plan_forecast(
             open files are used; `parallelism` and `num_devices` are then ignored.
         like: coordinates of the run, at which the data are read; None takes those of
             the first file.
+        state_before: number of steps from the only initial state of the data to the
+            first start date, where later forecasts begin with other states; None needs
+            one at every start date.
 
     Raises:
         ConfigError: lists all problems.
@@ -183,6 +189,7 @@ def plan_forecast(
     if dates is not None:
         with findings.collecting():
             num_before = max(analyses(inference.perturbation, dates))
+            num_before = max(num_before, state_before or 0)
         # Blocks of `inference.preblocks` bring other data to those of the run.
         of_run = like if inference.data is None or run is not None else None
         with findings.collecting():
@@ -208,10 +215,15 @@ def plan_forecast(
         raise ConfigError(unique(findings.problems), _TITLE)
     # What follows compares with files, and needs the transforms in their order.
     located = _located(pipeline, opened, schema, like, findings)
-    findings.problems += _data_problems(model.config, opened, schedule, schema, data)
+    first = None if state_before is None else schedule.valid_time(0, -state_before)
+    findings.problems += _data_problems(model.config, opened, schema, data)
+    states = None if first is None else np.array([first])
+    findings.problems += opened.problems(schedule.starts, schedule.num_steps, states)
     with findings.collecting():
         check_grid(opened, model.grid if located.grid is None else None)
-    if num_before:
+    if states is not None and state_before:
+        findings.problems += opened.problems(states, state_before)
+    elif num_before:
         findings.problems += opened.problems(schedule.before(num_before), 1)
     check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
     with findings.collecting():
@@ -220,7 +232,7 @@ def plan_forecast(
     if rollout is None or findings.problems:
         raise ConfigError(unique(findings.problems), _TITLE)
     findings.notes += _notes(config, inference, located, opened, schedule, like)
-    reader = ForecastReader(opened, located, schedule, schema)
+    reader = ForecastReader(opened, located, schedule, schema, state=first)
     return ForecastPlan(
         config,
         inference,
@@ -367,7 +379,6 @@ def forecast_schema(
 def _data_problems(
     model: ModelConfig,
     opened: ForecastData,
-    schedule: Schedule,
     schema: ChannelSchema,
     data: DataConfig,
 ) -> list[str]:
@@ -378,8 +389,7 @@ def _data_problems(
             f"{data.history_len}; make them equal"
         )
     problems += channel_problems(schema, model)
-    problems += further_problems(data, model, opened.further)
-    return problems + opened.problems(schedule.starts, schedule.num_steps)
+    return problems + further_problems(data, model, opened.further)
 
 
 def notes_on_initial(pipeline: Pipeline) -> list[str]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 import yaml
 
 from credit_jax.data.dataset import open_dataset
@@ -53,6 +54,24 @@ def test_one_rule_for_calendars(world, opened):
         ValueError, match=r"ERA5: has the calendar noleap.* fewer dates"
     ):
         opened(data)
+
+
+def test_states_of_other_dates_than_forcing(world, tmp_path):
+    """Forecasts that do not begin with the data read forcing alone at their dates."""
+    whole, first = xr.load_dataset(world / "w_2000.nc"), START - np.timedelta64(12, "h")
+    whole.sel(time=[first]).to_netcdf(tmp_path / "w_2000.nc")
+    raw = raw_config(world)
+    variables = raw["data"]["source"]["ERA5"]["variables"]
+    variables["prognostic"]["path"] = f"{tmp_path}/w_%Y.nc"
+    starts, states = np.array([START]), np.array([first])
+    data = open_forecast_data(parsed(raw).data, [first, START], 2)
+    assert data.problems(starts, 2, states) == []
+    (problem,) = data.problems(starts, 2)
+    assert "prognostic: 1 of 1 times are missing in" in problem
+    fields = data.initial(START, first)["ERA5"]
+    for key, time in (("prognostic/2d/SP", first), ("dynamic_forcing/2d/tsi", START)):
+        expected = whole[key.split("/")[-1]].sel(time=time)
+        np.testing.assert_array_equal(fields[f"ERA5/{key}"][0, 0], expected)
 
 
 @pytest.mark.usefixtures("no_objects_left")

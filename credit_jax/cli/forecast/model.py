@@ -113,6 +113,7 @@ def planned_forecasts(
     num_steps: int | None = None,
     length: str | None = None,
     changes: Mapping[str, Any] = MappingProxyType({}),
+    state_before: int | None = None,
 ) -> PlannedForecasts:
     """Opens the weights, plans the forecasts, and builds the model on its mesh.
 
@@ -122,7 +123,7 @@ def planned_forecasts(
         args: the options.
         config: config of the run or the package.
         package: the package; None for a run.
-        init_times, num_steps, length: see `plan_forecast`.
+        init_times, num_steps, length, state_before: see `plan_forecast`.
         changes: keys of the inference section that the command line replaces.
 
     Raises:
@@ -143,6 +144,7 @@ def planned_forecasts(
         length=length,
         overrides=changes,
         like=like,
+        state_before=state_before,
     )
     units = checkpoint.units, plan.reader.units
     others = check_forecast_units(*units, plan.inference, "this forecast cannot start")
