@@ -83,7 +83,13 @@ def fit_forecasts(
         ValueError: see `fit_background_file`.
     """
     assert config.forecasts is not None, "the caller has checked"
-    files = open_forecasts(config.forecasts)
+    try:
+        files = open_forecasts(config.forecasts)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            "assimilation.background.forecasts: "
+            f"{str(error).removeprefix('--forecast: ')}; credit-jax forecast makes them"
+        ) from error
     where, known = f"assimilation.background.forecasts: {files.where}", files.grid
     variables = {}
     for name in names:

@@ -26,6 +26,7 @@ from credit_jax.assimilation.variational import (
     Analysis,
     Guess,
     Iteration,
+    MissingFieldError,
     Window,
     analyze,
 )
@@ -80,6 +81,11 @@ def trajectory_grid(
         outputs.longitude,
         np.array(times),
         units,
+        {
+            v.name: str(outputs.attributes_of_levels(v.level_dim).get("units", ""))
+            for v in outputs.variables
+            if v.levels is not None
+        },
         frozenset(
             v.name for v in outputs.variables if field_type_of(v.key) != PROGNOSTIC
         ),
@@ -161,6 +167,14 @@ class Cycling:
                 f"cost {iteration.cost:.6g}, gradient {iteration.gradient_norm:.3g}"
             )
 
+        try:
+            _ = window.first
+        except MissingFieldError as error:
+            if "missing" not in self.config.leave_out:
+                raise
+            self.show(f"{_label(start)}: note: left out: {error.line}")
+            table = observed.table.loc[~error.missing]
+            window = replace(window, observed=self.observer.observed(table, grid))
         variance = background_variance(window.first, number)
         for line in far_departures(window.first, variance):
             self.show(f"{_label(start)}: note: {line}")
@@ -185,6 +199,8 @@ class Cycling:
     ) -> None:
         task, schedule = Task(number, 0), self.plan.schedule
         start = schedule.starts[number]
+        # Now, so that a first window that cannot be analyzed leaves nothing.
+        self.archive.create()
         self._analyses.write(task, [start], [dict(state)])
         for step in range(1, schedule.num_steps + 1):
             fields = {key: x[step - 1] for key, x in steps.items()}

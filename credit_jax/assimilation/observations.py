@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,17 @@ import pandas as pd
 import xarray as xr
 
 from credit_jax.config.assimilation import Reason
-from credit_jax.data.calendars import to_labels
+from credit_jax.config.messages import counted
+from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.forecast.outputs import OutputVariable
-from credit_jax.transforms.unit_names import differ
+from credit_jax.transforms.unit_names import comparable, differ
 
 _NUMBERS = ("latitude", "longitude", "level", "value", "error")
 _NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")
 # Smaller errors have weights, 1 / error^2, that float32 does not hold.
 _SMALLEST_ERROR, _LARGEST_VALUE = 1e-19, 1e30
+# Units of the value, and of the level.
+_UNITS, _LEVEL_UNITS = "units", "level_units"
 # Where an observation is from, for errors.
 _FILE, _ROW = "file", "row"
 
@@ -32,7 +36,8 @@ class TrajectoryGrid:
         variables: name -> variable, with all of its levels.
         latitude, longitude: (lat,) and (lon,) degrees; longitudes go around the globe.
         times: (time,) labels: the start, and every step.
-        units: name of a variable -> its units, if they are known.
+        units: name of a variable -> its units, "" if they are not known.
+        level_units: the same for its levels.
         predicted: names of variables that a forecast has, but not its start.
     """
 
@@ -41,6 +46,7 @@ class TrajectoryGrid:
     longitude: np.ndarray
     times: np.ndarray
     units: Mapping[str, str] = field(default_factory=dict)
+    level_units: Mapping[str, str] = field(default_factory=dict)
     predicted: frozenset[str] = frozenset()
 
 
@@ -51,7 +57,8 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
         paths: CSV files with a line of names, Parquet files (which pandas reads with
             pyarrow), or NetCDF files whose variables have one dim: time, latitude,
             longitude, level (of variables that have levels), variable, value, error,
-            and units, if they are to be compared; more is handed to operators.
+            and units and level_units, if they are to be compared (in a NetCDF file
+            also the attributes of value and level); more is handed to operators.
 
     Returns:
         These columns, with times as datetime64[ns] labels (NaT where there is none),
@@ -88,6 +95,12 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
             table["level"] = np.nan
         for name in _NUMBERS:
             numbers: Any = pd.to_numeric(table[name], errors="coerce")
+            try:
+                _check_read(table[name], numbers, "number")
+            except ValueError as error:
+                raise ValueError(
+                    f"assimilation.observations: {path}: {error}"
+                ) from None
             table[name] = numbers.astype(float)
         table["variable"] = table["variable"].astype(str)
         table[_FILE], table[_ROW] = str(path), np.arange(1, len(table) + 1)
@@ -110,8 +123,25 @@ def _timed(table: pd.DataFrame) -> pd.DataFrame:
         times: Any = pd.to_datetime(
             table["time"], format="ISO8601", errors="coerce", utc=True
         )
+        _check_read(table["time"], times, "date, such as 2000-01-01T03:00")
         table["time"] = times.dt.tz_localize(None).astype("datetime64[ns]")
     return table
+
+
+def _check_read(texts: Any, values: Any, what: str) -> None:
+    """Checks that some of the texts of a column could be read.
+
+    Others are faults of single observations.
+
+    Raises:
+        ValueError: none of them could.
+    """
+    present = texts[texts.notna()]
+    if len(present) and values.isna().all():
+        raise ValueError(
+            f"{texts.name}: none of {counted(len(present), 'value')} can be read, the "
+            f"first is {present.iloc[0]!r}; expected a {what}"
+        )
 
 
 def _netcdf(path: Path) -> pd.DataFrame:
@@ -124,15 +154,40 @@ def _netcdf(path: Path) -> pd.DataFrame:
         columns = {
             str(name): np.asarray(x.values) for name, x in file.variables.items()
         }
+        units = {name: x.attrs.get("units") for name, x in file.variables.items()}
+    if differ(*(str(units.get(name) or "") for name in ("value", "error"))):
+        raise ValueError(
+            f"its error is in {units['error']} and its value in {units['value']}; "
+            "expected one unit"
+        )
     if "time" in columns:
+        calendar_of(columns["time"].ravel(), str(path))
         columns["time"] = to_labels(columns["time"], str(path))
     for name, values in columns.items():
         if values.dtype.kind == "S":
             columns[name] = np.char.decode(values)
-    return pd.DataFrame(columns)
+    table = pd.DataFrame(columns)
+    for name, column in (("value", _UNITS), ("level", _LEVEL_UNITS)):
+        if column not in table and units.get(name):
+            table[column] = str(units[name])
+    return table
 
 
 _READERS = {".csv": _csv, ".parquet": _parquet}
+
+
+def first_row(row: Any) -> str:
+    """Where an observation is from, and what it is of, for errors.
+
+    Args:
+        row: a row of the table of `read_observations`.
+    """
+    level = "" if math.isnan(row["level"]) else f", level {row['level']:g}"
+    return (
+        f"the first is row {row[_ROW]} of {row[_FILE]}: {row['variable']} at "
+        f"{row['time']}, latitude {row['latitude']:g}, longitude {row['longitude']:g}"
+        f"{level}"
+    )
 
 
 @dataclass(frozen=True)
@@ -192,6 +247,8 @@ def find_faults(
         ~((times >= start) & (times < end)),
         lambda row: (
             f"{row['time']} is not from {str(start)[:16]} to before {str(end)[:16]}"
+            if pd.notna(row["time"])
+            else "no date that can be read, such as 2000-01-01T03:00"
         ),
     )
     mark(
@@ -221,19 +278,24 @@ def find_faults(
             f"are from {south:g} to {north:g}"
         ),
     )
-    if "units" in table:
-        pairs = [*zip(names, table["units"], strict=True)]
+    for column, known, what in (
+        (_UNITS, grid.units, "{variable} in {units}, and the model's is"),
+        (
+            _LEVEL_UNITS,
+            grid.level_units,
+            "{variable} at level {level:g} in {level_units}, and the model's levels "
+            "are",
+        ),
+    ):
+        pairs = [*zip(names, _texts(table, column), strict=True)]
         others = {
-            (name, unit): isinstance(unit, str)
-            and differ(unit, grid.units.get(name, ""))
-            for name, unit in {*pairs}
+            (name, unit): differ(unit, known.get(name, "")) for name, unit in {*pairs}
         }
         mark(
             "units",
-            [others[pair] for pair in pairs],
-            lambda row: (
-                f"{row['variable']} in {row['units']}, and the model's is in "
-                f"{grid.units[row['variable']]}"
+            np.array([others[pair] for pair in pairs], bool) & ~with_operator,
+            lambda row, what=what, known=known: (
+                f"{what.format_map(row)} in {known[row['variable']]}"
             ),
         )
     levels = table["level"].to_numpy()
@@ -274,6 +336,47 @@ def find_faults(
         lambda row: f"{row['variable']} at {row['time']} repeats an earlier row",
     )
     return Faults(reasons, first)
+
+
+def notes_on_units(
+    table: pd.DataFrame, grid: TrajectoryGrid, operators: Iterable[str]
+) -> list[str]:
+    """Lines on observations whose units are not compared.
+
+    Args:
+        table, grid, operators: see `find_faults`.
+    """
+    names = table["variable"].where(~table["variable"].isin([*operators]))
+    units, notes = _texts(table, _UNITS), []
+    counts = names.where(units == "").value_counts(sort=False)
+    if len(counts):
+        each = ", ".join(
+            f"{count} of {name} in {grid.units.get(str(name)) or 'unknown units'}"
+            for name, count in counts.items()
+        )
+        notes.append(
+            f"assimilation.observations: those without units are read in the model's: "
+            f"{each}; a column units is compared"
+        )
+    named = names.where(units != "")
+    pairs: Any = named.groupby([named, units]).size().items()
+    each = [
+        f"{count} of {name} in {unit} (the model's: {known or 'unknown'})"
+        for (name, unit), count in pairs
+        if not comparable(unit, known := grid.units.get(name, ""))
+    ]
+    if each:
+        notes.append(
+            "assimilation.observations: units that cannot be compared, and are taken "
+            f"for the model's: {', '.join(each)}"
+        )
+    return notes
+
+
+def _texts(table: pd.DataFrame, column: str) -> pd.Series:
+    """A column of texts, "" where there is none."""
+    texts: Any = table.get(column, pd.Series("", table.index))
+    return texts.where(texts.notna(), "").astype(str).str.strip()
 
 
 def usable(

@@ -104,7 +104,9 @@ class Interpolation:
             for array in arrays
         )
         product = weights[0] * weights[1] * weights[2] * weights[3]
-        return (trajectory[self.key][tuple(places)] * product).sum((0, 1, 2, 3))
+        fields = trajectory[self.key][tuple(places)]
+        # A neighbor without weight may be missing.
+        return jnp.where(product == 0, 0.0, fields * product).sum((0, 1, 2, 3))
 
 
 def neighbors(
@@ -211,6 +213,11 @@ class Observer:
 
     operators: Mapping[str, Operator]
     mesh: Mesh
+
+    @property
+    def interpolated(self) -> list[str]:
+        """The variables whose fields are observed themselves."""
+        return [k for k, x in self.operators.items() if isinstance(x, Interpolation)]
 
     def observed(self, table: pd.DataFrame, grid: TrajectoryGrid) -> Observed:
         """Prepares the observations of a window.

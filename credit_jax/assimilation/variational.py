@@ -19,9 +19,12 @@ from scipy.sparse.linalg import LinearOperator, cg
 from credit_jax.adjoint.forecast_map import ForecastMap
 from credit_jax.adjoint.linear import Linearized, linearized
 from credit_jax.assimilation.background import StateCovariance
+from credit_jax.assimilation.observations import first_row
 from credit_jax.assimilation.operators import Observed, Observer
 from credit_jax.config.assimilation import AssimilationConfig
+from credit_jax.config.messages import counted
 from credit_jax.forecast.forecaster import to_host
+from credit_jax.transforms.base import variable_of
 
 # Part of the cost by which steps at its minimum raise it, as forecasts are float32.
 _CONVERGED = 1e-4
@@ -42,6 +45,24 @@ class Iteration:
     inner: int
     cost: float
     gradient_norm: float
+
+
+class MissingFieldError(ValueError):
+    """Observations of fields that the background lacks where they were made.
+
+    Attributes:
+        missing: (obs,) whether an observation is one of them.
+        line: how many, the first, and what is missing there.
+    """
+
+    def __init__(self, missing: np.ndarray, line: str) -> None:
+        self.missing, self.line = missing, line
+        super().__init__(
+            f"assimilation.observations: observations that cannot be used:\n  {line}\n"
+            "  take them out, or leave them out by assimilation.leave_out: [missing], "
+            "or fill the field of the initial state by a fill_values block of "
+            "preblocks.ic_only"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +89,7 @@ class Window:
         """The background.
 
         Raises:
-            FloatingPointError: see `at`.
+            FloatingPointError, ValueError: see `at`.
         """
         return self.at(np.zeros(self.covariance.size))
 
@@ -76,7 +97,9 @@ class Window:
         """The forecast of a control variable, at which the problem is linearized.
 
         Raises:
-            FloatingPointError: it is not finite at an observation.
+            MissingFieldError: a variable has no value where it is observed.
+            ValueError: an observation operator gives none.
+            FloatingPointError: the forecast is not finite at an observation.
         """
         increment = self.covariance.fields(control)
         state = {
@@ -88,11 +111,48 @@ class Window:
         values = self.observer.values(self.observed, linear.state, fields)
         guess = Guess(self, control, linear, fields, values)
         if not math.isfinite(guess.cost):
-            raise FloatingPointError(
-                "the forecast is not finite where it is observed; begin with another "
-                "state, or with smaller assimilation.background.scale"
-            )
+            raise self._not_finite(guess)
         return guess
+
+    def _not_finite(self, guess: Guess) -> Exception:
+        """Why the values of a guess are not finite."""
+        table, wrong = self.observed.table, ~np.isfinite(guess.values)
+        holes = {
+            variable_of(key): np.isnan(x).any(0)
+            for key, x in self.background.items()
+            if np.isnan(x).any()
+        }
+        with_operator = ~table["variable"].isin(self.observer.interpolated).to_numpy()
+        missing = wrong & (with_operator | table["variable"].isin([*holes]).to_numpy())
+        if holes and missing.any():
+            each = ", ".join(
+                f"{name} at {hole.sum()} of {hole.size} points"
+                for name, hole in holes.items()
+            )
+            text = f"missing: {self._counted(missing)}; the background lacks {each}"
+            return MissingFieldError(missing, text)
+        finite = all(np.isfinite(to_host(x)).all() for x in guess.fields.values())
+        if finite and (wrong & with_operator).any():
+            text = self._counted(wrong & with_operator)
+            return ValueError(
+                f"assimilation.operators: no finite value for {text}, of finite "
+                "fields; correct the operator"
+            )
+        advice = (
+            "with smaller assimilation.background.scale"
+            if guess.control.any()
+            else "in a state of the data with another assimilation.start or first_lead"
+        )
+        return FloatingPointError(
+            f"the forecast is not finite at {self._counted(wrong)}; begin {advice}"
+        )
+
+    def _counted(self, which: np.ndarray) -> str:
+        table = self.observed.table
+        row = table.iloc[int(np.argmax(which))]
+        return (
+            f"{which.sum()} of {counted(len(table), 'observation')}, {first_row(row)}"
+        )
 
     def perturbation(self, control: np.ndarray) -> dict[str, np.ndarray]:
         """The change of the state by a control variable, for each sample."""

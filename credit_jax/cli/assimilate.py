@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from credit_jax.assimilation.background import covariance_of, read_background
 from credit_jax.assimilation.cycling import FORECASTS, Cycling, trajectory_grid
 from credit_jax.assimilation.observations import (
     find_faults,
+    notes_on_units,
     read_observations,
     usable,
 )
@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         init_times=_starts(section, config.data.calendar or STANDARD),
         num_steps=num_steps,
         changes={"output": OutputConfig(), "members": 1},
+        state_before=first_steps,
     )
     plan, model, outputs = planned.plan, planned.model, planned.outputs
     if model.model_def.frames != 1:
@@ -124,7 +125,9 @@ def run(args: argparse.Namespace) -> int:
     operators = operators_of(section.operators, grid)
     faults = find_faults(table, grid, plan.schedule.num_steps, section.operators)
     observations, left_out = usable(table, faults, section.leave_out)
-    print_lines([f"note: left out: {line}" for line in left_out], "yellow")
+    notes = [f"left out: {line}" for line in left_out]
+    notes += notes_on_units(observations, grid, section.operators)
+    print_lines([f"note: {note}" for note in notes], "yellow")
     _, archive = places_of(
         args, plan, model, Path(args.out) / FORECASTS, outputs, planned.checkpoint
     )
@@ -135,8 +138,6 @@ def run(args: argparse.Namespace) -> int:
     archive = replace(archive, identity=identity)
     tasks = [Task(number, 0) for number in range(section.cycles)]
     archive.check(tasks, resume=args.resume)
-    if jax.process_index() == 0:
-        archive.create()
     cycling = Cycling(
         section,
         plan,

@@ -7,9 +7,17 @@ from pydantic import Field, PositiveFloat, field_validator
 from credit_jax.config.base import StrictModel
 from credit_jax.config.dates import date_label, duration
 
-# What can be wrong with an observation.
+# What can be wrong with an observation; "missing" is a field that has no value there.
 Reason = Literal[
-    "time", "place", "level", "variable", "units", "value", "error", "duplicate"
+    "time",
+    "place",
+    "level",
+    "variable",
+    "units",
+    "value",
+    "error",
+    "duplicate",
+    "missing",
 ]
 
 

@@ -80,6 +80,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: it is not valid YAML, has a duplicate key, or is not a mapping.
     """
     path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(
+            f"config file {str(path)!r} is a folder; expected a YAML file, such as "
+            f"{path / 'model.yml'} of a run"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"config file {str(path)!r} does not exist")
     if (size := path.stat().st_size) > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Compares names of units; only known units of the same quantity can differ."""
+"""Compares names of units; only known ones can differ."""
 
 from __future__ import annotations
 
@@ -39,22 +39,29 @@ EXPECTED: Mapping[str, str] = {
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether two names are known, different units of the same quantity.
+    """Whether two names are known, different units, perhaps of different quantities.
 
     >>> differ("Pa", "hPa"), differ("m s**-1", "m/s"), differ("K", "blob")
     (True, False, False)
     """
-    names = _plain(one), _plain(other)
-    for family in _FAMILIES:
-        places = [
-            i
-            for name in names
-            for i, spellings in enumerate(family)
-            if name in spellings
-        ]
-        if len(places) == 2 and places[0] != places[1]:
-            return True
-    return False
+    first, second = _meanings(one), _meanings(other)
+    return bool(first and second) and first.isdisjoint(second)
+
+
+def comparable(one: str, other: str) -> bool:
+    """Whether `differ` can tell: both names are known, or they are the same."""
+    return _plain(one) == _plain(other) or bool(_meanings(one) and _meanings(other))
+
+
+def _meanings(name: str) -> set[tuple[int, int]]:
+    """Places in `_FAMILIES` of the units of a name."""
+    plain = _plain(name)
+    return {
+        (number, place)
+        for number, family in enumerate(_FAMILIES)
+        for place, spellings in enumerate(family)
+        if plain in spellings
+    }
 
 
 def _plain(name: str) -> str:

@@ -7,7 +7,12 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.assimilation.observations import find_faults, read_observations, usable
+from credit_jax.assimilation.observations import (
+    find_faults,
+    notes_on_units,
+    read_observations,
+    usable,
+)
 from credit_jax.forecast.outputs import OutputVariable
 from tests.assimilation.windows import GRID_OF_RUN
 
@@ -100,6 +105,32 @@ def test_faults_are_named_and_counted(path, reason):
     assert lines[0].startswith(f"{reason}: 1 of 3")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("2000-01-01T", "01/02/2000 ", "time: none of 2 values .* '01/02/2000 03:00'"),
+        (", 1.0,", ", 1 K,", None),
+        (", 10.5, -20", ", 10N, -20", None),
+        ("281.5", "281.5 K", None),
+    ],
+)
+def test_texts_that_cannot_be_read(path, old, new, text):
+    """All of a column are an error, some are faults."""
+    path.write_text(TEXT.replace(old, new))
+    if text is None:
+        reasons = find_faults(
+            read_observations([str(path)]), GRID_OF_RUN, 3, ()
+        ).reasons
+        assert reasons.astype(bool).tolist() == [True, False]
+        lines = TEXT.splitlines(keepends=True)
+        path.write_text("".join(lines[:2]).replace(old, new))
+        text = f"can be read, the first is '.*{new.strip(', ').partition(',')[0]}'"
+    with pytest.raises(
+        ValueError, match=f"assimilation.observations: .*obs.csv.*{text}"
+    ):
+        read_observations([str(path)])
+
+
 @pytest.mark.parametrize("error", [-1.0, np.inf, 1e-25])
 def test_errors_that_have_no_weight(path, error):
     faults = find_faults(table_of(path, error=error), GRID_OF_RUN, 3, ())
@@ -160,6 +191,66 @@ def test_variables_that_the_start_lacks(path):
     assert not find_faults(later, grid, 3, ()).reasons.any()
 
 
+def test_units_of_levels(path):
+    grid = replace(GRID_OF_RUN, level_units={"T": "hPa", "U": "hPa"})
+    faults = find_faults(table_of(path, level_units="Pa"), grid, 3, ())
+    assert faults.reasons.tolist() == ["", "", "units"]
+    text = "T at level 2.5 in Pa, and the model's levels are in hPa"
+    assert faults.first["units"][1] == text
+    for units in ("mbar", "blob", "", np.nan):
+        table = table_of(path, level_units=units)
+        assert not find_faults(table.iloc[[0, 2]], grid, 3, ()).reasons[0]
+
+
+def test_units_are_those_of_an_operator(path):
+    """A variable with an operator of its own is not that of the model."""
+    table = table_of(path, units="degC")
+    assert not find_faults(table, GRID_OF_RUN, 3, ["T"]).reasons.any()
+
+
+def test_units_of_netcdf(path, tmp_path):
+    """Attributes stand for columns that are not there."""
+    table = read_observations([str(path)]).drop(columns=["file", "row", "station"])
+    columns = {name: ("obs", table[name].to_numpy()) for name in table}
+    columns["variable"] = ("obs", table["variable"].to_numpy(object))
+    dataset = xr.Dataset(columns)
+    dataset["value"].attrs = dataset["error"].attrs = {"units": "degC"}
+    dataset["level"].attrs["units"] = "Pa"
+    dataset.to_netcdf(tmp_path / "obs.nc")
+    table = read_observations([str(tmp_path / "obs.nc")])
+    assert table["units"].tolist() == ["degC"] * 2
+    assert table["level_units"].tolist() == ["Pa"] * 2
+    dataset["units"] = "obs", np.array(["K", "Pa"], object)
+    dataset.to_netcdf(tmp_path / "column.nc")
+    table = read_observations([str(tmp_path / "column.nc")])
+    assert table["units"].tolist() == ["K", "Pa"]
+    dataset["error"].attrs["units"] = "K"
+    dataset.to_netcdf(tmp_path / "two.nc")
+    with pytest.raises(ValueError, match="its error is in K and its value in degC"):
+        read_observations([str(tmp_path / "two.nc")])
+
+
+def test_notes_on_units_that_are_not_compared(path):
+    table = table_of(path).assign(variable=["T", "SP", "T"])
+    notes = notes_on_units(table, GRID_OF_RUN, ())
+    assert notes == [
+        "assimilation.observations: those without units are read in the model's: 2 of "
+        "T in K, 1 of SP in unknown units; a column units is compared"
+    ]
+    table["units"] = ["kelvins", "Pa", " "]
+    assert notes_on_units(table, GRID_OF_RUN, ()) == [
+        "assimilation.observations: those without units are read in the model's: 1 of "
+        "T in K; a column units is compared",
+        "assimilation.observations: units that cannot be compared, and are taken for "
+        "the model's: 1 of SP in Pa (the model's: unknown), 1 of T in kelvins (the "
+        "model's: K)",
+    ]
+    assert notes_on_units(table, GRID_OF_RUN, ["T", "SP"]) == []
+    units = {**GRID_OF_RUN.units, "SP": "Pa"}
+    table["units"] = ["K", "Pa", "kelvin"]
+    assert notes_on_units(table, replace(GRID_OF_RUN, units=units), ()) == []
+
+
 def test_operators_see_what_is_not_on_the_grid(path):
     table = table_of(path, variable="TB", level=80.0)
     assert not find_faults(table, GRID_OF_RUN, 3, ["TB"]).reasons.any()
@@ -178,6 +269,10 @@ def test_misuse(path, tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=f"{name} cannot be read as CSV"):
             read_observations([str(tmp_path / name)])
+    columns = {"time": ("obs", np.array([3.0]))}
+    xr.Dataset(columns).to_netcdf(tmp_path / "hours.nc")
+    with pytest.raises(ValueError, match=r"holds float64 \(3.0, ...\) and no dates"):
+        read_observations([str(tmp_path / "hours.nc")])
     xr.Dataset({"a": (("x", "y"), np.ones((1, 1)))}).to_netcdf(tmp_path / "two.nc")
     with pytest.raises(ValueError, match="must have one dim, of observations, got x"):
         read_observations([str(tmp_path / "two.nc")])

@@ -1,5 +1,6 @@
 """4D-Var of one window: products, gradients, analyses beside dense algebra, twins."""
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -8,9 +9,20 @@ import pytest
 
 from credit_jax.assimilation import operators
 from credit_jax.assimilation.operators import OperatorEntry
-from credit_jax.assimilation.variational import Guess, analyze, gauss_newton_step
+from credit_jax.assimilation.variational import (
+    Guess,
+    MissingFieldError,
+    analyze,
+    gauss_newton_step,
+)
 from credit_jax.packages.labeled import open_forecaster
-from tests.assimilation.windows import config, drawn, window, with_truth
+from tests.assimilation.windows import (
+    START,
+    config,
+    drawn,
+    window,
+    with_truth,
+)
 from tests.data.world import GRID
 from tests.support import assert_close
 
@@ -131,7 +143,7 @@ def test_an_analysis_is_nearer_to_the_truth(forecaster, initial):
     assert {x.outer for x in analysis.iterations} == {1, 2}
 
 
-@pytest.mark.slow(but=["domain4"])
+@pytest.mark.slow(but=["domain4", "2x2"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_meshes_make_the_same_analysis(problem, folder, initial, mesh):
     table = problem[0].observed.table
@@ -185,8 +197,51 @@ def test_values_that_are_not_finite(forecaster, initial, monkeypatch):
     monkeypatch.setitem(operators.OPERATORS, "saturating", entry)
     table = drawn(1).assign(variable="flat", center=np.nan)
     problem = window(forecaster, initial, table, {"flat": "saturating"})
-    with pytest.raises(FloatingPointError, match="not finite where it is observed"):
+    text = "operators: no finite value for 1 of 1 observation, the first is row 1 of "
+    with pytest.raises(ValueError, match=f"{text}drawn.csv: flat at 2000-"):
         analyze(problem, config())
+
+
+def test_a_field_that_is_missing_is_named(forecaster, initial):
+    """Where the background lacks it; otherwise the forecast is not finite."""
+    table = drawn(6).assign(variable=["SP", "T"] * 3, level=2.0)
+    table["latitude"], table["longitude"] = 75.0, 36.0 * np.arange(6)
+    whole = window(forecaster, initial, table)
+
+    def without(key, columns):
+        hole = whole.background[key].copy()
+        hole[0, 0, columns] = np.nan
+        return replace(whole, background={**whole.background, key: hole})
+
+    problem = without("ERA5/prognostic/2d/SP", slice(2, 5))
+    with pytest.raises(MissingFieldError) as error:
+        analyze(problem, config())
+    row = problem.observed.table.iloc[1]
+    text = (
+        f"missing: 2 of 6 observations, the first is row 3 of drawn.csv: SP at "
+        f"{row['time']}, latitude 75, longitude 72, level 2; the background lacks SP "
+        "at 3 of 60 points"
+    )
+    assert error.value.line == text
+    assert error.value.missing.tolist() == [False, True, True, False, False, False]
+    assert "assimilation.leave_out: [missing], or fill" in str(error.value)
+    # Of U there are no observations: without a fill of it the forecast fails.
+    text = r"not finite at \d of 6 observations, the first is row .* or first_lead$"
+    with pytest.raises(FloatingPointError, match=text):
+        analyze(without("ERA5/prognostic/3d/U", slice(None)), config())
+
+
+def test_a_neighbor_without_weight_may_be_missing(forecaster, initial):
+    """At the start, on a point beside one without a value."""
+    table = drawn(1).assign(variable="SP", latitude=75.0, longitude=36.0, time=START)
+    problem = window(forecaster, initial, table)
+    state = {key: np.array(x) for key, x in problem.forecast.state.items()}
+    fields = {k: np.zeros((3, 1, *x.shape[1:2], 6, 10)) for k, x in state.items()}
+    for x in state.values():
+        x[..., 1:, :], x[..., 0, 2:] = np.nan, np.nan
+    value = problem.observer.values(problem.observed, state, fields)
+    expected = initial["SP"].isel(time=0, latitude=0, longitude=1)
+    np.testing.assert_allclose(value, float(expected), rtol=1e-6)
 
 
 @cache

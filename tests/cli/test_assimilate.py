@@ -23,6 +23,7 @@ from tests.support.processes import on_processes
 
 __all__ = ["no_objects_left"]
 
+SP, VARIABLES = "ERA5/prognostic/2d/SP", "data.source.ERA5.variables"
 START, WINDOWS = pd.Timestamp("2000-01-01"), 2
 MESHES = {
     "domain2": ("--parallelism", "data=none,domain=2", "--devices", "2"),
@@ -263,6 +264,88 @@ def test_the_first_background_is_a_forecast(config, run, tmp_path):
 
 
 @pytest.mark.slow
+def test_only_the_first_state_is_read(config, analyses, world, tmp_path, capsys):
+    """Of later windows the forcing alone; the data may have no state there."""
+    whole = xr.load_dataset(world / "w_2000.nc")
+    whole.isel(time=slice(1)).to_netcdf(tmp_path / "state_2000.nc")
+    state = f"{VARIABLES}.prognostic.path={tmp_path}/state_%Y.nc"
+    assert call(config, tmp_path / "out", "--set", state) == OK
+    for path, dataset in contents(analyses).items():
+        xr.testing.assert_identical(contents(tmp_path / "out")[path], dataset)
+    whole.isel(time=slice(2)).to_netcdf(tmp_path / "forcing_2000.nc")
+    forcing = f"{VARIABLES}.dynamic_forcing.path={tmp_path}/forcing_%Y.nc"
+    missing = "times are missing in"
+    for change, text in (
+        (forcing, f"dynamic_forcing: 2 of 4 {missing}"),
+        ("assimilation.start=2000-01-01T06", f"prognostic: 1 of 1 {missing}"),
+    ):
+        options = "--set", state, "--set", change
+        assert call(config, tmp_path / "no", *options) == USER_ERROR
+        assert text in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_what_the_first_forecast_reads(config, world, tmp_path, capsys):
+    """The state before the first window, and the forcing from there on."""
+    whole = xr.load_dataset(world / "w_2000.nc")
+    whole.isel(time=slice(1)).to_netcdf(tmp_path / "state_2000.nc")
+    keep = [time for time in range(len(whole["time"])) if time != 1]
+    whole.isel(time=keep).to_netcdf(tmp_path / "forcing_2000.nc")
+    changes = {
+        f"{VARIABLES}.prognostic.path": f"{tmp_path}/state_%Y.nc",
+        "assimilation.start": "2000-01-01T12",
+        "assimilation.first_lead": "12h",
+        "assimilation.cycles": 1,
+        "assimilation.leave_out": "[time, error]",
+    }
+    options = [f"--set={key}={text}" for key, text in changes.items()]
+    assert call(config, tmp_path / "out", *options) == OK
+    forcing = f"--set={VARIABLES}.dynamic_forcing.path={tmp_path}/forcing_%Y.nc"
+    assert call(config, tmp_path / "no", *options, forcing) == USER_ERROR
+    text = "dynamic_forcing: 1 of 2 times are missing in"
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_observations_of_missing_fields(config, world, tmp_path, capsys):
+    """Refused, or left out, and the others of the variable are used."""
+    hole = xr.load_dataset(world / "w_2000.nc")
+    hole["SP"].values[:, :3] = np.nan
+    hole.to_netcdf(tmp_path / "hole_2000.nc")
+    raw, path = yaml.safe_load(config.read_text()), tmp_path / "model.yml"
+    fill = {"rules": [{"search": "nan", "fill": 1e5}], "variables": [SP]}
+    steps = raw["preblocks"]["per_step"]
+    raw["preblocks"]["per_step"] = {
+        "fill": {"type": "fill_values", "args": fill}
+    } | steps
+    files = raw["data"]["source"]["ERA5"]["variables"]["prognostic"]
+    files["path"] = f"{tmp_path}/hole_%Y.nc"
+    section = raw["assimilation"]
+    section["observations"] = [str(config.parent / "obs.csv")]
+    section["background"]["file"] = str(config.parent / "background.nc")
+    section |= {"cycles": 1, "leave_out": ["time", "error"], "inner_iterations": 1}
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    assert call(path, tmp_path / "out") == USER_ERROR
+    error = " ".join(capsys.readouterr().err.split())
+    assert "the background lacks SP at 30 of 60 points" in error
+    sets = "--set", "assimilation.leave_out=[time, error, missing]"
+    assert call(path, tmp_path / "out", *sets) == OK
+    (note,) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "left out: missing" in line
+    )
+    table = pd.read_csv(config.parent / "obs.csv").iloc[1:]
+    table = table[pd.to_datetime(table["time"]) < START + pd.Timedelta("12h")]
+    first_step = pd.to_datetime(table["time"]) < START + pd.Timedelta("6h")
+    north = table["latitude"] > GRID["latitude"][3]
+    missing = (table["variable"] == "SP") & first_step & north
+    assert f"missing: {missing.sum()} of {len(table)} observations, the first" in note
+    (innovations,) = contents(tmp_path / "out" / "innovations").values()
+    assert len(innovations["observation"]) == len(table) - missing.sum()
+
+
+@pytest.mark.slow
 def test_a_package(config, run, analyses, world, tmp_path, no_objects_left):
     """The same analyses as of the run; the section is in a file, with an operator."""
     raw = yaml.safe_load(config.read_text())
@@ -325,4 +408,8 @@ def test_a_fit_keeps_what_is_there(config, tmp_path, capsys):
         changes = ["--overwrite", "--set", "assimilation.background.winds=[U, V]"]
         assert preprocess.main([*arguments, *changes]) == USER_ERROR
         assert "the wind 'V' is not available" in capsys.readouterr().err
+        changes = ["--overwrite", "--set", "assimilation.background.forecasts=nowhere"]
+        assert preprocess.main([*arguments, *changes]) == USER_ERROR
+        text = "assimilation.background.forecasts: nowhere does not exist; credit-jax"
+        assert text in " ".join(capsys.readouterr().err.split())
     assert before

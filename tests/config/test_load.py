@@ -92,6 +92,8 @@ def test_dump_keeps_ignored_keys_and_unexpanded_paths(monkeypatch):
 def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no\.yaml' does not exist"):
         load_config(tmp_path / "no.yaml")
+    with pytest.raises(FileNotFoundError, match=r"is a folder; .* as .*/model\.yml of"):
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from credit_jax.transforms.unit_names import EXPECTED, differ
         ("m**2 s**-2", "gpm", True),
         ("m of water equivalent", "m", False),
         ("mm", "m", True),
-        ("Pa", "K", False),
+        ("Pa", "K", True),
+        ("m", "m/s", True),
+        ("m of water equivalent", "m2/s2", True),
+        ("K", "blob", False),
         ("(0 - 1)", "1", False),
     ],
 )
