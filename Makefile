@@ -1,10 +1,10 @@
 # make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices;
 #              what it trained before moves to a dated folder in runs/tp2_domain2
-# make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first,
-#              and all tests but the slow ones; with TESTS= the slow ones, too, of which many share
-#              with the others what CREDIT and one device give; with TESTS="--slow-since COMMIT", as in
-#              .ci/run, those that the change since then reaches, and a fourth of the others in turn
-# make slow    the slow tests: further meshes, whole runs of benchmarks and beside CREDIT's trainer
+# make test    sets up .venv with the PyTorch reference, then runs every check, and all tests but the slow
+#              ones; with TESTS= the slow ones, too, of which many share with the others what CREDIT and one
+#              device give; with TESTS="--slow-since COMMIT", as in .ci/run, those that the change since
+#              then reaches, and a fourth of the others in turn
+# make slow    the slow tests: further cases and meshes, fuzzers, benchmarks, runs beside CREDIT's trainer
 # make quick   style, spelling, layers, and the tests of what changed since the last commit: those that
 #              mirror it, or else the nearest ones by imports;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
@@ -43,9 +43,10 @@ CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
 train: .venv/.train
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/credit-jax train --config configs/tp2_domain2.yaml --fresh
 
+# One core checks the types while the other makes the other checks.
 test: .venv/.test
-	$(MAKE) --no-print-directory check-style check-spelling check-words check-layers
-	$(MAKE) --no-print-directory -j2 --output-sync=target check-types check-docs
+	$(MAKE) --no-print-directory -j2 --output-sync=target \
+	  check-types check-style check-spelling check-words check-layers check-docs
 	$(MAKE) --no-print-directory check-tests
 
 slow: .venv/.test

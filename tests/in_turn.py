@@ -13,6 +13,7 @@ and always where pytest is called for some files, as by `make quick`.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from zlib import crc32
 
 import pytest
@@ -44,12 +45,13 @@ def pytest_collection_modifyitems(
     base, number = config.getoption("slow_since"), commit_number()
     if not is_known(base) or number is None:
         return
-    slow = {file_of(item) for item in items if is_slow(item)}
-    always = reached(changed(base), slow, AT_LEAST)
+    slow = [item.nodeid for item in items if is_slow(item)]
+    turns = turns_of(slow)
+    always = reached(changed(base), {file_of(test) for test in slow}, AT_LEAST)
 
     def runs(item: pytest.Item) -> bool:
-        turn = turn_of(item.nodeid) == number % TURNS
-        return turn or not is_slow(item) or file_of(item) in always
+        turn = turns.get(item.nodeid)
+        return turn in (None, number % TURNS) or file_of(item.nodeid) in always
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = [item for item in items if runs(item)]
@@ -60,15 +62,24 @@ def checks_annotations(number: int | None) -> bool:
     return number is None or number % TURNS == 0
 
 
-def turn_of(test: str) -> int:
-    """Returns the turn of a test, which is that of all cases of its function.
+def turns_of(tests: Iterable[str]) -> dict[str, int]:
+    """Returns the turn of each test, which is that of all cases of its function.
 
-    They share what one device gives, and its programs.
+    They share what one device gives, and its programs. The functions of a file, which
+    take similarly long, have one turn after the other, so that all turns take about as
+    long. A new function moves those after it; the file has changed, so that all run.
 
     Args:
-        test: node id.
+        tests: node ids.
     """
-    return crc32(test.partition("[")[0].encode()) % TURNS
+    positions: dict[str, dict[str, int]] = {}
+    turns = {}
+    for test in tests:
+        file, function = file_of(test), test.partition("[")[0]
+        functions = positions.setdefault(file, {})
+        position = functions.setdefault(function, len(functions))
+        turns[test] = (crc32(file.encode()) + position) % TURNS
+    return turns
 
 
 def is_slow(item: pytest.Item) -> bool:
@@ -76,9 +87,9 @@ def is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
-def file_of(item: pytest.Item) -> str:
+def file_of(test: str) -> str:
     """Returns the path of a test's file in the repository."""
-    return item.nodeid.partition("::")[0]
+    return test.partition("::")[0]
 
 
 def commit_number() -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests import in_turn
-from tests.in_turn import TURNS, checks_annotations, commit_number, turn_of
+from tests.in_turn import TURNS, checks_annotations, commit_number, turns_of
 from tests.support.git import new_repository
 from tools import touched
 
@@ -100,5 +100,12 @@ def test_without_the_history_all_run(repository: Any, tmp_path: Path) -> None:
 
 
 def test_cases_of_a_function_run_together() -> None:
-    assert turn_of(f"{OP}::test_a[1-x]") == turn_of(f"{OP}::test_a[2-[y]]")
-    assert {turn_of(test.nodeid) for test in SLOW} == set(range(TURNS))
+    names = ("test_a[1-x]", "test_b", "test_a[2-[y]]")
+    first, second, third = turns_of(f"{OP}::{name}" for name in names).values()
+    assert first == third
+    assert second == (first + 1) % TURNS
+
+
+def test_turns_have_as_many_functions() -> None:
+    turns = [*turns_of(test.nodeid for test in SLOW).values()]
+    assert {turns.count(turn) for turn in range(TURNS)} == {len(SLOW) // TURNS}

@@ -143,7 +143,7 @@ def test_an_analysis_is_nearer_to_the_truth(forecaster, initial):
     assert {x.outer for x in analysis.iterations} == {1, 2}
 
 
-@pytest.mark.slow(but=["domain4", "2x2"])
+@pytest.mark.slow(but=["domain4"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_meshes_make_the_same_analysis(problem, folder, initial, mesh):
     table = problem[0].observed.table

@@ -282,6 +282,7 @@ def test_a_reader_chooses_again_where_the_newest_is_gone(open_store):
         readers[2].progress(1)
 
 
+@pytest.mark.slow
 def test_readers_of_a_run_that_saves_all_the_time(open_store, tmp_path):
     """Each chooses, reads and closes while others are removed."""
     program = f"""

@@ -74,9 +74,7 @@ def more_levels(dataset):
     return dataset.reindex(level=[0.5, *dataset.level.values], fill_value=7.0)
 
 
-@pytest.mark.slow(
-    but=["w_2000-western-texts1-zarr", "w_2000-reversed_levels-texts4-nc"]
-)
+@pytest.mark.slow(but=["w_2000-western-texts1-zarr"])
 @pytest.mark.parametrize("kind", ["nc", "zarr"])
 @pytest.mark.parametrize(
     ("name", "change", "texts"),

@@ -64,7 +64,7 @@ def compare(ours, theirs):
             assert array.shape == expected[name].shape
 
 
-@pytest.mark.slow(but=["plain", "two sources"])
+@pytest.mark.slow(but=["two sources"])
 @pytest.mark.parametrize("name", [*CASES, "two sources"])
 def test_batches(credit, world, name):
     from tests.data.credit_batches import credit_batches

@@ -33,6 +33,7 @@ def test_the_page_has_at_most_forty_lines_of_code():
     assert sum(len(block.splitlines()) for block in BLOCKS) <= 40
 
 
+@pytest.mark.slow
 def test_the_page_runs(folder, capsys):
     names = {}
     for block in BLOCKS:

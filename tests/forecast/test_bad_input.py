@@ -161,6 +161,7 @@ def test_one_error_before_anything_is_compiled(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model(
     world, tmp_path, tiny_model, capsys, nothing_compiled
 ):
@@ -250,6 +251,7 @@ def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys
     assert "data.source.ERA5.levels ([1.0, 4.6] there, [2.0, 4.6] here)" in error
 
 
+@pytest.mark.slow
 def test_a_folder_of_forecasts_without_a_record(world, tmp_path, tiny_model, capsys):
     """Such as CREDIT's own, which are not written over."""
     config, out = make_run(world, tmp_path), tmp_path / "out"

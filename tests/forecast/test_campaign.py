@@ -109,6 +109,7 @@ def test_killed_and_run_again(config, tmp_path):
         assert np.allclose(ours[name], whole[name], rtol=1e-4, equal_nan=True), name
 
 
+@pytest.mark.slow
 def test_parts_of_a_campaign(config, tmp_path, capsys):
     assert forecast(config, tmp_path / "whole") == OK
     out = tmp_path / "out"

@@ -136,6 +136,7 @@ def test_noise_of_a_model_is_that_of_the_member(world, tmp_path, name):
     assert_close(read(meshed)["T"], found["T"], 1e-6, "two shards")
 
 
+@pytest.mark.slow
 def test_a_member_alone_and_run_again_is_the_same_bitwise(world, tmp_path, tiny_model):
     config = ensemble(world, tmp_path, "bred")
     assert forecast(config, tmp_path / "all") == 0

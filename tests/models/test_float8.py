@@ -18,6 +18,7 @@ def float8(min_channels: int) -> Precision:
     return default_mp_policy().with_float8(Float8(min_channels))
 
 
+@pytest.mark.slow
 def test_matrices_of_attention_and_feed_forward_only() -> None:
     """Not those of the position bias (64 / 4 = 16 channels), nor convolutions."""
     found = build(WIDE).float8_matrices(float8(64))

@@ -104,7 +104,7 @@ def lower(section, platform, precision=None):
         return traced, traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.slow(but=["wxformer-cuda"])
+@pytest.mark.slow(but=["wxformer-tpu"])
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore::credit_jax.config.base.ConfigWarning")

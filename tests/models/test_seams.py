@@ -103,6 +103,7 @@ def _one_step(mesh: str) -> tuple[Any, Any, Any]:
     return losses[0], grads, state.model_state
 
 
+@pytest.mark.slow(but=["dp2_tp2_domain2"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_training_equals_one_device(mesh: str) -> None:
     """Losses, gradients, running statistics, u and v after two micro-batches."""
@@ -152,7 +153,7 @@ def test_a_frozen_parameter_has_no_gradient() -> None:
     assert all(np.any(grads[path]) for path in TOY.trainable)
 
 
-@pytest.mark.slow(but=["dp2_tp2_domain2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
 def test_training_with_decay_leaves_a_frozen_parameter_as_it_is(mesh: str) -> None:
     state, losses = _train(mesh, adamw(weight_decay=0.1), 20)

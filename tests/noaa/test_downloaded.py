@@ -95,6 +95,7 @@ def test_gfs_leaves_out_what_is_missing(gfs):
         dataset[len(dataset) - 1]
 
 
+@pytest.mark.slow
 def test_gfs_in_the_bucket(gfs):
     whole = sum(path.stat().st_size for path in gfs.rglob("*.nc"))
     with served(gfs) as (address, sent):

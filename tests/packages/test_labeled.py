@@ -90,7 +90,7 @@ def test_members_are_those_of_the_command(forecaster, initial, expected):
     assert_same_members([*forecaster(initial, STEPS, members=2)], expected)
 
 
-@pytest.mark.slow(but=["lagged"])
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", ["bred", "lagged"])
 def test_members_from_earlier_states(run, folder, world, tmp_path, type_):
     """Bred vectors and lagged members begin at states before the start date."""
@@ -143,7 +143,7 @@ def regridded(world, tmp_path_factory, tiny_model):
     return Path(make_run(world, out, model=model, preblocks={"per_step": steps}))
 
 
-@pytest.mark.slow(but=["spherical"])
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", ["spherical", "bred"])
 def test_states_are_on_the_grid_of_the_data(regridded, world, tmp_path, type_):
     changes = [f"inference.perturbation.type={type_}"]

@@ -78,6 +78,7 @@ def check(capsys, *arguments):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_check_prints(capsys):
     code, printed = check(capsys)
     assert code == 0

@@ -189,6 +189,7 @@ def test_huge_depth_is_a_problem(plan, world, tmp_path):
     ), found.problems
 
 
+@pytest.mark.slow
 def test_a_process_learns_single_steps_by_losses_at_points(plan, monkeypatch):
     """Losses that need transforms, later steps or members are refused."""
     monkeypatch.setattr(TinyConfig, "process", SimpleNamespace(num_samples=20))

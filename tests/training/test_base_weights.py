@@ -337,6 +337,7 @@ def test_new_channels_of_frozen_layers_are_refused(
     assert "output 3: T 5: new, begins with 0" in text
 
 
+@pytest.mark.slow
 def test_variables_in_another_order_move_with_their_weights(
     run: Run, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -576,6 +576,7 @@ def test_resume_without_a_checkpoint(make, tmp_path):
         go(make(), tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_without_validation(make, tmp_path):
     outcome, _ = go(make(trainer__skip_validation=True, trainer__epochs=1), tmp_path)
     row = read_log(tmp_path / "training_log.csv")[0]

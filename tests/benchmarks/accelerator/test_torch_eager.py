@@ -37,6 +37,7 @@ def test_autocast_halves_products_and_keeps_sums(credit):
         assert torch.dot(torch.ones(2), product[:, 0]).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_views_move_nothing(kernels):
     names = {kernel.kind for kernel in kernels}
     assert not names & {"view", "permute", "expand", "empty"}

@@ -138,7 +138,7 @@ def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.slow(but=["last"])
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["average", "last"])
 def test_one_kind_of_weights_alone(bridge, checkpoint, tmp_path, weights):
     write_run(tmp_path / "run", read_run_config(CONFIG), [checkpoint])

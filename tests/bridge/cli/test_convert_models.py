@@ -227,7 +227,7 @@ def test_a_run_of_generation_1_gives_weights(
     assert_same(ours["model_state_dict"], theirs["model_state_dict"])
 
 
-@pytest.mark.slow(but=["odd"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEXTGEN_CASES)
 def test_a_checkpoint_with_convolutions_is_read_as_credit_reads_it(
     credit: Any, bridge: Any, tmp_path: Path, name: str

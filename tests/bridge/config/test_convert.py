@@ -457,7 +457,7 @@ def test_steps_with_a_normalizer():
 VALUES = (None, True, 0, -3, 2.5, "text", [], [1, None], {}, {"a": {"b": 1}}, "%", "*")
 
 
-@pytest.mark.slow(but=["jax"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gen1", "gen2", "jax"])
 def test_any_value_in_any_place(name):
     """A config with any value in any place converts or raises ValueError."""

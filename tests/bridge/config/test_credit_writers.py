@@ -63,6 +63,7 @@ def begin(number: int, out: Path) -> None:
         commands._begin(argparse.Namespace(config=str(out)))
 
 
+@pytest.mark.slow
 def test_credit_begin(credit, tmp_path, capsys):
     """Every data set that it offers is read, but for two that need a download."""
     for number, name in enumerate(import_credit("cli._begin")._DATASET_CHOICES, 1):

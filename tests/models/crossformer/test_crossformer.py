@@ -42,6 +42,7 @@ def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, BLOCK, "mirror")
 
 
+@pytest.mark.slow
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
     """Spectral norm of transposed convolutions, and the batch norms' statistics."""
     assert_training_forward_equals_credit(credit, CASES["coordinates"])

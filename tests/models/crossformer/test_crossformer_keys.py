@@ -45,6 +45,7 @@ def test_weights_of_a_wxformer_are_refused(credit):
     assert "missing: up_block4.bias" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_files_carry_running_statistics_there_and_back(credit, tmp_path, capsys):
     """Counters of batch norms are integers; other entries must not be."""
     block = MODEL | {"attention_type": "coordinate"}

@@ -168,6 +168,7 @@ def test_files_that_do_not_fit(folder: Any) -> None:
         parse_model(section).check_files()
 
 
+@pytest.mark.slow
 def test_coordinates_of_the_files(folder: Any) -> None:
     """Rows and columns of the grid file are those of the data, in their order."""
     conf = parse_model(converted(folder, "wxformer")).gen1_post_conf

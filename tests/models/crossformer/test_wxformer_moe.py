@@ -102,6 +102,7 @@ def _layer_of(config: Any) -> ExpertFeedForward:
     return ExpertFeedForward(64, routing=config.routing)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_to_another_ep(tmp_path: Any) -> None:
     """Written on ep 2 x tp 2 x dp 2 and restored on ep 4, it has the same bits."""
 

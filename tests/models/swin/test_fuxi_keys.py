@@ -113,7 +113,7 @@ def test_files_there_and_back(files, tmp_path, capsys):
 
 
 # Dropout is irrelevant to the comparison, which is in evaluation mode.
-@pytest.mark.slow(but=["plain"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FUXI_CASES if name != "dropout"])
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_every_block_compares(credit, name, tmp_path):

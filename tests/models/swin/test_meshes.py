@@ -14,7 +14,7 @@ from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
 SWIN_BLOCKS = {**SWIN_CASES, "padded": SWIN_PADDED}
 
 
-@pytest.mark.slow(but=["shifted-domain8"])
+@pytest.mark.slow(but=["shifted-dp2_tp2_domain2"])
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
