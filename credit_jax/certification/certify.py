@@ -60,7 +60,8 @@ class MeshVerdict:
     def passed(self) -> bool:
         """Whether every bound holds, of float64 where that of float32 is broken."""
         decisive = self.in_float64 or self.checks
-        return bool(decisive) and all(check.passed for check in decisive)
+        decided = all(check.passed for check in decisive)
+        return bool(decisive) and decided and _copied_bits_agree(self.checks)
 
     def lines(self) -> Iterator[str]:
         """The verdict as text: the check nearest to its bound, and what differs."""
@@ -141,6 +142,11 @@ def _broken(checks: Sequence[Check]) -> tuple[str, ...]:
     """The parts of what is measured in which a bound is broken."""
     wrong = {check.part for check in checks if not check.passed}
     return tuple(part for part in BOTH if part in wrong)
+
+
+def _copied_bits_agree(checks: Sequence[Check]) -> bool:
+    """Whether all passes that demands the same bits: rounding is no excuse there."""
+    return all(check.passed for check in checks if not check.bound)
 
 
 def _is_blurred(checks: Sequence[Check]) -> bool:
@@ -286,6 +292,9 @@ class Judge:
         try:
             if not at_once:
                 narrow = self._checks(mesh, BOTH, x64=False)
+                if not _copied_bits_agree(narrow):
+                    place = self._runner.place(mesh, x64=False)
+                    return MeshVerdict(mesh, narrow, place=place)
                 parts = BOTH if _is_blurred(narrow) else _broken(narrow)
             if parts:
                 wide = self._checks(mesh, parts, x64=True)

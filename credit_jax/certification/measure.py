@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,6 +26,7 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.base_weights import first_adapters
+from credit_jax.training.optimizer_state import UniformTransformation
 from credit_jax.training.restore import RunStore, place_weights
 from credit_jax.training.rollout import evaluation_step
 from credit_jax.training.state import (
@@ -64,10 +66,12 @@ class Measured:
         updated: weights after the last update. Without training there are neither
             losses nor gradients, nor what follows from them.
         average: average of the weights after the last update; empty without.
+        state: state of the model after update `SAVED`, and its average: running
+            statistics and vectors of spectral norm.
         saved: the weights in the checkpoint after update `SAVED`, with the counts of
-            micro-batches and updates.
-        restored: the weights, read from the checkpoint of one device, that this mesh
-            goes on from; None on one device.
+            micro-batches and updates, and digests of all else that it has.
+        restored: the same, read from the checkpoint of one device, that this mesh goes
+            on from; None on one device.
         restored_loss: loss of the update that follows; None on one device.
     """
 
@@ -79,6 +83,7 @@ class Measured:
     initial: Arrays
     updated: Arrays
     average: Arrays
+    state: Arrays
     saved: Arrays
     restored: Arrays | None = None
     restored_loss: float | None = None
@@ -145,6 +150,8 @@ def measure(
     model = build_model(subject, mesh, devices)
     order = samples_of_mesh(subject.num_samples, model, subject)
     optimizer = optax.chain(record_gradient(), subject.optimizer)
+    if isinstance(subject.optimizer, UniformTransformation):
+        optimizer = UniformTransformation(*optimizer)
     weights = drawn_weights(subject, model)
     initial = _host(weights[0])
     if start is None:
@@ -157,21 +164,23 @@ def measure(
     state = _first_state(subject, model, optimizer, weights)
     forecast = _forecast(subject, model, state, order) if FORECAST in parts else {}
     if TRAINING not in parts:
-        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, {}, {}, {})
+        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, *[{}] * 4)
     updates = [
-        (step, batch)
+        (step, micro_batches)
         for stage in subject.stages or (subject,)
-        for step, batch in product([_step(stage, model, optimizer)], stage.batches)
+        for step, micro_batches in product(
+            [_step(stage, model, optimizer)], _accumulated(stage)
+        )
     ]
 
     def update(state: TrainState, index: int) -> tuple[TrainState, float]:
-        step, arrays = updates[index]
-        batch = jax.tree.map(lambda leaf: leaf[None], arrays)
+        step, micro_batches = updates[index]
+        batch = jax.tree.map(lambda *leaves: np.stack(leaves), *micro_batches)
         batch = placed_batch(batch, model, subject, order, sample_dim=1)
         state, info = step(state, batch, jnp.float32(subject.learning_rate))
-        return state, float(info["loss"][0])
+        return state, float(info["loss"].mean())
 
-    fresh, losses, gradients, saved = state, [], {}, {}
+    fresh, losses, gradients, model_state, saved = state, [], {}, {}, {}
     store = _run_store(CheckpointStore(folder), model)
     try:
         for index in range(len(updates)):
@@ -180,6 +189,7 @@ def measure(
             if index == 0:
                 gradients = _host(state.opt_state[0].gradient)
             if index + 1 == SAVED:
+                model_state = _state_of_model(state)
                 saved = _checkpointed(state)
                 store.save(SAVED, state, Progress())
     finally:
@@ -202,6 +212,7 @@ def measure(
         initial,
         _host(state.params),
         _host(state.ema or {}),
+        model_state,
         saved,
         restored,
         restored_loss,
@@ -216,11 +227,21 @@ def _step(
         model,
         optimizer,
         stage.loss,
+        accumulate=stage.accumulate,
         rollout=stage.rollout,
         loss_optimizer=stage.loss_optimizer,
         ema_decay=stage.ema_decay,
     )
     return compile_program(train, model.mesh, quickly=True)
+
+
+def _accumulated(stage: Subject) -> list[tuple[Mapping[str, Any], ...]]:
+    """The micro-batches of each update: its own batch, and those after it."""
+    count = len(stage.batches)
+    return [
+        tuple(stage.batches[(first + i) % count] for i in range(stage.accumulate))
+        for first in range(count)
+    ]
 
 
 def _run_store(store: CheckpointStore, model: ParallelModel) -> RunStore:
@@ -229,9 +250,35 @@ def _run_store(store: CheckpointStore, model: ParallelModel) -> RunStore:
 
 
 def _checkpointed(state: TrainState) -> Arrays:
-    """The weights of a state, and its position in the training."""
+    """The weights of a state, its position in the training, and digests of the rest.
+
+    A digest in the place of an array, such as a moment, costs no memory.
+    """
     counts = {"micro-batches": state.micro_step, "updates": state.update_step}
-    return _host({**state.params, **counts})
+    rest = {
+        "optimizer": state.opt_state,
+        "average": state.ema,
+        "state": state.model_state,
+        "average of the state": state.ema_stats,
+        "loss": None if state.loss_state is None else vars(state.loss_state),
+    }
+    leaves, _ = jax.tree_util.tree_flatten_with_path(rest)
+    digests = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): _digest(leaf)
+        for path, leaf in leaves
+    }
+    return _host({**state.params, **counts}) | digests
+
+
+def _digest(leaf: Any) -> np.ndarray:
+    """The SHA-256 of an array, (32,)."""
+    content = np.asarray(jax.device_get(leaf)).tobytes()
+    return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+
+
+def _state_of_model(state: TrainState) -> Arrays:
+    collections = {**state.model_state, "average": state.ema_stats or {}}
+    return _host(flatten_dict(collections, sep="/"))
 
 
 def _write_run(

@@ -64,8 +64,9 @@ def _verdict(certificate: Certificate) -> str:
         text = f"Not passed: {', '.join(broken)}."
     return (
         f"{text} Compared were forecasts, losses, every gradient, the weights after "
-        "some updates, and a checkpoint written on one mesh and restored on another. "
-        "Errors are relative, in the L2 norm; 0 means the same bits."
+        "some updates, the state of the model, and a checkpoint written on one mesh "
+        "and restored on another. Errors are relative, in the L2 norm; 0 means the "
+        "same bits."
     )
 
 

@@ -21,7 +21,7 @@ from credit_jax.certification.subject import Subject
 from credit_jax.certification.verdict import (
     Bounds,
     compare,
-    gradient_errors,
+    errors_of_each,
 )
 from credit_jax.models.conversion import credit_key
 from credit_jax.models.model_def import ModelDef
@@ -69,7 +69,7 @@ def first_difference(
         error = relative_error(actual.forecast[name], field)
         if error > bounds.forecast:
             return f"{name}, after the blocks of the network, by {error:.1e}"
-    errors = gradient_errors(actual.gradients, expected.gradients)
+    errors = errors_of_each(actual.gradients, expected.gradients)
     wrong = {path: error for path, error in errors.items() if error > bounds.parameter}
     if wrong:
         path = _nearest_to_output(subject.model_def, wrong)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 
+from credit_jax.certification.small_config import MIN_SHARD_SIZE
 from credit_jax.config import Config
 from credit_jax.data import Batch, Loader
 from credit_jax.losses import Loss
@@ -36,6 +37,8 @@ NUM_UPDATES = 3
 # Of a gradient, so small that it is clipped.
 MAX_NORM = 0.1
 NUM_STEPS = 3
+# Micro-batches of an update, at most: how they are added does not depend on more.
+MAX_ACCUMULATED = 2
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Subject:
         rollout: the forecast whose losses are minimized.
         forecast: the forecast of `first`.
         learning_rate: learning rate of every update.
+        accumulate: micro-batches of an update.
         ema_decay: decay of the averaged weights; None for no average.
         loss_optimizer: optimizer of the parameters of the loss; None if it has none.
         options: further arguments of `build_parallel_model`.
@@ -73,6 +77,7 @@ class Subject:
     rollout: Rollout = ONE_STEP
     forecast: Rollout = ONE_STEP
     learning_rate: float = 1e-3
+    accumulate: int = 1
     ema_decay: float | None = None
     loss_optimizer: optax.GradientTransformation | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -131,6 +136,8 @@ def subject_of_model(
         tuple(batches),
         first=batches[0],
         ema_decay=0.9,
+        # FSDP shards the parameters of a small model, too.
+        options={"min_shard_size": MIN_SHARD_SIZE},
         precision=_precision(x64),
         seed=seed,
     )
@@ -176,6 +183,7 @@ def subject_of_config(
         rollout=objective.rollout,
         forecast=ONE_STEP if has_process else objective.valid_rollout,
         learning_rate=trainer.learning_rate,
+        accumulate=min(trainer.grad_accum_every, MAX_ACCUMULATED),
         ema_decay=trainer.ema_decay if trainer.use_ema else None,
         loss_optimizer=build_loss_optimizer(trainer) if config.loss.learns else None,
         options=model_options(trainer),

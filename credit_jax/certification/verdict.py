@@ -16,6 +16,7 @@ from credit_jax.ops.relative_error import relative_error
 VANISHING = 1e-4
 # Quantity of the first step of a forecast; others begin with it.
 _PREDICTION = "prediction"
+STATE = "state of the model"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Bounds:
         loss: error of each loss.
         gradient: error of the gradient of all parameters together, in the L2 norm.
         parameter: error of the gradient of one parameter, in the L2 norm, relative to
-            its own norm and a thousandth of that of all.
+            its own norm and a thousandth of that of all; likewise of one array of the
+            model's state.
         change: error of the change of all weights by the updates, in the L2 norm,
             without parameters whose gradient vanishes (`VANISHING`).
     """
@@ -137,30 +139,30 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
                 bounds.change,
             )
         )
+    if expected.state:
+        checks.append(_each(STATE, actual.state, expected.state, bounds.parameter))
     if actual.restored is not None:
         checks.append(
-            _same_bits("weights restored here", actual.restored, expected.saved)
+            _same_bits("checkpoint restored here", actual.restored, expected.saved)
         )
         loss = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
         checks.append(Check("loss after restoring", loss, bounds.loss, "update 2"))
     return checks
 
 
-def gradient_errors(actual: Arrays, expected: Arrays) -> dict[str, float]:
-    """The error of the gradient of each parameter, by path (`Bounds.parameter`)."""
+def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
+    """The error of each array, such as a gradient, by path (`Bounds.parameter`)."""
     total = _norm(expected)
     errors = {}
-    for path, gradient in expected.items():
-        error = relative_error(actual[path], gradient)
-        size = float(np.linalg.norm(np.asarray(gradient, np.float64)))
+    for path, array in expected.items():
+        error = relative_error(actual[path], array)
+        size = float(np.linalg.norm(np.asarray(array, np.float64)))
         scale = size + 1e-3 * total
         errors[path] = _ratio(error * (size or 1.0), scale)
     return errors
 
 
 def _gradients(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
-    errors = gradient_errors(actual.gradients, expected.gradients)
-    worst = max(errors, key=lambda path: _order(errors[path]), default="")
     differences = {
         path: np.asarray(actual.gradients[path], np.float64) - gradient
         for path, gradient in expected.gradients.items()
@@ -168,10 +170,20 @@ def _gradients(actual: Measured, expected: Measured, bounds: Bounds) -> list[Che
     whole = _ratio(_norm(differences), _norm(expected.gradients))
     return [
         Check("gradient of all weights", whole, bounds.gradient),
-        Check(
-            "gradient of each weight", errors.get(worst, 0.0), bounds.parameter, worst
+        _each(
+            "gradient of each weight",
+            actual.gradients,
+            expected.gradients,
+            bounds.parameter,
         ),
     ]
+
+
+def _each(quantity: str, actual: Arrays, expected: Arrays, bound: float) -> Check:
+    """The array with the largest error."""
+    errors = errors_of_each(actual, expected)
+    worst = max(errors, key=lambda path: _order(errors[path]), default="")
+    return Check(quantity, errors.get(worst, 0.0), bound, worst)
 
 
 def _losses(actual: Measured, expected: Measured, bound: float) -> Check:

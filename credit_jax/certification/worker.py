@@ -118,8 +118,9 @@ def read_measured(path: Path) -> Measured:
             else:
                 values[name] = file[key]
     values["mesh"] = str(values["mesh"])
-    for name in ("forecast", "gradients", "start", "updated", "average", "saved"):
-        values.setdefault(name, {})
+    for f in dataclasses.fields(Measured):
+        if f.type == "Arrays":
+            values.setdefault(f.name, {})
     if "restored_loss" in values:
         values["restored_loss"] = float(values["restored_loss"])
     return Measured(**values)

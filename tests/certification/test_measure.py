@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
+from jax import lax
 
-from credit_jax.certification.measure import FORECAST, measure
+from credit_jax.certification import measure as certified
+from credit_jax.certification.measure import FORECAST, TRAINING, measure
 from credit_jax.certification.meshes import ONE_DEVICE
 from credit_jax.certification.subject import NUM_SAMPLES, subject_of_model
+from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.model_def import ModelDef
+from credit_jax.nn import batch_norm
+from credit_jax.training.restore import RunStore
 from credit_jax.transforms import ONE_STEP
+from tests.models.toy import TOY
 from tests.training.noisy import Noisy, NoisyConfig
-from tests.training.toy_runs import CONFIG
+from tests.training.toy_runs import CONFIG, MODEL_DEF
 
 MEMBERS = 3
 SECTION = {**CONFIG.model_dump(), "use_spectral_norm": False}
@@ -45,3 +52,79 @@ def test_members_of_a_forecast(tmp_path, mesh):
     assert len(whole) == NUM_SAMPLES * MEMBERS
     assert len(np.unique(whole[:, 0, 0, 0, 0])) == len(whole)
     np.testing.assert_allclose(actual.forecast[name], whole, rtol=0, atol=1e-13)
+
+
+def broken(subject, mesh, folder, target, name, fault):
+    """The checks of a mesh that do not pass with a fault in the place of a function."""
+    with jax.enable_x64(True):
+        devices, options = jax.devices(), {"parts": (TRAINING,)}
+        one = folder / "one"
+        expected = measure(subject, ONE_DEVICE, devices, folder=one, **options)
+        options |= {"reference": one, "start": expected.start}
+        with mock.patch.object(target, name, fault(getattr(target, name))):
+            actual = measure(subject, mesh, devices, folder=folder / mesh, **options)
+        assert not expected.forecast
+        checks = compare(actual, replace(expected, forecast={}), FLOAT64)
+    return {check.quantity: check.where for check in checks if not check.passed}
+
+
+def with_empty_moments(restore_all):
+    """A checkpoint whose moments are not read."""
+
+    def faulty(store, step, state):
+        restored = restore_all(store, step, state)
+        return replace(restored, stored_opt_state=state.stored_opt_state)
+
+    return faulty
+
+
+def test_a_moment_that_is_not_restored(tmp_path):
+    """The loss that follows is the same: moments change the update after it."""
+    subject = subject_of_model(MODEL_DEF, x64=True)
+    wrong = broken(
+        subject, "fsdp2", tmp_path, RunStore, "restore_all", with_empty_moments
+    )
+    assert wrong.keys() == {"checkpoint restored here"}
+    assert wrong["checkpoint restored here"].startswith("optimizer/")
+
+
+def statistics_of_a_shard(as_invarying):
+    """Running statistics of one shard, which nothing in training reads."""
+
+    def faulty(x):
+        shard = lax.axis_index("domain").astype(x.dtype)
+        return as_invarying(x + shard)
+
+    return faulty
+
+
+@pytest.mark.slow
+def test_a_running_statistic_of_a_shard(tmp_path):
+    subject = subject_of_model(TOY, x64=True)
+    wrong = broken(
+        subject,
+        "domain2",
+        tmp_path,
+        batch_norm,
+        "_as_invarying",
+        statistics_of_a_shard,
+    )
+    assert "batch_stats/blocks/norm_" in wrong["state of the model"]
+
+
+def averaged_over_micro_batches(make):
+    """A step that divides by another number of micro-batches than there are."""
+    return lambda *args, accumulate, **options: make(*args, **options)
+
+
+def test_gradients_of_two_micro_batches(tmp_path):
+    subject = replace(subject_of_model(MODEL_DEF, x64=True), accumulate=2)
+    wrong = broken(
+        subject,
+        "fsdp2",
+        tmp_path,
+        certified,
+        "make_train_step",
+        averaged_over_micro_batches,
+    )
+    assert "gradient of all weights" in wrong

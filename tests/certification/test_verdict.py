@@ -12,7 +12,7 @@ from credit_jax.certification.page import page_of
 from credit_jax.certification.verdict import (
     FLOAT32,
     compare,
-    gradient_errors,
+    errors_of_each,
     vanishing,
 )
 
@@ -30,6 +30,7 @@ def measured(**changes):
         weights,
         {path: array + 0.1 for path, array in weights.items()},
         {path: array + 0.05 for path, array in weights.items()},
+        {"batch_stats/a/mean": rng.normal(size=3)},
         {path: array + 0.01 for path, array in weights.items()},
         {path: array + 0.01 for path, array in weights.items()},
         0.9,
@@ -55,7 +56,8 @@ def test_the_same_numbers_pass():
         ("gradients", {"a/bias": 1.0}, "gradient of each weight"),
         ("updated", {"a/kernel": 1e-2}, "change of all weights"),
         ("average", {"a/kernel": 1e-2}, "change of the average"),
-        ("restored", {"a/kernel": 1e-7}, "weights restored here"),
+        ("state", {"batch_stats/a/mean": 1e-3}, "state of the model"),
+        ("restored", {"a/kernel": 1e-7}, "checkpoint restored here"),
     ],
 )
 def test_a_difference_is_found(field, change, quantity):
@@ -86,7 +88,7 @@ def test_a_vanishing_gradient_is_left_out_of_the_change_alone():
 def test_errors_of_gradients_are_relative_to_each_and_to_all():
     numbers = measured().gradients
     doubled = {path: 2 * array for path, array in numbers.items()}
-    errors = gradient_errors(doubled, numbers)
+    errors = errors_of_each(doubled, numbers)
     np.testing.assert_allclose(errors["a/kernel"], 1 / 1.001)
     assert errors["a/bias"] < 1e-5
 
@@ -97,6 +99,7 @@ def test_without_training_the_forecast_alone_is_compared():
         gradients={},
         updated={},
         average={},
+        state={},
         saved={},
         restored=None,
         restored_loss=None,
@@ -116,10 +119,13 @@ class Numbers:
 
     def __init__(self, wrong, error=5e-6):
         self.wrong, self.error, self.asked = wrong, error, []
+        self.changes = {}
 
     def measured(self, mesh, *, x64, parts=BOTH):
         self.asked.append((mesh, x64, parts))
         changes = {} if TRAINING in parts else {"gradients": {}, "restored": None}
+        if mesh != "1":
+            changes |= self.changes
         if mesh != "1" and x64 in self.wrong:
             prediction = measured().forecast["prediction"]
             changes["forecast"] = {"prediction": (1 + self.error) * prediction}
@@ -142,6 +148,17 @@ def test_float64_decides_of_what_is_broken_alone():
         ("1", True, (FORECAST,)),
         ("domain2", True, (FORECAST,)),
     ]
+
+
+def test_float64_does_not_decide_of_bits():
+    """Numbers that are copied are the same in float32, too."""
+    runner = Numbers(wrong=())
+    initial = {path: array + 1e-9 for path, array in measured().initial.items()}
+    runner.changes = {"initial": initial}
+    verdict = Judge(runner, "1", x64=False)("tp2")
+    assert not verdict.passed
+    assert verdict.place == "tp2, False, forecast, training"
+    assert not any(x64 for _, x64, _ in runner.asked)
 
 
 @pytest.mark.parametrize("x64", [False, True])

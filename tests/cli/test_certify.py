@@ -56,7 +56,8 @@ def test_a_page_and_its_json(config, tmp_path, capsys):
     assert facts["passed"]
     assert [v["mesh"] for v in facts["verdicts"]] == ["domain3", "fsdp2"]
     quantities = {check["quantity"] for check in facts["verdicts"][0]["checks"]}
-    assert {"prediction", "loss of each update", "weights restored here"} <= quantities
+    assert {"prediction", "loss of each update"} <= quantities
+    assert {"change of all weights", "checkpoint restored here"} <= quantities
     page = out.read_text()
     assert "Passed: 2 meshes give what mesh 1 gives." in page
     assert facts["provenance"]["jax"] in page
