@@ -164,7 +164,7 @@ def measure(
     state = _first_state(subject, model, optimizer, weights)
     forecast = _forecast(subject, model, state, order) if FORECAST in parts else {}
     if TRAINING not in parts:
-        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, *[{}] * 4)
+        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, {}, {}, {}, {})
     updates = [
         (step, micro_batches)
         for stage in subject.stages or (subject,)

@@ -57,14 +57,19 @@ def test_members_of_a_forecast(tmp_path, mesh):
 def broken(subject, mesh, folder, target, name, fault):
     """The checks of a mesh that do not pass with a fault in the place of a function."""
     with jax.enable_x64(True):
-        devices, options = jax.devices(), {"parts": (TRAINING,)}
-        one = folder / "one"
-        expected = measure(subject, ONE_DEVICE, devices, folder=one, **options)
-        options |= {"reference": one, "start": expected.start}
+        devices, parts, one = jax.devices(), (TRAINING,), folder / "one"
+        expected = measure(subject, ONE_DEVICE, devices, folder=one, parts=parts)
         with mock.patch.object(target, name, fault(getattr(target, name))):
-            actual = measure(subject, mesh, devices, folder=folder / mesh, **options)
-        assert not expected.forecast
-        checks = compare(actual, replace(expected, forecast={}), FLOAT64)
+            actual = measure(
+                subject,
+                mesh,
+                devices,
+                folder=folder / mesh,
+                reference=one,
+                start=expected.start,
+                parts=parts,
+            )
+        checks = compare(actual, expected, FLOAT64)
     return {check.quantity: check.where for check in checks if not check.passed}
 
 
