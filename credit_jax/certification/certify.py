@@ -30,6 +30,7 @@ from credit_jax.certification.verdict import (
     Check,
     bounds_of,
     compare,
+    not_finite,
     vanishing,
 )
 from credit_jax.models.model_def import ModelDef
@@ -287,7 +288,13 @@ class Judge:
         """Returns the verdict of a mesh; threads may ask for several at a time."""
         at_once = self._x64 or self._is_blurred
         # Its errors are not those of the mesh.
-        self._runner.measured(self._reference, x64=at_once)
+        expected = self._runner.measured(self._reference, x64=at_once)
+        if wrong := not_finite(expected):
+            raise ValueError(
+                f"mesh {self._reference} gives numbers that are not finite ({wrong}), "
+                "with which nothing can be compared; look for their cause there first, "
+                "such as a checkpoint of a run that had diverged"
+            )
         narrow, wide, place, parts = (), (), "", BOTH
         try:
             if not at_once:

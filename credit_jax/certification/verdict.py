@@ -222,6 +222,18 @@ def vanishing(expected: Measured) -> list[str]:
     return [path for path in expected.gradients if _vanishes(path, expected)]
 
 
+def not_finite(measured: Measured) -> str:
+    """The first of some numbers that is not finite, in words; "" if all are."""
+    weights, gradients = measured.initial, measured.gradients
+    arrays = {
+        **{f"weights {path}": array for path, array in weights.items()},
+        **measured.forecast,
+        "losses": measured.losses,
+        **{f"gradient of {path}": array for path, array in gradients.items()},
+    }
+    return next((n for n, a in arrays.items() if not np.isfinite(a).all()), "")
+
+
 def _same_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
     errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
     worst = max(errors, key=lambda path: _order(errors[path]))

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from credit_jax.config import Config
 from credit_jax.config.messages import counted
+from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, EP, TP
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -41,6 +42,8 @@ UPDATE_KERNELS = 0.6
 _SUMMED = 30 * 2**20
 
 MEMORY, BATCH = "memory", "batch"
+# Of a schedule, what counts micro-batches.
+_BY_BATCH = ("warmup_steps", "total_steps", "first_cycle_steps")
 # What is traced: the degrees of a replica, and its remat.
 Program: TypeAlias = tuple[ParallelDims, str]
 
@@ -110,7 +113,7 @@ class Choice:
         }
         if policy is not None:
             section["fsdp2_mp_policy"] = policy.model_dump(mode="json")
-        return section
+        return section | _lengths(config.trainer, self.accumulate)
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,30 @@ class Cluster:
         """Bytes per second between devices among `span` consecutive ones."""
         within = span <= self.node and self.node % span == 0
         return self.accelerator.link if within else self.accelerator.network
+
+
+def _lengths(trainer: TrainerConfig, accumulate: int) -> dict[str, Any]:
+    """The keys that count micro-batches, for as many updates as in a config.
+
+    Args:
+        trainer: section of the config.
+        accumulate: micro-batches of an update.
+    """
+    each, section = trainer.grad_accum_every, dict[str, Any]()
+    if accumulate == each:
+        return section
+    if trainer.batches_per_epoch:
+        updates = -(-trainer.batches_per_epoch // each)
+        section["batches_per_epoch"] = updates * accumulate
+    schedule = trainer.scheduler.model_dump() if trainer.scheduler else {}
+    by_batch = {
+        key: round(schedule[key] * accumulate / each)
+        for key in _BY_BATCH
+        if key in schedule
+    }
+    if by_batch:
+        section["scheduler"] = schedule | by_batch
+    return section
 
 
 def batch_of(config: Config, num_devices: int) -> int:
@@ -279,8 +306,11 @@ class MeshSearch:
                 break
             # Only where no replica within a node fits does one leave it.
             largest = min(2 * largest, self.cluster.num_devices)
+        too_large = [row for row in rows if row.loses == MEMORY]
+        if not fitting and not too_large:
+            raise ValueError(self._unshared(rows))
         if not fitting:
-            least = min(rows, key=lambda row: row.memory)
+            least = min(too_large, key=lambda row: row.memory)
             gigabytes = self.cluster.memory / 1e9
             raise ValueError(
                 f"no mesh of {counted(self.cluster.num_devices, 'device')} fits: "
@@ -295,6 +325,24 @@ class MeshSearch:
         wrong = [row for row in rows if row.loses]
         losers = (replace(row, loses=_reason(row, best)) for row in others)
         return [best, *losers, *wrong]
+
+    def _unshared(self, rows: Sequence[Ranked]) -> str:
+        """That no data-parallel ranks share the batch, and which would."""
+        devices = counted(self.cluster.num_devices, "device")
+        ranks = sorted({row.choice.dims.batch_size for row in rows})
+        numbers = " or ".join(map(str, ranks))
+        if self.config.loss.members_are_ranks:
+            size = self.config.trainer.ensemble_size
+            return (
+                f"no mesh of {devices} has the data-parallel ranks of "
+                f"trainer.ensemble_size {size}, one a member; there are meshes with "
+                f"{numbers}; take a multiple of {size} --devices"
+            )
+        return (
+            f"no mesh of {devices} shares a batch of {self.batch}: its data-parallel "
+            f"ranks are {numbers}, and each has as many samples; take a multiple as "
+            "--batch, or other --devices"
+        )
 
     def _choices(self, degrees: Sequence[ParallelDims]) -> Iterator[Choice]:
         """Every mesh and its uses, with one sample at a time."""

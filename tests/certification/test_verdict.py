@@ -204,3 +204,19 @@ def test_errors_stand_under_their_quantity():
     row = page[page.index("tp2, float64") :]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row[: row.index("</tr>")])
     assert cells[:4] == ["passed", "0", "", "0"], cells
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"losses": np.array([1.0, np.nan])}, "losses"),
+        ({"gradients": {"a/bias": np.array(np.inf)}}, "gradient of a/bias"),
+        ({"initial": {"a/kernel": np.array(np.nan)}}, "weights a/kernel"),
+    ],
+)
+def test_one_device_without_finite_numbers(changes, name):
+    """Every mesh would differ from it."""
+    runner = Numbers(wrong=())
+    runner.measured = lambda *args, **options: measured(**changes)
+    with pytest.raises(ValueError, match=rf"mesh 1 gives .* not finite \({name}\)"):
+        Judge(runner, "1", x64=False)("tp2")

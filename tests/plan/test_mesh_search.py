@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -139,6 +140,50 @@ def test_nothing_fits(search):
 def test_ranks_that_do_not_share_the_batch(search):
     rows = again(search, batch=2)
     assert {row.choice.dims.batch_size for row in rows if row.loses == BATCH} == {4}
+
+
+def test_no_ranks_share_the_batch(search):
+    other = MeshSearch(search.config, search.model_def, search.cluster, 3)
+    choices = [c for c in other._choices([ParallelDims()]) if c.dims.batch_size == 4]
+    with (
+        mock.patch.object(other, "_choices", return_value=choices),
+        pytest.raises(ValueError, match=r"shares a batch of 3: .* ranks are 4, and"),
+    ):
+        other.ranked()
+
+
+def test_members_that_no_ranks_are(search, mapping):
+    changes = {"trainer": mapping["trainer"] | {"ensemble_size": 3}}
+    changes["loss"] = {"training_loss": "ring-crps"}
+    config = build_config({**mapping, **changes})
+    other = MeshSearch(config, search.model_def, search.cluster, 8)
+    with pytest.raises(
+        ValueError, match=r"ensemble_size 3, .* meshes with 1 or 2 or 4"
+    ):
+        other.ranked()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lengths"),
+    [
+        ({"scheduler_type": "linear-warmup-cosine", "total_steps": 40}, [2000, 80]),
+        ({"scheduler_type": "cosine-annealing", "T_max": 9}, []),
+    ],
+)
+def test_lengths_in_micro_batches(mapping, schedule, lengths):
+    """As many updates as before, and the same rates."""
+    trainer = mapping["trainer"] | {"grad_accum_every": 2, "batches_per_epoch": 9}
+    trainer |= {"use_scheduler": True, "scheduler": schedule}
+    config = build_config({**mapping, "trainer": trainer})
+    choice = Choice(ParallelDims(), accumulate=4)
+    section = choice.trainer(config)
+    assert section["batches_per_epoch"] == 5 * 4
+    keys = ("warmup_steps", "total_steps") if lengths else ()
+    changed = section.get("scheduler", {})
+    assert [changed[key] for key in keys] == lengths
+    build_config({**mapping, "trainer": trainer | section})
+    same = replace(choice, accumulate=2).trainer(config)
+    assert not {"batches_per_epoch", "scheduler"} & same.keys()
 
 
 def test_links_between_nodes_are_slower(search, ranked):
