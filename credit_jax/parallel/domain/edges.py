@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from credit_jax.parallel.collectives import sum_parts
+from credit_jax.parallel.domain.incidence import Incidence
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 
@@ -29,28 +30,20 @@ class ShardEdges:
     Attributes:
         layout: layout of the rows of targets.
         sources: layout of the rows of sources that each shard needs.
-        source: (shard, edge), local index of the source point of each edge.
-        target: (shard, edge), local index of the target point, ascending; for padding
-            edges one beyond the last point.
+        at_source: the edges at each point of the rows of sources.
+        at_target: the edges at each point of the rows of targets.
         number: (shard, edge), global index of each edge; -1 for padding edges.
-        columns: number of columns of the grid.
     """
 
     layout: Layout
     sources: Layout
-    source: Int[np.ndarray, "shard edge"]
-    target: Int[np.ndarray, "shard edge"]
+    at_source: Incidence
+    at_target: Incidence
     number: Int[np.ndarray, "shard edge"]
-    columns: int
-
-    @property
-    def num_points(self) -> int:
-        """Number of local points, including padding rows."""
-        return self.layout.length * self.columns
 
     def real(self) -> Bool[Array, " edge"]:
         """Returns a mask of the local edges, False for padding edges."""
-        return self.local(self.target) < self.num_points
+        return self.local(self.number) >= 0
 
     def local(self, per_edge: np.ndarray) -> Array:
         """Returns the local part (edge, ...) of an array (shard, edge, ...)."""
@@ -80,29 +73,28 @@ def shard_edges(
         for position, row in enumerate(rows):
             if row >= 0:
                 shard_of[row], place[row] = shard, position
-    parts, needed = [], []
+    begins, ends, numbers, needed = [], [], [], []
     for shard in range(layout.num_shards):
-        chosen = np.flatnonzero(shard_of[end // columns] == shard)
+        (chosen,) = np.nonzero(shard_of[end // columns] == shard)
         local = place[end[chosen] // columns] * columns + end[chosen] % columns
         order = np.argsort(local, kind="stable")
-        chosen, local = chosen[order], local[order]
-        rows = np.unique(begin[chosen] // columns)
-        where = np.searchsorted(rows, begin[chosen] // columns)
-        parts.append((where * columns + begin[chosen] % columns, local, chosen))
+        chosen = chosen[order]
+        rows, where = np.unique(begin[chosen] // columns, return_inverse=True)
+        begins.append(where * columns + begin[chosen] % columns)
+        ends.append(local[order])
+        numbers.append(chosen)
         needed.append(rows.tolist() or [0])
     sources = layout.with_rows(needed, layout.size)
-    longest = max(1, *(len(chosen) for *_, chosen in parts))
-
-    def filled(index: int, value: int) -> np.ndarray:
-        rows = [
-            np.pad(part[index], (0, longest - len(part[index])), constant_values=value)
-            for part in parts
-        ]
-        return np.stack(rows).astype(np.int32)
-
-    last = layout.length * columns
+    longest = max(1, *map(len, numbers))
+    number = np.full((layout.num_shards, longest), -1, np.int32)
+    for shard, chosen in enumerate(numbers):
+        number[shard, : len(chosen)] = chosen
     return ShardEdges(
-        layout, sources, filled(0, 0), filled(1, last), filled(2, -1), columns
+        layout,
+        sources,
+        Incidence.of(layout, begins, sources.length * columns),
+        Incidence.of(layout, ends, layout.length * columns),
+        number,
     )
 
 
@@ -131,41 +123,24 @@ def edge_attention(
     both = key.like(jnp.concatenate([key.data, value.data], -1))
     fetched = reshard(both, edges.sources, scope=HALO).data
     fetched = fetched.reshape(batch, -1, heads, 2 * dim)
-    source, target = edges.local(edges.source), edges.local(edges.target)
-    begin = fetched[:, source]
+    begin = edges.at_source.spread(fetched)
     keys, values = begin[..., :dim], begin[..., dim:]
     if along is not None:
         keys, values = keys + along[None], values + along[None]
-    points = edges.num_points
-    ends = jnp.minimum(target, points - 1)
-    queries = x.reshape(batch, points, heads, dim)[:, ends]
+    queries = edges.at_target.spread(x.reshape(batch, -1, heads, dim))
     logits = (queries.astype(wide) * keys.astype(wide)).sum(-1) * dim**-0.5
-    weights = drop(_softmax(logits, target, points).astype(x.dtype))
-    summed = _summed(weights[..., None] * values, target, points)
-    return query.like(summed.reshape(x.shape))
+    weights = drop(_softmax(logits, edges).astype(x.dtype))
+    return query.like(edges.at_target.sum(weights[..., None] * values).reshape(x.shape))
 
 
 def _softmax(
-    logits: Float[Array, "batch edge head"], target: Array, points: int
+    logits: Float[Array, "batch edge head"], edges: ShardEdges
 ) -> Float[Array, "batch edge head"]:
     """Softmax over the edges of each target; 0 for padding edges."""
-    real = (target < points)[None, :, None]
-    fixed = jax.lax.stop_gradient(jnp.where(real, logits, -jnp.inf))
-    largest = jax.vmap(
-        lambda sample: jax.ops.segment_max(
-            sample, target, points + 1, indices_are_sorted=True
-        )
-    )(fixed)
-    largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
-    raised = jnp.exp(jnp.where(real, logits - largest[:, target], -jnp.inf))
-    total = _summed(raised, target, points + 1) + SMALL
-    return raised / total[:, target]
-
-
-def _summed(values: Array, target: Array, points: int) -> Array:
-    """Sums values (batch, edge, ...) over the edges of each of `points` targets."""
-    return jax.vmap(
-        lambda sample: jax.ops.segment_sum(
-            sample, target, points, indices_are_sorted=True, mode="drop"
-        )
-    )(values)
+    at_target = edges.at_target
+    largest = jax.lax.stop_gradient(at_target.max(logits))
+    # Points without edges have none to spread to.
+    largest = at_target.spread(jnp.where(jnp.isfinite(largest), largest, 0.0))
+    real = edges.real()[None, :, None]
+    raised = jnp.exp(jnp.where(real, logits - largest, -jnp.inf))
+    return raised / (at_target.spread(at_target.sum(raised)) + SMALL)
