@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -237,7 +238,8 @@ def forecast_map(
 ) -> ForecastMap:
     """Makes a function of the initial state of the forecasts of a trained model.
 
-    The forecast is that of member 0 of `forecaster(initial, ...)`.
+    The forecast is that of member 0 of `forecaster(initial, ...)`; each rank of data
+    parallelism has a copy of it, a sample of the batch.
 
     Args:
         forecaster: a run or a package, opened by `credit_jax.open_forecaster`.
@@ -287,9 +289,10 @@ def map_of_reader(
     Raises:
         ValueError: see `forecast_map`.
     """
-    leads = tuple(sorted({steps} if isinstance(steps, int) else {*steps}))
-    if not leads or leads[0] < 1:
+    numbers = [*steps] if isinstance(steps, Iterable) else [steps]
+    if not numbers or not all(isinstance(k, Integral) and k >= 1 for k in numbers):
         raise ValueError(f"steps: got {steps!r}, expected numbers of steps from 1")
+    leads = tuple(sorted({int(k) for k in numbers}))
     if units not in get_args(Units):
         raise ValueError(
             f"units: got {units!r}, expected one of {', '.join(get_args(Units))}"

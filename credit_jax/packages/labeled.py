@@ -102,17 +102,21 @@ class DatasetForecaster:
         return self._labeled(forecast, start, steps, members)
 
     def batch(self, initial: xr.Dataset) -> StateBatch:
-        """One sample without perturbations, as the model reads it.
+        """A state without perturbations, as the model reads it.
 
         Args:
             initial: see `__call__`.
+
+        Returns:
+            A copy of it for each rank of data parallelism.
 
         Raises:
             ValueError: it does not fit the model, see `__call__`.
         """
         start, state = self._state(initial, 1)
-        fields = {key: x[None] for key, x in state.items()}
-        return self.states.batch(fields, np.array([start]), [0])
+        copies = self.states.step.model.axes.num_data
+        fields = {key: np.stack([x] * copies) for key, x in state.items()}
+        return self.states.batch(fields, np.array([start] * copies), [0] * copies)
 
     @property
     def timestep(self) -> np.timedelta64:

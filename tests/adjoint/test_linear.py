@@ -1,5 +1,6 @@
 """Forecasts as functions of their state, tangent-linear models and adjoints."""
 
+import re
 from functools import cache
 
 import jax
@@ -93,6 +94,25 @@ def test_products(folder, initial, mesh, units):
         assert_close(tangents[key], moved[1][key], 1e-6, f"M x of {key}")
 
 
+@pytest.mark.slow
+def test_data_parallel_devices_have_copies(folder, initial):
+    """Each a sample, of the same forecast and gradient as that of one device."""
+    forecaster = open_forecaster(folder, parallelism="data=ddp,domain=2", devices=4)
+    forecast, one = (
+        forecast_map(x, initial, 2) for x in (forecaster, _opened(folder, "one"))
+    )
+    y = drawn(jax.device_get(one(one.state)), seed=1)
+    fields, gradient = adjoint(
+        forecast, forecast.state, {k: np.repeat(x, 2, axis=1) for k, x in y.items()}
+    )
+    expected = adjoint(one, one.state, y)
+    for key, field in forecast.state.items():
+        assert field.shape[0] == 2
+        assert_close(fields[key], np.repeat(expected[0][key], 2, 1), 1e-6, key)
+        both = np.repeat(expected[1][key], 2, 0)
+        assert_close(gradient[key], both, 1e-6, f"M' y of {key}")
+
+
 def test_gradient_of_a_user(forecaster, initial):
     """The map is a function like any other, inside of `jit` and `grad`, too."""
     forecast = forecast_map(forecaster, initial, 2)
@@ -118,8 +138,10 @@ def test_misuse(forecaster, initial):
         tangent_linear(forecast, state, {**state, T: np.ones(2)})
     with pytest.raises(ValueError, match=r"cotangents: has no variable Q; expected"):
         adjoint(forecast, state, {"Q": np.ones(2)})
-    with pytest.raises(ValueError, match="steps: got 0, expected numbers of steps"):
-        forecast_map(forecaster, initial, 0)
+    for steps in (0, [], [1, -1]):
+        text = re.escape(f"steps: got {steps!r}, expected numbers of steps from 1")
+        with pytest.raises(ValueError, match=text):
+            forecast_map(forecaster, initial, steps)
 
 
 @cache
