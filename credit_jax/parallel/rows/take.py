@@ -2,13 +2,15 @@
 
 A gather is slow. Nearly every index of a layout is a slice, a reversed slice, a few of
 these, or a matrix transpose. These forms are recognized at trace time; all others are
-gathers. If no row is taken twice, the transpose of a gather is a gather, too, not a
-scatter, which uses atomic additions on GPUs.
+gathers. The transpose of a gather is a sum of gathers, not a scatter, whose additions
+XLA sorts on GPUs to make them deterministic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,8 @@ from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index
 
 MAX_PIECES = 8
+# The most rows that a gradient gathers for each row that was taken, or is there.
+_MAX_WASTE = 4
 
 
 def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
@@ -147,7 +151,7 @@ def _gather(
 ) -> Array:
     """Returns rows `index[shard]`; nothing may depend on those that are not `used`."""
     inverse = _inverse(index, used, x.shape[dim])
-    if inverse is None:
+    if inverse.size > _MAX_WASTE * max(index.size, inverse[0].size):
         return _rows_at(x, index, axis, dim)
 
     @custom_vjp
@@ -158,26 +162,38 @@ def _gather(
         return take(x), None
 
     def backward(_: None, cotangent: Array) -> tuple[Array]:
-        rows = _rows_at(cotangent, np.maximum(inverse, 0), axis, dim)
-        return (keep_rows(rows, inverse >= 0, axis, dim),)
+        parts = [
+            keep_rows(
+                _rows_at(cotangent, np.maximum(positions, 0), axis, dim),
+                positions >= 0,
+                axis,
+                dim,
+            )
+            for positions in inverse
+        ]
+        return (reduce(add, parts),)
 
     take.defvjp(forward, backward)
     return take(pvary(x, (axis,) if axis else ()))
 
 
-def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray | None:
-    """Returns the position of each row in the index, or -1; None if a row is repeated.
+def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray:
+    """Returns the positions of each row in the index, (times, shards, size), or -1.
 
     Args:
         index, used: (shards, rows).
         size: number of local rows.
     """
-    inverse = np.full((len(index), size), -1, np.int32)
-    for positions, rows, real in zip(inverse, index, used, strict=True):
-        place = np.flatnonzero(real)
-        if len(np.unique(rows[place])) < len(place):
-            return None
-        positions[rows[place]] = place
+    order = np.argsort(np.where(used, index, size), 1, kind="stable")
+    counts = [
+        np.bincount(rows[real], minlength=size)
+        for rows, real in zip(index, used, strict=True)
+    ]
+    inverse = np.full((max(1, np.max(counts)), len(index), size), -1, np.int32)
+    for shard, count in enumerate(counts):
+        rows = np.repeat(np.arange(size), count)
+        time = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+        inverse[time, shard, rows] = order[shard, : len(rows)]
     return inverse
 
 

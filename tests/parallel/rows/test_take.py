@@ -23,6 +23,8 @@ FORMS = {
     "transpose": (np.arange(24).reshape(6, 4).T.reshape(-1), ["transpose"]),
     "irregular": ([(7 * i) % SIZE for i in range(20)], ["gather"]),
     "irregular with zeros": ([(7 * i) % SIZE - 1 for i in range(20)], ["gather"]),
+    "irregular, rows again": ([(7 * i) % SIZE - 1 for i in range(60)], ["gather"]),
+    "irregular, one row often": ([9, 2, 7, 0, 9, 3, 5, 1, 4, *[6] * 30], ["gather"]),
     "looks like a transpose": ([0, 4, *range(22)], ["slice", "concatenate"]),
 }
 
@@ -49,6 +51,16 @@ def test_static_index(name, dim):
     text = str(jax.make_jaxpr(take)(x))
     assert all(primitive in text for primitive in primitives), text
     assert ("gather" in primitives) == ("gather" in text), text
+
+
+def test_a_gradient_scatters_only_where_one_row_is_taken_often():
+    def gradient(index):
+        loss = lambda x: jnp.square(take_static(x, index, 0)).sum()  # noqa: E731
+        return str(jax.make_jaxpr(jax.grad(loss))(jnp.ones((SIZE, 2))))
+
+    for name in ("irregular", "irregular with zeros", "irregular, rows again"):
+        assert "scatter" not in gradient(FORMS[name][0]), name
+    assert "scatter" in gradient(FORMS["irregular, one row often"][0])
 
 
 def test_all_rows_are_the_array_itself():
