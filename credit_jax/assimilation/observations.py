@@ -95,14 +95,13 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
             table["level"] = np.nan
         for name in _NUMBERS:
             numbers: Any = pd.to_numeric(table[name], errors="coerce")
-            try:
-                _check_read(table[name], numbers, "number")
-            except ValueError as error:
-                raise ValueError(
-                    f"assimilation.observations: {path}: {error}"
-                ) from None
+            # Variables without levels may have any text there.
+            if name != "level":
+                where = f"assimilation.observations: {path}: "
+                _check_read(table[name], numbers, "number", where)
             table[name] = numbers.astype(float)
-        table["variable"] = table["variable"].astype(str)
+        # Characters of NetCDF are padded.
+        table["variable"] = table["variable"].astype(str).str.strip(" \0")
         table[_FILE], table[_ROW] = str(path), np.arange(1, len(table) + 1)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
@@ -128,7 +127,7 @@ def _timed(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _check_read(texts: Any, values: Any, what: str) -> None:
+def _check_read(texts: Any, values: Any, what: str, where: str = "") -> None:
     """Checks that some of the texts of a column could be read.
 
     Others are faults of single observations.
@@ -139,8 +138,8 @@ def _check_read(texts: Any, values: Any, what: str) -> None:
     present = texts[texts.notna()]
     if len(present) and values.isna().all():
         raise ValueError(
-            f"{texts.name}: none of {counted(len(present), 'value')} can be read, the "
-            f"first is {present.iloc[0]!r}; expected a {what}"
+            f"{where}{texts.name}: none of {counted(len(present), 'value')} can be "
+            f"read, the first is {present.iloc[0]!r}; expected a {what}"
         )
 
 

@@ -66,6 +66,17 @@ def test_files(path, tmp_path):
     assert both["level"].isna().tolist() == [False, True, True, True]
 
 
+def test_texts_of_names_and_levels(path):
+    """Names may have blanks around them, and variables without levels any level."""
+    text = TEXT.replace(" T,", " T ,").replace(", , SP", ", sfc, SP")
+    lines = text.splitlines(keepends=True)
+    path.write_text(text)
+    table = read_observations([str(path)])
+    assert table["variable"].tolist() == ["T", "SP"]
+    path.write_text(lines[0] + lines[2])
+    assert read_observations([str(path)])["level"].isna().tolist() == [True]
+
+
 def test_a_comma_at_the_end_of_rows(path):
     expected = read_observations([str(path)]).drop(columns="station")
     lines = TEXT.replace(", station", "").replace(", a\n", ",\n").replace(", b", ",")
