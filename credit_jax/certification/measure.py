@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.subject import NUM_STEPS, Subject
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint.store import EMA, EMA_STATS, LOSS, OPTIMIZER, WEIGHTS
+from credit_jax.checkpoint.trees import is_key
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.model_state import COLLECTIONS
@@ -46,6 +48,8 @@ FORECAST, TRAINING = "forecast", "training"
 BOTH = (FORECAST, TRAINING)
 # Standard deviation of what is put in the place of zeros.
 _INITIAL_SCALE = 0.02
+# Of a training state.
+_COUNTS = ("micro_step", "update_step")
 # Of the names of `Measured.start`.
 _PARAMS, _SEPARATOR = "params", "|"
 
@@ -70,6 +74,7 @@ class Measured:
             statistics and vectors of spectral norm.
         saved: the weights in the checkpoint after update `SAVED`, with the counts of
             micro-batches and updates, and digests of all else that it has.
+        written: the same, read back from that checkpoint without the mesh.
         restored: the same, read from the checkpoint of one device, that this mesh goes
             on from; None on one device.
         restored_loss: loss of the update that follows; None on one device.
@@ -85,6 +90,7 @@ class Measured:
     average: Arrays
     state: Arrays
     saved: Arrays
+    written: Arrays
     restored: Arrays | None = None
     restored_loss: float | None = None
 
@@ -164,7 +170,8 @@ def measure(
     state = _first_state(subject, model, optimizer, weights)
     forecast = _forecast(subject, model, state, order) if FORECAST in parts else {}
     if TRAINING not in parts:
-        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, {}, {}, {}, {})
+        nothing = {}, {}, {}, {}, {}
+        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, *nothing)
     updates = [
         (step, micro_batches)
         for stage in subject.stages or (subject,)
@@ -181,6 +188,7 @@ def measure(
         return state, float(info["loss"].mean())
 
     fresh, losses, gradients, model_state, saved = state, [], {}, {}, {}
+    written = {}
     store = _run_store(CheckpointStore(folder), model)
     try:
         for index in range(len(updates)):
@@ -192,6 +200,7 @@ def measure(
                 model_state = _state_of_model(state)
                 saved = _checkpointed(state)
                 store.save(SAVED, state, Progress())
+        written = _read_back(store, fresh)
     finally:
         store.checkpoints.close()
     restored, restored_loss = None, None
@@ -214,6 +223,7 @@ def measure(
         _host(state.ema or {}),
         model_state,
         saved,
+        written,
         restored,
         restored_loss,
     )
@@ -254,7 +264,7 @@ def _checkpointed(state: TrainState) -> Arrays:
 
     A digest in the place of an array, such as a moment, costs no memory.
     """
-    counts = {"micro-batches": state.micro_step, "updates": state.update_step}
+    counts = {name: getattr(state, name) for name in _COUNTS}
     rest = {
         "optimizer": state.opt_state,
         "average": state.ema,
@@ -262,12 +272,42 @@ def _checkpointed(state: TrainState) -> Arrays:
         "average of the state": state.ema_stats,
         "loss": None if state.loss_state is None else vars(state.loss_state),
     }
+    return _digested({**state.params, **counts}, rest)
+
+
+def _read_back(store: RunStore, state: TrainState) -> Arrays:
+    """What `_checkpointed` gives, read as whole arrays from the checkpoint of a mesh.
+
+    Args:
+        store: where it is.
+        state: another state of the run.
+    """
+    store.checkpoints.wait()
+    targets = jax.tree.map(
+        lambda leaf: leaf if is_key(leaf) else np.zeros(leaf.shape, leaf.dtype),
+        store.items_of(state),
+    )
+    items = store.without_sums(store.checkpoints.restore(SAVED, targets))
+    weights, optimizer = items[WEIGHTS], items[OPTIMIZER]
+    counts = {name: optimizer[name] for name in _COUNTS}
+    rest = {
+        "optimizer": optimizer["opt_state"],
+        "average": items.get(EMA),
+        "state": {name: weights[name] for name in COLLECTIONS},
+        "average of the state": items.get(EMA_STATS, state.ema_stats),
+        "loss": items.get(LOSS),
+    }
+    return _digested({**weights["params"], **counts}, rest)
+
+
+def _digested(arrays: Mapping[str, Any], rest: Mapping[str, Any]) -> Arrays:
+    """Arrays on the host, and digests of the leaves of a tree."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(rest)
     digests = {
         jax.tree_util.keystr(path, simple=True, separator="/"): _digest(leaf)
         for path, leaf in leaves
     }
-    return _host({**state.params, **counts}) | digests
+    return _host(arrays) | digests
 
 
 def _digest(leaf: Any) -> np.ndarray:

@@ -141,6 +141,7 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
         )
     if expected.state:
         checks.append(_each(STATE, actual.state, expected.state, bounds.parameter))
+    checks.append(_same_bits("checkpoint written here", actual.written, actual.saved))
     if actual.restored is not None:
         checks.append(
             _same_bits("checkpoint restored here", actual.restored, expected.saved)

@@ -129,7 +129,7 @@ class RunStore:
             adapters[EMA] = {p: x for p, x in average.items() if is_adapter(p)}
         return {**sums, ADAPTERS: adapters}
 
-    def _without_sums(self, items: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    def without_sums(self, items: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """The inverse of `_with_sums`."""
         if ADAPTERS not in items:
             return dict(items)
@@ -227,7 +227,7 @@ class RunStore:
             targets.pop(LOSS_SCALE, None)
         for optional in _OPTIONAL.difference(stored):
             targets.pop(optional, None)
-        items = self._without_sums(self.checkpoints.restore(step, targets))
+        items = self.without_sums(self.checkpoints.restore(step, targets))
         fields = self._fields(state, items)
         if not position:
             fields.pop("micro_step", None)

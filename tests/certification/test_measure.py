@@ -17,6 +17,7 @@ from credit_jax.certification.subject import NUM_SAMPLES, subject_of_model
 from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn import batch_norm
+from credit_jax.training import restore
 from credit_jax.training.restore import RunStore
 from credit_jax.transforms import ONE_STEP
 from tests.models.toy import TOY
@@ -91,6 +92,31 @@ def test_a_moment_that_is_not_restored(tmp_path):
     )
     assert wrong.keys() == {"checkpoint restored here"}
     assert wrong["checkpoint restored here"].startswith("optimizer/")
+
+
+def with_the_first_shard(unpack_on_host):
+    """What is written of a split vector is its first half, twice."""
+
+    def faulty(tree, packing):
+        def of_one_shard(leaf):
+            if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
+                return leaf
+            shard = leaf.addressable_shards[0].data
+            copies = [-(-n // m) for n, m in zip(leaf.shape, shard.shape, strict=True)]
+            return np.tile(shard, copies)
+
+        return unpack_on_host(jax.tree.map(of_one_shard, tree), packing)
+
+    return faulty
+
+
+def test_a_shard_that_is_not_written(tmp_path):
+    """No mesh reads it in this certificate."""
+    subject = subject_of_model(MODEL_DEF, x64=True)
+    wrong = broken(
+        subject, "fsdp2", tmp_path, restore, "unpack_on_host", with_the_first_shard
+    )
+    assert wrong.keys() == {"checkpoint written here"}
 
 
 def statistics_of_a_shard(as_invarying):

@@ -31,8 +31,7 @@ def measured(**changes):
         {path: array + 0.1 for path, array in weights.items()},
         {path: array + 0.05 for path, array in weights.items()},
         {"batch_stats/a/mean": rng.normal(size=3)},
-        {path: array + 0.01 for path, array in weights.items()},
-        {path: array + 0.01 for path, array in weights.items()},
+        *[{path: array + 0.01 for path, array in weights.items()} for _ in range(3)],
         0.9,
     )
     return dataclasses.replace(numbers, **changes)
@@ -57,6 +56,7 @@ def test_the_same_numbers_pass():
         ("updated", {"a/kernel": 1e-2}, "change of all weights"),
         ("average", {"a/kernel": 1e-2}, "change of the average"),
         ("state", {"batch_stats/a/mean": 1e-3}, "state of the model"),
+        ("written", {"a/bias": 1e-7}, "checkpoint written here"),
         ("restored", {"a/kernel": 1e-7}, "checkpoint restored here"),
     ],
 )
