@@ -124,7 +124,7 @@ def test_the_training_forward(credit):
     assert_training_forward_equals_credit(credit, BLOCK)
 
 
-@pytest.mark.slow(but=["domain3"])
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["domain3", "domain8"])
 def test_equals_one_device(mesh):
     assert_equals_one_device(BLOCK, mesh, "padded", remat="full")

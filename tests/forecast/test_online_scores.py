@@ -46,7 +46,7 @@ def _dims(array):
     return [dim for dim in array.dims if dim != "channel"]
 
 
-@pytest.mark.slow(but=["data=none,tensor=2,domain=4-1-2"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallelism", "members", "batch"),
     [

@@ -31,7 +31,7 @@ def test_a_fresh_model_can_be_evaluated(name: str) -> None:
     assert 0.1 < size < 3
 
 
-@pytest.mark.slow(but=["eager"])
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_every_mesh_begins_alike(jit: bool) -> None:
     """A loop of power iterations is written out where it is part of a program."""

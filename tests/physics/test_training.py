@@ -81,7 +81,7 @@ def test_the_step_gets_the_fields_that_are_read(world, tmp_path, chain):
     assert {k: set(v) for k, v in batch["x_physical"].items()} == {"ERA5": {T, SP}}
 
 
-@pytest.mark.slow(but=["1"])
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_model")
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_fixers_and_diagnostics_in_the_step(world, tmp_path, chain, num_steps):

@@ -408,6 +408,7 @@ def test_a_nan_gradient_stops_the_run(make, tmp_path):
         go(setup, tmp_path)
 
 
+@pytest.mark.slow
 def test_early_stopping_and_the_best_checkpoint(make, tmp_path):
     """The RMSE falls, so that its maximum, taken as best, is reached early."""
     setup = make(

@@ -202,6 +202,7 @@ def test_a_number_of_blocks_stays_gathered() -> None:
     assert again > five > kept
 
 
+@pytest.mark.slow
 def test_parameters_that_stay_whole_are_not_gathered() -> None:
     everything = _gathers(min_shard_size=10**9)
     some = _gathers(keep_whole=("stages/*",), reshard_after_forward=False)

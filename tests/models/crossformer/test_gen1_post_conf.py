@@ -52,7 +52,7 @@ def parsed(config: dict[str, Any]) -> dict[str, Any]:
         )
 
 
-@pytest.mark.slow(but=["crossformer"])
+@pytest.mark.slow
 @pytest.mark.reference
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_credit(credit: Any, folder: Any, name: str) -> None:

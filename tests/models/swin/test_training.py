@@ -78,6 +78,7 @@ def test_qkv_stays_as_it_is_under_decay(mesh: str) -> None:
         assert not np.array_equal(moved[SPECTRAL_NORM][proj][side], one)
 
 
+@pytest.mark.slow
 def test_train_qkv_trains_it() -> None:
     (before, vectors), (after, moved), _ = _train("one", train_qkv=True)
     assert np.abs(before[QKV] - after[QKV]).max() > 1e-3

@@ -22,13 +22,8 @@ REST = {name: case for name, case in CASES.items() if name not in SEVERAL}
 
 @lru_cache
 def outcomes(num_shards: int) -> dict[str, Outcome]:
-    return rest_outcomes(num_shards) | several_outcomes(num_shards)
-
-
-@lru_cache
-def rest_outcomes(num_shards: int) -> dict[str, Outcome]:
     with use_implementation("cpu"):
-        return run_cases(REST, num_shards)
+        return run_cases(REST, num_shards) | several_outcomes(num_shards)
 
 
 @lru_cache
@@ -67,12 +62,6 @@ def compare(
 def test_sharded_is_single(name, num_shards):
     actual, expected = outcomes(num_shards)[name], outcomes(1)[name]
     compare(f"{name} on {num_shards}", actual, expected, VALUE, GRADIENT)
-
-
-@pytest.mark.parametrize("name", REST)
-def test_other_operations_on_3_shards_are_those_of_one_device(name):
-    actual, expected = rest_outcomes(3)[name], rest_outcomes(1)[name]
-    compare(f"{name} on 3", actual, expected, VALUE, GRADIENT)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
