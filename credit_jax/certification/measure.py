@@ -279,7 +279,7 @@ def _read_back(store: RunStore, state: TrainState) -> Arrays:
     """What `_checkpointed` gives, read as whole arrays from the checkpoint of a mesh.
 
     Args:
-        store: where it is.
+        store: the store of that checkpoint.
         state: another state of the run.
     """
     store.checkpoints.wait()

@@ -29,7 +29,7 @@ class Incidence:
 
     Attributes:
         layout: a layout over the shards.
-        edges: by table, (shard, row, place), the edge at each place.
+        edges: the edge at each place, (shard, row, place) by table.
         row: (shard, point), the row of each point, over all tables.
         point: (shard, row), the point of each row.
         place: (shard, edge), the place of each edge, over all tables.
@@ -49,7 +49,7 @@ class Incidence:
 
         Args:
             layout: a layout over the shards.
-            points: of each shard, the local point of each edge.
+            points: the local point of each edge, by shard.
             size: number of local points.
         """
         longest = max(1, *map(len, points))
