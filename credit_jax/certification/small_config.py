@@ -16,7 +16,7 @@ import pandas as pd
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.models.registry import build, parse_model
+from credit_jax.models.registry import MODELS, build, parse_model
 from credit_jax.plan.finetune import matching
 
 # Rows and columns; with padding they divide by all strides and windows.
@@ -65,7 +65,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "window_size": 4,
     },
     "swin": {
-        "img_size": [*UNPADDED],
         "patch_size": 4,
         "img_window_ratio": 8,
         "embed_dim": 8,
@@ -96,7 +95,7 @@ _REGIONS: dict[str, dict[str, Any]] = {
     "param_interior": {"image_height": 32, "image_width": 64, "dim": 16},
     "param_outside": {"image_height": 8, "image_width": 16, "dim": 16},
 }
-# Models without padding, or whose configs have none.
+# Models without padding, or whose configs seldom have any.
 _WITHOUT_PADDING = (
     "crossformer_downscaling",
     "debugger",
@@ -161,19 +160,23 @@ def _make_model_small(model: dict[str, Any]) -> None:
         for key in ("image_height", "image_width"):
             model.setdefault(key, getattr(parsed, key))
         return
-    padded = kind not in _WITHOUT_PADDING
+    padding = model.get("padding_conf")
+    reads = kind not in MODELS or "padding_conf" in MODELS[kind].config.model_fields
+    if not (reads and padding and padding.get("activate", True)):
+        padding = None
+    padded = padding is not None or kind not in _WITHOUT_PADDING
     model |= SIZES.get(str(kind), STAGES)
     if kind == "wrf":
         for region, sizes in _REGIONS.items():
             model[region] |= sizes
         return
-    if "img_size" not in model:
-        rows, columns = GRID if padded else UNPADDED
+    rows, columns = GRID if padded else UNPADDED
+    if "img_size" in model:
+        model["img_size"] = [rows, columns]
+    else:
         model |= {"image_height": rows, "image_width": columns}
     if padded:
-        padding = model.get("padding_conf")
-        if not (padding and padding.get("activate", True)):
-            padding = {"activate": True, "mode": "mirror"}
+        padding = padding or {"activate": True, "mode": "mirror"}
         pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
         model["padding_conf"] = {**padding, **pads}
     if "diffusion" in model:

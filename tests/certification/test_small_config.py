@@ -1,11 +1,15 @@
 """Small configs: what becomes of the objects of a user's own."""
 
+from pathlib import Path
+
 import pytest
 
 from credit_jax.certification.random_files import write_files
-from credit_jax.certification.small_config import make_small
+from credit_jax.certification.small_config import GRID, UNPADDED, grid_of, make_small
 from credit_jax.config import build_config
 from credit_jax.config.custom_objects import register_objects
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.registry import build
 from credit_jax.plan import plan_run
 from tests.config.example import example
 from tests.data.world import MODEL
@@ -68,3 +72,15 @@ def test_objects_of_ones_own(tmp_path, monkeypatch):
     plan = plan_run(config)
     assert plan.problems == ()
     assert "train" in plan.loaders
+
+
+def test_padding_where_it_is_seldom(tmp_path):
+    """A config of CREDIT's first generation pads a Swin by 80 rows."""
+    mapping = read_yaml(Path(__file__).parents[2] / "configs" / "swin_6h.yaml")
+    padding = {"activate": True, "mode": "earth", "pad_lat": [80, 80]}
+    mapping["model"]["padding_conf"] = {**padding, "pad_lon": [80, 80]}
+    model = make_small(mapping, tmp_path)["model"]
+    assert grid_of(model) == GRID
+    assert build(model).validate() == []
+    del mapping["model"]["padding_conf"]
+    assert grid_of(make_small(mapping, tmp_path)["model"]) == UNPADDED
