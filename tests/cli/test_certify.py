@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from credit_jax.certification.page import page_of
 from credit_jax.certification.small_config import SAMPLES, certified_mapping
 from credit_jax.certification.verdict import FLOAT32, Check
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.cli.certify import _plain, _small, main
+from credit_jax.cli.certify import _against_credit, _plain, _small, main
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.train import main as train
 from credit_jax.config import build_config
@@ -236,3 +237,12 @@ def test_float64_decides():
     assert "the same in float64" in line
     assert not MeshVerdict("tp2", (broken,)).passed
     assert not MeshVerdict("tp2").passed
+
+
+def test_a_model_that_credit_cannot_build(monkeypatch, tmp_path):
+    """The meshes were compared: what was seen is not thrown away."""
+    ended = subprocess.CompletedProcess([], USER_ERROR, "", "a note\nerror: no model\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: ended)
+    code, *lines = _against_credit(tmp_path / "config.yml", tmp_path)
+    assert code != str(OK)
+    assert lines == ["not compared with CREDIT:", "error: no model"]
