@@ -7,7 +7,8 @@
 `credit-jax mesh` derives the time of a step from traced programs (docs/mesh.md); here
 it does so for the programs of `benchmarks.accelerator` in benchmarks/reports, and for
 small forms of other configs on meshes of eight devices (`mesh_cases`), all compiled
-for a GPU. Nothing is run on one: both are lower bounds.
+for a GPU. Nothing is run on one: both are lower bounds. Configs that are not named
+keep their rows of the report.
 """
 
 from __future__ import annotations
@@ -106,12 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore", UserWarning)
         config = load_config(CONFIG)
         compared = {name: compare(name, config) for name in PROGRAMS}
-        cases = {}
+        earlier = options.out / f"{NAME}.json"
+        cases = json.loads(earlier.read_text())["cases"] if earlier.exists() else {}
         for name in options.configs:
             result = compare_case(CASES[name], options)
             if result["programs"]:
                 cases[name] = result
-                _publish(compared, cases, options.out)
+                rows = {key: cases[key] for key in CASES if key in cases}
+                _publish(compared, rows, options.out)
     return 0
 
 
