@@ -223,7 +223,8 @@ def batch_of(config: Config, num_devices: int) -> int:
     """Samples of an update of a config on some devices, with its tensor and domain."""
     trainer = config.trainer
     replica = trainer.parallelism.tensor * trainer.parallelism.domain
-    ranks = max(num_devices // replica, 1)
+    # Ranks of an ensemble have members of the same samples.
+    ranks = 1 if config.shares_batches else max(num_devices // replica, 1)
     return trainer.train_batch_size * trainer.grad_accum_every * ranks
 
 

@@ -202,6 +202,15 @@ def test_the_batch_of_a_config_on_more_devices(search):
     assert batch_of(search.config, 64) == 64 * each
 
 
+def test_the_batch_that_ranks_of_an_ensemble_share(mapping):
+    changes = {"trainer": mapping["trainer"] | {"ensemble_size": 2}}
+    config = build_config({**mapping, **changes, "loss": {"training_loss": "KCRPS"}})
+    assert config.shares_batches
+    trainer = config.trainer
+    each = trainer.train_batch_size * trainer.grad_accum_every
+    assert batch_of(config, 64) == each
+
+
 def test_replicas_divide_the_devices(search):
     found = replicas(search.model_def, 12, 4)
     assert {dims.world_size for dims in found} == {1, 2, 3, 4}
