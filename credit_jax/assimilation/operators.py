@@ -242,8 +242,19 @@ class Observer:
             observed: the observations.
             state: the initial state of the forecast, of `ForecastMap`.
             fields: its fields, of all steps.
+
+        Raises:
+            ValueError: an operator returns another number of values.
         """
         values = self._programs["values"](observed.arrays, state, fields)
+        for name, count in observed.counts.items():
+            expected = (next_power_of_2(count),)
+            if values[name].shape != expected:
+                raise ValueError(
+                    f"assimilation.operators.{name}: the operator returns an array of "
+                    f"shape {values[name].shape}, expected {expected}: one value for "
+                    "each row of the observations that its prepare gets"
+                )
         return observed.joined(values)
 
     def tangents(

@@ -202,6 +202,27 @@ def test_values_that_are_not_finite(forecaster, initial, monkeypatch):
         analyze(problem, config())
 
 
+class Mean(Saturating):
+    """One value for all observations."""
+
+    def __call__(self, arrays, trajectory):
+        return trajectory[T].mean()
+
+
+def test_operators_return_a_value_for_each_observation(
+    forecaster, initial, monkeypatch
+):
+    entry = OperatorEntry(lambda variable, grid: Mean())
+    monkeypatch.setitem(operators.OPERATORS, "mean", entry)
+    table = drawn(3).assign(variable="flat", center=0.0)
+    problem = window(forecaster, initial, table, {"flat": "mean"})
+    text = (
+        r"operators.flat: the operator returns an array of shape \(\), expected \(4,\)"
+    )
+    with pytest.raises(ValueError, match=text):
+        analyze(problem, config())
+
+
 def test_a_field_that_is_missing_is_named(forecaster, initial):
     """Where the background lacks it; otherwise the forecast is not finite."""
     table = drawn(6).assign(variable=["SP", "T"] * 3, level=2.0)

@@ -92,6 +92,18 @@ def expected(config):
     return losses, x.detach().numpy()
 
 
+@pytest.mark.slow
+def test_steps_that_normalize_twice_are_refused(config, tmp_path, capsys):
+    """Where no postblock undoes what preblocks do, which forecasts do by themselves."""
+    raw = yaml.safe_load(config.read_text())
+    raw["postblocks"]["per_step"].pop("scaler")
+    path = config.parent / "twice.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    assert call(path, tmp_path / "out") == USER_ERROR
+    text = "the loss of 2 steps is not that of a forecast"
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
 def _samples(raw):
     """x and y of one step from each of the times, as the loader reads them."""
     samples = []
