@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -138,7 +137,7 @@ def _softmax(
 ) -> Float[Array, "batch edge head"]:
     """Softmax over the edges of each target; 0 for padding edges."""
     at_target = edges.at_target
-    largest = jax.lax.stop_gradient(at_target.max(logits))
+    largest = at_target.max(logits)
     # Points without edges have none to spread to.
     largest = at_target.spread(jnp.where(jnp.isfinite(largest), largest, 0.0))
     real = edges.real()[None, :, None]
