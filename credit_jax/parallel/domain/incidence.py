@@ -29,8 +29,8 @@ class Incidence:
 
     Attributes:
         layout: a layout over the shards.
-        edges: by table, (shard, row, place), the edge at each place; beyond the last
-            where there is none.
+        edges: (shard, row, place) for each table, the edge at each place; an index
+            beyond the last where there is none.
         row: (shard, point), the row of each point, over all tables; beyond the last
             where it has no edge.
         point: (shard, edge), the point of each edge; for padding edges beyond the last.
