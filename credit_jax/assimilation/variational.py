@@ -56,7 +56,8 @@ class MissingFieldError(ValueError):
     """
 
     def __init__(self, missing: np.ndarray, line: str) -> None:
-        self.missing, self.line = missing, line
+        self.missing = missing
+        self.line = line
         super().__init__(
             f"assimilation.observations: observations that cannot be used:\n  {line}\n"
             "  take them out, or leave them out by assimilation.leave_out: [missing], "
