@@ -90,6 +90,35 @@ class custom_vjp:
         return self(*args), tuple(saved)
 
 
+def linear(
+    function: Callable[[Array], Array],
+    transpose: Callable[[Array], Array],
+    x: Array,
+    axis: str | None = None,
+) -> Array:
+    """Applies a linear function whose transpose is written by hand.
+
+    Args:
+        function: a linear function of one array.
+        transpose: its transpose, a function of the cotangent of the result.
+        x: the array.
+        axis: mesh axis over which the result varies; None for those of x.
+    """
+
+    @custom_vjp
+    def apply(x: Array) -> Array:
+        return function(x)
+
+    def forward(x: Array) -> tuple[Array, None]:
+        return apply(x), None
+
+    def backward(_: None, cotangent: Array) -> tuple[Array]:
+        return (transpose(cotangent),)
+
+    apply.defvjp(forward, backward)
+    return apply(pvary(x, (axis,) if axis else ()))
+
+
 def _apply_derivative(
     result: Any,
     saved: Any,

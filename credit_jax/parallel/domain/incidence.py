@@ -15,8 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.vma import pvary
+from credit_jax.ops.custom_vjp import linear
 from credit_jax.parallel.rows.layout import Layout
 
 
@@ -79,13 +78,13 @@ class Incidence:
         self, values: Float[Array, "batch edge *_"]
     ) -> Float[Array, "batch point *_"]:
         """Returns the sum over the edges at each point; 0 where there is none."""
-        return self._linear(self._sum, self.spread, values)
+        return linear(self._sum, self.spread, values, self.layout.axis)
 
     def spread(
         self, values: Float[Array, "batch point *_"]
     ) -> Float[Array, "batch edge *_"]:
         """Returns the value at the point of each edge; 0 for padding edges."""
-        return self._linear(self._spread, self.sum, values)
+        return linear(self._spread, self.sum, values, self.layout.axis)
 
     def max(
         self, values: Float[Array, "batch edge *_"]
@@ -111,28 +110,6 @@ class Incidence:
         ]
         every = jnp.concatenate(rows, 1)
         return _taken(every, self.layout.of_shard(self.row), fill)
-
-    def _linear(
-        self,
-        function: Callable[[Array], Array],
-        transposed: Callable[[Array], Array],
-        x: Array,
-    ) -> Array:
-        """Applies a linear function that is the transpose of another."""
-
-        @custom_vjp
-        def apply(x: Array) -> Array:
-            return function(x)
-
-        def forward(x: Array) -> tuple[Array, None]:
-            return apply(x), None
-
-        def backward(_: None, cotangent: Array) -> tuple[Array]:
-            return (transposed(cotangent),)
-
-        apply.defvjp(forward, backward)
-        axis = self.layout.axis
-        return apply(pvary(x, (axis,) if axis else ()))
 
 
 def _widths(degrees: np.ndarray) -> np.ndarray:

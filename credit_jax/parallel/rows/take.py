@@ -17,9 +17,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.custom_vjp import linear
 from credit_jax.ops.padding import pad_dim
-from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index
 
 MAX_PIECES = 8
@@ -154,14 +153,10 @@ def _gather(
     if inverse.size > _MAX_WASTE * max(index.size, inverse[0].size):
         return _rows_at(x, index, axis, dim)
 
-    @custom_vjp
     def take(x: Array) -> Array:
         return _rows_at(x, index, axis, dim)
 
-    def forward(x: Array) -> tuple[Array, None]:
-        return take(x), None
-
-    def backward(_: None, cotangent: Array) -> tuple[Array]:
+    def transpose(cotangent: Array) -> Array:
         parts = [
             keep_rows(
                 _rows_at(cotangent, np.maximum(positions, 0), axis, dim),
@@ -171,10 +166,9 @@ def _gather(
             )
             for positions in inverse
         ]
-        return (reduce(add, parts),)
+        return reduce(add, parts)
 
-    take.defvjp(forward, backward)
-    return take(pvary(x, (axis,) if axis else ()))
+    return linear(take, transpose, x, axis)
 
 
 def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray:
