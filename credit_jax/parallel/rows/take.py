@@ -36,11 +36,16 @@ def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
         axis: mesh axis of the shards; None on one device.
         dim: array dim of the rows.
     """
-    taken = np.stack([_filled(rows, x.shape[dim]) for rows in np.asarray(index)])
+    taken = np.stack([_filled(rows) for rows in np.asarray(index)])
+    starts, size = taken[:, 0], x.shape[dim]
+    are_slices = (taken == starts[:, None] + np.arange(taken.shape[1])).all()
+    if not are_slices:
+        taken = np.minimum(taken, size - 1)
+    elif taken.max() >= size:
+        x = pad_dim(x, dim, (0, int(taken.max()) + 1 - size))
     if (taken == taken[:1]).all():
         return take_static(x, taken[0].tolist(), dim)
-    starts = taken[:, 0]
-    if (taken == starts[:, None] + np.arange(taken.shape[1])).all():
+    if are_slices:
         start = jnp.asarray(starts, jnp.int32)[axis_index(axis)]
         return lax.dynamic_slice_in_dim(x, start, taken.shape[1], dim)
     return _gather(x, taken, index >= 0, axis, dim)
@@ -133,15 +138,17 @@ def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:
     return lax.rev(lax.slice_in_dim(x, low, start + 1, axis=dim), (dim,))
 
 
-def _filled(rows: np.ndarray, size: int) -> np.ndarray:
-    """Replaces -1 in an index: so that it is a slice if possible, else by row 0."""
+def _filled(rows: np.ndarray) -> np.ndarray:
+    """Replaces -1 in an index: so that it is a slice if possible, else by row 0.
+
+    The slice may go past the last row.
+    """
     real = np.flatnonzero(rows >= 0)
     if len(real) == len(rows):
         return rows
     start = rows[real[0]] - real[0] if len(real) else 0
     slice_of = start + np.arange(len(rows))
-    inside = start >= 0 and start + len(rows) <= size
-    fits = inside and (rows[real] == slice_of[real]).all()
+    fits = start >= 0 and (rows[real] == slice_of[real]).all()
     return slice_of if fits else np.maximum(rows, 0)
 
 
