@@ -9,10 +9,10 @@ from functools import cached_property, lru_cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.rows.take import take_rows
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -128,43 +128,12 @@ class Layout:
         Returns:
             (rows or strips, ...); a strip has the value of its row.
         """
-        values = self._local_rows(jnp.asarray(per_row))
+        index = np.asarray(self.rows) // self.strips
+        values = take_rows(jnp.asarray(per_row), index, self.axis, 0)
         if not self.has_padding:
             return values
         real = self.real_rows().reshape((-1,) + (1,) * (values.ndim - 1))
         return jnp.where(real, values, jnp.asarray(fill, values.dtype))
-
-    def _local_rows(self, values: Array) -> Array:
-        """Returns the values of local rows; those of padding rows are any."""
-        starts = self._starts
-        if starts is None:
-            index = np.maximum(np.asarray(self.rows), 0) // self.strips
-            return values[self.of_shard(index)]
-        # The gradient of a gather is a scatter, which XLA makes deterministic on GPUs
-        # by sorting what is added; that of a slice is a copy.
-        past_end = max(starts) + self.length - self.size
-        if past_end > 0:
-            edges = [(0, past_end)] + [(0, 0)] * (values.ndim - 1)
-            values = jnp.pad(values, edges)
-        if self.num_shards == 1:
-            return values[starts[0] : starts[0] + self.length]
-        start = self.of_shard(np.asarray(starts))
-        return lax.dynamic_slice_in_dim(values, start, self.length)
-
-    @cached_property
-    def _starts(self) -> tuple[int, ...] | None:
-        """First row of each shard, if its rows follow one another, then padding."""
-        if self.strips > 1:
-            return None
-        starts = []
-        for rows in self.rows:
-            real = [row for row in rows if row >= 0]
-            start = real[0] if real else 0
-            in_order = range(start, start + len(real))
-            if rows[: len(real)] != tuple(in_order):
-                return None
-            starts.append(start)
-        return tuple(starts)
 
     def real_rows(self) -> Bool[Array, " rows"]:
         """Returns a mask of the local rows or strips, False for padding."""
