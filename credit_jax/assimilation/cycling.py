@@ -20,7 +20,7 @@ import xarray as xr
 
 from credit_jax.adjoint.forecast_map import ForecastMap, map_of_reader
 from credit_jax.assimilation.background import StateCovariance
-from credit_jax.assimilation.observations import TrajectoryGrid
+from credit_jax.assimilation.observations import TrajectoryGrid, first_row
 from credit_jax.assimilation.operators import Observer
 from credit_jax.assimilation.variational import (
     Analysis,
@@ -315,11 +315,11 @@ def far_departures(first: Guess, variance: np.ndarray) -> list[str]:
         far = part.loc[np.abs(part["departure"]) > _FAR * size]
         if len(far):
             row = far.iloc[0]
+            expected = row["value"] - row["departure"]
             lines.append(
                 f"{name}: {len(far)} of {counted(len(part), 'observation')} more than "
-                f"{_FAR} standard deviations from the background, the first is row "
-                f"{row['row']} of {row['file']}: {row['value']:.6g}, not "
-                f"{row['value'] - row['departure']:.6g}"
+                f"{_FAR} standard deviations from the background, "
+                + first_row(row, f"{row['value']:.6g}, not {expected:.6g}")
             )
     return lines
 

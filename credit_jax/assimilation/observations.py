@@ -175,17 +175,26 @@ def _netcdf(path: Path) -> pd.DataFrame:
 _READERS = {".csv": _csv, ".parquet": _parquet}
 
 
-def first_row(row: Any) -> str:
-    """Where an observation is from, and what it is of, for errors.
+def first_row(row: Any, text: str) -> str:
+    """Where the first observation of some is from, and a text on it.
+
+    Args:
+        row: a row of the table of `read_observations`.
+        text: what is wrong with it.
+    """
+    return f"the first is row {row[_ROW]} of {row[_FILE]}: {text}"
+
+
+def place_of(row: Any) -> str:
+    """What an observation is of, when, and where, in words.
 
     Args:
         row: a row of the table of `read_observations`.
     """
     level = "" if math.isnan(row["level"]) else f", level {row['level']:g}"
     return (
-        f"the first is row {row[_ROW]} of {row[_FILE]}: {row['variable']} at "
-        f"{row['time']}, latitude {row['latitude']:g}, longitude {row['longitude']:g}"
-        f"{level}"
+        f"{row['variable']} at {row['time']}, latitude {row['latitude']:g}, longitude "
+        f"{row['longitude']:g}{level}"
     )
 
 
@@ -210,8 +219,7 @@ class Faults:
                 place, text = self.first[reason]
                 row, count = table.iloc[place], np.sum(self.reasons == reason)
                 lines.append(
-                    f"{reason}: {count} of {len(table)}, the first is row {row[_ROW]} "
-                    f"of {row[_FILE]}: {text}"
+                    f"{reason}: {count} of {len(table)}, {first_row(row, text)}"
                 )
         return lines
 

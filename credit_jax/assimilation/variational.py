@@ -19,7 +19,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 from credit_jax.adjoint.forecast_map import ForecastMap
 from credit_jax.adjoint.linear import Linearized, linearized
 from credit_jax.assimilation.background import StateCovariance
-from credit_jax.assimilation.observations import first_row
+from credit_jax.assimilation.observations import first_row, place_of
 from credit_jax.assimilation.operators import Observed, Observer
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.messages import counted
@@ -151,9 +151,8 @@ class Window:
     def _counted(self, which: np.ndarray) -> str:
         table = self.observed.table
         row = table.iloc[int(np.argmax(which))]
-        return (
-            f"{which.sum()} of {counted(len(table), 'observation')}, {first_row(row)}"
-        )
+        first = first_row(row, place_of(row))
+        return f"{which.sum()} of {counted(len(table), 'observation')}, {first}"
 
     def perturbation(self, control: np.ndarray) -> dict[str, np.ndarray]:
         """The change of the state by a control variable, for each sample."""
