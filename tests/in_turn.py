@@ -13,6 +13,7 @@ and always where pytest is called for some files, as by `make quick`.
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from zlib import crc32
 
@@ -63,22 +64,21 @@ def checks_annotations(number: int | None) -> bool:
 
 
 def turns_of(tests: Iterable[str]) -> dict[str, int]:
-    """Returns the turn of each test, which is that of all cases of its function.
+    """Returns the turn of each test.
 
-    They share what one device gives, and its programs. The functions of a file, which
-    take similarly long, have one turn after the other, so that all turns take about as
-    long. A new function moves those after it; the file has changed, so that all run.
+    The cases of a file, many of which take similarly long, have one turn after the
+    other, so that all turns take about as long. A new case moves those after it; the
+    file has changed, so that all run.
 
     Args:
         tests: node ids.
     """
-    positions: dict[str, dict[str, int]] = {}
+    positions: Counter[str] = Counter()
     turns = {}
     for test in tests:
-        file, function = file_of(test), test.partition("[")[0]
-        functions = positions.setdefault(file, {})
-        position = functions.setdefault(function, len(functions))
-        turns[test] = (crc32(file.encode()) + position) % TURNS
+        file = file_of(test)
+        turns[test] = (crc32(file.encode()) + positions[file]) % TURNS
+        positions[file] += 1
     return turns
 
 

@@ -1,15 +1,20 @@
-"""Runs a config on meshes, each in a process of its own with its own devices."""
+"""Runs a config on meshes, in processes with simulated devices."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from credit_jax.certification.certify import folder_name
 from credit_jax.certification.measure import BOTH, Measured
@@ -17,7 +22,10 @@ from credit_jax.certification.worker import Job, read_measured
 
 
 class Processes:
-    """A `Runner` (`certify`) of a config.
+    """A `Runner` (`certify`) of a config; as a context, its processes end with it.
+
+    A process does one mesh after the other: importing JAX and planning the config take
+    as long as a small model.
 
     Args:
         config: path of the YAML file.
@@ -25,7 +33,8 @@ class Processes:
         reference: name of the mesh that the others are compared with.
         checkpoint: see `Job`.
         cache: see `Job`.
-        at_once: number of processes at a time.
+        num_devices: largest number of devices of a mesh.
+        at_once: number of processes.
         run: folder where the first weights of the reference are written as the
             checkpoint of a run; None for nowhere.
         cwd: working directory of the processes, which relative paths of the config
@@ -40,6 +49,7 @@ class Processes:
         *,
         checkpoint: str | None,
         cache: str | None,
+        num_devices: int,
         at_once: int,
         run: Path | None = None,
         cwd: Path | None = None,
@@ -51,11 +61,26 @@ class Processes:
         self._cache = cache
         self._run = run
         self._cwd = cwd
+        self._num_devices = num_devices
+        self._idle: list[_Process] = []
         self._running = threading.BoundedSemaphore(at_once)
         self._lock = threading.Lock()
         # Of the reference alone: those of all meshes together can fill the memory.
         self._results: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
         self._pool = ThreadPoolExecutor()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for process in self._idle:
+            process.end()
 
     def measured(
         self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
@@ -75,11 +100,13 @@ class Processes:
     def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
         """The first place where these numbers differ from those of the reference."""
         job = dataclasses.replace(self._job(mesh, x64, parts), place=True)
-        return self._start(job, "place").strip().splitlines()[-1]
+        with self._process() as process:
+            return process.answer(job)
 
     def _measure(self, mesh: str, x64: bool, parts: Sequence[str]) -> Measured:
         job = self._job(mesh, x64, parts)
-        self._start(job, "numbers")
+        with self._process() as process:
+            process.answer(job)
         return read_measured(Path(job.out))
 
     def _job(self, mesh: str, x64: bool, parts: Sequence[str]) -> Job:
@@ -100,19 +127,73 @@ class Processes:
             run=str(self._run) if self._run and is_reference else None,
         )
 
-    def _start(self, job: Job, what: str) -> str:
-        """Runs a job to its end and returns what it prints."""
-        path = Path(job.out).with_suffix(f".{what}.json")
-        path.write_text(json.dumps(dataclasses.asdict(job)))
-        command = [sys.executable, "-m", "credit_jax.certification.worker", str(path)]
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[_Process]:
+        """One that is idle, or a new one; at an error it is not used again."""
         with self._running:
-            ended = subprocess.run(
-                command, capture_output=True, text=True, check=False, cwd=self._cwd
-            )
-        if ended.returncode:
-            lines = (ended.stderr or ended.stdout).strip().splitlines()[-12:]
-            raise ValueError(
-                f"the process of mesh {job.mesh} ended with {ended.returncode}:\n  "
-                + "\n  ".join(lines)
-            )
-        return ended.stdout
+            with self._lock:
+                idle = self._idle.pop() if self._idle else None
+            process = idle or _Process(self._folder, self._cwd, self._num_devices)
+            try:
+                yield process
+            except BaseException:
+                process.end()
+                raise
+            with self._lock:
+                self._idle.append(process)
+
+
+class _Process:
+    """A process of `worker`, which does one job after the other.
+
+    Args:
+        folder: folder for what it prints.
+        cwd: working directory; None for that of this process.
+        num_devices: number of simulated devices, where they are simulated.
+    """
+
+    def __init__(self, folder: Path, cwd: Path | None, num_devices: int) -> None:
+        errors, path = tempfile.mkstemp(".log", dir=folder, text=True)
+        self._errors = Path(path)
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "credit_jax.certification.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, **simulated(num_devices)},
+        )
+        os.close(errors)
+
+    def answer(self, job: Job) -> str:
+        """Does a job and returns what the process answers.
+
+        Raises:
+            ValueError: the process has ended; the last lines of its errors are named.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None, "a pipe"
+        assert stdout is not None, "a pipe"
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
+            stdin.flush()
+        if answer := stdout.readline():
+            return json.loads(answer)
+        status = self._process.wait()
+        lines = self._errors.read_text().strip().splitlines()[-12:]
+        raise ValueError(
+            f"the process of mesh {job.mesh} ended with {status}:\n  "
+            + "\n  ".join(lines)
+        )
+
+    def end(self) -> None:
+        """Ends the process; it does no more jobs."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+
+
+def simulated(num_devices: int) -> dict[str, str]:
+    """Environment of a process with simulated devices, unless JAX_PLATFORMS is set."""
+    platforms = os.environ.get("JAX_PLATFORMS", "cpu")
+    return {"JAX_PLATFORMS": platforms, "JAX_NUM_CPU_DEVICES": str(num_devices)}

@@ -1,17 +1,20 @@
-"""One mesh in a process of its own: `python -m credit_jax.certification.worker JOB`.
+"""A process of a certificate: `python -m credit_jax.certification.worker`.
 
-JOB is a JSON file with the fields of `Job`. The numbers go to its `out`, an .npz file;
-with `place`, the first place that differs goes to standard output.
+Each line of standard input is a job, the fields of `Job` as JSON, and each job that is
+done a line of standard output: with `place` the first place that differs, as JSON. The
+numbers of the others go to their `out`, an .npz file. At an error the process ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ import numpy as np
 from credit_jax.certification.measure import BOTH, Measured, measure
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.place import block_outputs, first_difference
-from credit_jax.certification.subject import subject_of_config
+from credit_jax.certification.subject import Subject, subject_of_config
 from credit_jax.certification.verdict import bounds_of
 from credit_jax.config import load_config
 from credit_jax.parallel.compiler import compile_quickly, compile_sooner, use_cache
@@ -31,7 +34,7 @@ from credit_jax.training.run_weights import open_weights
 
 @dataclass(frozen=True)
 class Job:
-    """What a process of a certificate does.
+    """What a process of a certificate does for one mesh.
 
     Attributes:
         config: path of the YAML file.
@@ -63,18 +66,14 @@ class Job:
     place: bool = False
 
 
-def run(job: Job) -> None:
-    """Does what a job says."""
+def run(job: Job) -> str:
+    """Does what a job says, and returns the place if it asks for one."""
     expected = None if job.start is None else read_measured(Path(job.start))
     meshes = [job.mesh] if expected is None else [job.mesh, expected.mesh]
     ensure_devices(max(dims_of(name).world_size for name in meshes))
     jax.config.update("jax_enable_x64", job.x64)
     use_cache(job.cache)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        config = load_config(job.config)
-        weights = None if job.checkpoint is None else open_weights(job.checkpoint)
-        subject = subject_of_config(config, x64=job.x64, weights=weights)
+    subject = _subject(job.config, job.checkpoint, job.x64)
     devices = jax.devices()
     if expected is None or not job.place:
         numbers = measure(
@@ -88,11 +87,21 @@ def run(job: Job) -> None:
             run=None if job.run is None else Path(job.run),
         )
         write_measured(numbers, Path(job.out))
-        return
+        return ""
     actual = read_measured(Path(job.out))
     bounds = bounds_of(x64=job.x64)
     outputs = block_outputs(subject, expected.mesh, devices, expected.start)
-    print(first_difference(subject, devices, actual, expected, bounds, outputs))
+    return first_difference(subject, devices, actual, expected, bounds, outputs)
+
+
+# The meshes of a process have the same: planning takes as long as tracing.
+@lru_cache(maxsize=1)
+def _subject(path: str, checkpoint: str | None, x64: bool) -> Subject:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = load_config(path)
+        weights = None if checkpoint is None else open_weights(checkpoint)
+        return subject_of_config(config, x64=x64, weights=weights)
 
 
 def write_measured(measured: Measured, path: Path) -> None:
@@ -126,17 +135,24 @@ def read_measured(path: Path) -> Measured:
     return Measured(**values)
 
 
-def main(path: str) -> int:
-    """Runs the job of a JSON file; an error of the config is its message alone."""
+def main() -> int:
+    """Runs the jobs of standard input; an error of the config is its message alone."""
     compile_sooner()
     compile_quickly()
-    try:
-        run(Job(**json.loads(Path(path).read_text())))
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    # What else is printed here must not be read as an answer.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        for line in sys.stdin:
+            try:
+                place = run(Job(**json.loads(line)))
+            except (ValueError, OSError) as error:
+                print(error, file=sys.stderr)
+                return 2
+            # The programs of a mesh are of no use to the next.
+            jax.clear_caches()
+            print(json.dumps(place), file=answers, flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

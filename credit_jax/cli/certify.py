@@ -30,7 +30,7 @@ from credit_jax.certification.certify import (
 )
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.page import meshes_text, page_of
-from credit_jax.certification.processes import Processes
+from credit_jax.certification.processes import Processes, simulated
 from credit_jax.certification.random_files import fit_scalers, write_files
 from credit_jax.certification.small_config import certified_mapping, for_any_mesh
 from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
@@ -91,7 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("credit",),
         help="compare one device with serial CREDIT, too; needs the bridge and CREDIT",
     )
-    add("--processes", type=int, metavar="N", help="at a time (default: the cores)")
+    add(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="at a time (default: the cores; 1 on accelerators)",
+    )
     add("--cache", metavar="DIR", help=CACHE_HELP)
 
 
@@ -201,21 +206,42 @@ def _certified(
             f"--meshes: none is left beside {reference} on {args.devices} devices; "
             "name others, or take more --devices"
         )
-    at_once = args.processes or os.cpu_count() or 1
     run_folder = folder / "run" if args.against else None
-    runner = Processes(
+    largest = max(dims_of(name).world_size for name in (reference, *meshes))
+    at_once = args.processes or _default_processes()
+    with Processes(
         path,
         folder,
         reference,
         checkpoint=args.checkpoint,
         cache=args.cache,
+        num_devices=largest,
         at_once=at_once,
         run=run_folder,
         cwd=None if args.full else folder,
+    ) as runner:
+        print_line(
+            f"{meshes_text(len(meshes))} beside {reference}, {at_once} at a time"
+        )
+        verdicts = _judged(Judge(runner, reference, x64=args.x64), meshes, at_once)
+        expected = runner.measured(reference, x64=args.x64)
+    credit = () if run_folder is None else _against_credit(path, run_folder)
+    return Certificate(
+        _title(args.config, config, small=not args.full),
+        reference,
+        bounds_of(x64=args.x64),
+        verdicts,
+        credit=tuple(credit[1:]),
+        credit_passed=not credit or credit[0] == "0",
+        vanishing=tuple(vanishing(expected)),
+        provenance=_provenance(args, model_def),
     )
-    print_line(f"{meshes_text(len(meshes))} beside {reference}, {at_once} at a time")
 
-    judge = Judge(runner, reference, x64=args.x64)
+
+def _judged(
+    judge: Judge, meshes: Sequence[str], at_once: int
+) -> tuple[MeshVerdict, ...]:
+    """The verdicts of meshes, each printed when it is there."""
 
     def judged(mesh: str) -> MeshVerdict:
         verdict = judge(mesh)
@@ -223,19 +249,13 @@ def _certified(
         return verdict
 
     with ThreadPoolExecutor(at_once) as pool:
-        verdicts = list(pool.map(judged, meshes))
-    expected = runner.measured(reference, x64=args.x64)
-    credit = () if run_folder is None else _against_credit(path, run_folder)
-    return Certificate(
-        _title(args.config, config, small=not args.full),
-        reference,
-        bounds_of(x64=args.x64),
-        tuple(verdicts),
-        credit=tuple(credit[1:]),
-        credit_passed=not credit or credit[0] == "0",
-        vanishing=tuple(vanishing(expected)),
-        provenance=_provenance(args, model_def),
-    )
+        return tuple(pool.map(judged, meshes))
+
+
+def _default_processes() -> int:
+    """As many as there are cores, and one for accelerators, which it takes whole."""
+    is_simulated = simulated(1)["JAX_PLATFORMS"] == "cpu"
+    return (os.cpu_count() or 1) if is_simulated else 1
 
 
 def _title(path: str, config: Config, *, small: bool) -> str:
