@@ -13,6 +13,7 @@ from credit_jax.certification.measure import (
     Arrays,
     Measured,
     build_model,
+    compiled,
     placed_batch,
     placed_weights,
     samples_of_mesh,
@@ -28,7 +29,6 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import torch_model
 from credit_jax.nn.noise import Noise
 from credit_jax.ops.relative_error import relative_error
-from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
@@ -126,15 +126,12 @@ def block_outputs(
 
     axes = model.axes
     specs = {k: s.partition_spec(axes) for k, s in definition.network_inputs.items()}
-    run = compile_program(
-        model.shard_map(
-            body,
-            batch_specs=(specs, PartitionSpec()),
-            out_specs=PartitionSpec(batch_spec(axes)[0], axes.domain),
-        ),
-        model.mesh,
-        quickly=True,
+    sharded = model.shard_map(
+        body,
+        batch_specs=(specs, PartitionSpec()),
+        out_specs=PartitionSpec(batch_spec(axes)[0], axes.domain),
     )
+    run = compiled(sharded, model)
     noise = Noise(jax.random.key(subject.seed)) if definition.draws_noise else None
     order = samples_of_mesh(subject.num_samples, model, subject)
     placed = placed_batch(batch, model, subject, order)

@@ -149,7 +149,7 @@ def test_convolutions_in_float64_are_ynnpacks(monkeypatch, x64):
 
     with jax.enable_x64(x64):
         monkeypatch.setattr(jax, "jit", jit)
-        compile_program(jnp.sin, make_mesh(), quickly=True)
+        compile_program(jnp.sin, make_mesh(), level=0)
         monkeypatch.undo()
     assert ("xla_cpu_experimental_ynn_fusion_type" in options) != x64
     assert options["xla_backend_optimization_level"] == 0
