@@ -16,7 +16,7 @@ import pandas as pd
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.models.registry import MODELS, build, parse_model
+from credit_jax.models.registry import build, parse_model
 from credit_jax.plan.finetune import matching
 
 # Rows and columns; with padding they divide by all strides and windows.
@@ -24,88 +24,6 @@ GRID = (24, 56)
 PAD = 4
 UNPADDED = (32, 64)
 SAMPLES = 16
-STAGES = {
-    "dim": [8, 16, 32, 64],
-    "depth": [1, 0, 0, 0],
-    "dim_head": 4,
-    "cross_embed_kernel_sizes": [[4, 8], [2], [2], [2]],
-    "global_window_size": [2, 2, 2, 1],
-    "local_window_size": 2,
-}
-_UNET = {
-    "architecture": {
-        "name": "unet",
-        "encoder_name": "resnet18",
-        "encoder_weights": None,
-        # A fifth level has 1 x 2 points: batch norms of two numbers, by which 1e-13 of
-        # the weights becomes 3e-7 of the loss three updates later.
-        "encoder_depth": 4,
-        "decoder_channels": [32, 32, 16, 16],
-    }
-}
-_U_TRANSFORMER = {"num_groups": 4, "num_heads": 4, "depth": 2, "window_size": 4}
-# Sizes of models that have other keys than `STAGES`; of others only what is named.
-SIZES: dict[str, dict[str, Any]] = {
-    "camulator": {**STAGES, "cross_embed_strides": [2, 2, 2, 2]},
-    "crossformer_downscaling": {**STAGES, "cross_embed_strides": [2, 2, 2, 2]},
-    "crossformer-ensemble": {**STAGES, "noise_latent_dim": 8},
-    "nextgen_wxformer": {
-        **STAGES,
-        "cross_embed_strides": [2, 2, 2, 2],
-        "col_attn_heads": 2,
-        "num_spectral_nodes": 4,
-    },
-    "fuxi": {
-        "patch_height": 4,
-        "patch_width": 4,
-        "dim": 8,
-        "num_groups": 2,
-        "num_heads": 2,
-        "depth": 2,
-        "window_size": 4,
-    },
-    "swin": {
-        "patch_size": 4,
-        "img_window_ratio": 8,
-        "embed_dim": 8,
-        "depths": [2],
-        "num_heads": [2],
-    },
-    "unet": _UNET,
-    "unet_downscaling": _UNET,
-    "unet-diffusion": {
-        "dim": [8],
-        "dim_mults": [1, 2, 4],
-        "attn_dim_head": 4,
-        "attn_heads": 2,
-    },
-    "debugger": {},
-    "graph": {"hidden_size": 16, "dim_head": 4, "n_blocks": 2},
-    "dscale": {
-        "dim": 16,
-        "num_groups": 4,
-        "num_heads": 4,
-        "depth": 2,
-        "window_size": 4,
-    },
-    "wrf": {"num_groups": 4, "num_heads": 4, "depth": 2, "window_size": 4},
-}
-# Sizes of the two regions of `wrf`.
-_REGIONS: dict[str, dict[str, Any]] = {
-    "param_interior": {"image_height": 32, "image_width": 64, "dim": 16},
-    "param_outside": {"image_height": 8, "image_width": 16, "dim": 16},
-}
-# Models without padding, or whose configs seldom have any.
-_WITHOUT_PADDING = (
-    "crossformer_downscaling",
-    "debugger",
-    "dscale",
-    "graph",
-    "nextgen_wxformer",
-    "swin",
-    "unet",
-    "unet_downscaling",
-)
 TRAINER = {
     "batches_per_epoch": 2,
     "valid_batches_per_epoch": 1,
@@ -154,28 +72,27 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _make_model_small(model: dict[str, Any]) -> None:
-    kind = model.get("type")
-    if is_registered("model", str(kind)):
-        parsed = parse_model(model)
+    parsed = parse_model(model)
+    for key, value in copy.deepcopy(dict(parsed.small_keys)).items():
+        inner = isinstance(value, Mapping)
+        model[key] = {**(model.get(key) or {}), **value} if inner else value
+    if is_registered("model", parsed.type):
         for key in ("image_height", "image_width"):
             model.setdefault(key, getattr(parsed, key))
         return
     padding = model.get("padding_conf")
-    reads = kind not in MODELS or "padding_conf" in MODELS[kind].config.model_fields
+    reads = "padding_conf" in type(parsed).model_fields
     if not (reads and padding and padding.get("activate", True)):
         padding = None
-    padded = padding is not None or kind not in _WITHOUT_PADDING
-    model |= SIZES.get(str(kind), STAGES)
-    if kind == "wrf":
-        for region, sizes in _REGIONS.items():
-            model[region] |= sizes
-        return
-    rows, columns = GRID if padded else UNPADDED
+    is_padded = padding is not None or parsed.small_is_padded
+    rows, columns = GRID if is_padded else UNPADDED
     if "img_size" in model:
         model["img_size"] = [rows, columns]
-    else:
+    elif "image_height" in model:
         model |= {"image_height": rows, "image_width": columns}
-    if padded:
+    else:
+        return
+    if is_padded:
         padding = padding or {"activate": True, "mode": "mirror"}
         pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
         model["padding_conf"] = {**padding, **pads}

@@ -10,6 +10,7 @@ from credit_jax.config import build_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.registry import build
+from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.plan import plan_run
 from tests.config.example import example
 from tests.data.world import MODEL
@@ -84,3 +85,17 @@ def test_padding_where_it_is_seldom(tmp_path):
     assert build(model).validate() == []
     del mapping["model"]["padding_conf"]
     assert grid_of(make_small(mapping, tmp_path)["model"]) == UNPADDED
+
+
+def test_a_model_says_how_small_it_can_be(tmp_path, monkeypatch):
+    """Of a section inside of the model's, only the keys that it names change."""
+    mapping = read_yaml(Path(__file__).parents[2] / "configs" / "swin_6h.yaml")
+    small = {"embed_dim": 16, "post_conf": {"activate": False}}
+    monkeypatch.setattr(SwinConfig, "small_keys", small)
+    mapping["model"]["post_conf"] = {"activate": True, "other": 1}
+    model = make_small(mapping, tmp_path)["model"]
+    assert model["embed_dim"] == 16
+    assert model["post_conf"] == {"activate": False, "other": 1}
+    assert model["depths"] == mapping["model"]["depths"]
+    model["post_conf"]["activate"] = True
+    assert small["post_conf"] == {"activate": False}

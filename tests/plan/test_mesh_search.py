@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 import yaml
 
-from credit_jax.certification.small_config import STAGES
 from credit_jax.config import load_config
 from credit_jax.config.load import build_config
+from credit_jax.models.crossformer.wxformer import WXFormerConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -47,7 +47,7 @@ REASONS = {
 def mapping():
     """The demo's config with narrow layers."""
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-    config["model"] |= STAGES
+    config["model"] |= WXFormerConfig.small_keys
     return config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
@@ -49,6 +50,12 @@ class ModelConfig(StrictModel):
     # Whether domain shards can exchange heads for rows (`parallel.domain.heads`). If
     # so, `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
+
+    # Keys of a small form, of which a step takes seconds, for certificates; none for a
+    # model that stays as large as it is. Whether its grid is padded, if a config does
+    # not say.
+    small_keys: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    small_is_padded: ClassVar[bool] = False
 
     type: Any
 

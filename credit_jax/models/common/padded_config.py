@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
@@ -74,6 +74,8 @@ class PaddedConfig(CorrectedConfig):
     Attributes:
         padding_conf: see `PaddingConfig`.
     """
+
+    small_is_padded: ClassVar[bool] = True
 
     padding_conf: PaddingConfig | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from credit_jax.models.common.frames import FrameFold
 from credit_jax.models.common.pixel_shuffle import Head, UpBlock
@@ -22,6 +22,11 @@ class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
 
     Differs from CREDIT: patches may be padded, and dims need not double.
     """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **EncoderDecoderConfig.small_keys,
+        "cross_embed_strides": [2, 2, 2, 2],
+    }
 
     ignored: ClassVar[Mapping[str, str]] = {
         "output_frames": "CREDIT's camulator ignores it: the output has one frame",

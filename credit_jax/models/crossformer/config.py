@@ -6,8 +6,8 @@ padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import PositiveInt
 
@@ -42,6 +42,15 @@ class StagesConfig(ModelConfig):
             embedding of each stage.
         use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
     """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "dim": [8, 16, 32, 64],
+        "depth": [1, 0, 0, 0],
+        "dim_head": 4,
+        "cross_embed_kernel_sizes": [[4, 8], [2], [2], [2]],
+        "global_window_size": [2, 2, 2, 1],
+        "local_window_size": 2,
+    }
 
     trades_heads: ClassVar[bool] = True
     # Whether embeddings pad symmetrically (`parallel.domain.conv.scale_padding`).

@@ -8,7 +8,7 @@ enters the encoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from credit_jax.models.common.frames import FrameFold
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
@@ -22,6 +22,12 @@ class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
 
     Differs from CREDIT: patches may be padded, and dims need not double.
     """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **EncoderDecoderConfig.small_keys,
+        "cross_embed_strides": [2, 2, 2, 2],
+    }
+    small_is_padded: ClassVar[bool] = False
 
     ignored: ClassVar[Mapping[str, str]] = {
         key: f"CREDIT's crossformer_downscaling ignores it{more}"

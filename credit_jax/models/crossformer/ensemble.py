@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from flax import nnx
 from jaxtyping import Array
@@ -33,6 +33,11 @@ class EnsembleConfig(CrossFormerKeys):
         freeze: whether only the layers of the noise are trained.
         correlated: whether all layers share the latent noise of a forward pass.
     """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **CrossFormerKeys.small_keys,
+        "noise_latent_dim": 8,
+    }
 
     ignored: ClassVar[Mapping[str, str]] = {
         **CrossFormerKeys.ignored,

@@ -8,7 +8,7 @@ added to the output.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,13 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
         decoder_col_attn: whether there is another one after the decoder.
         num_spectral_nodes: number of nodes that mix all points of the last stage.
     """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **StagesConfig.small_keys,
+        "cross_embed_strides": [2, 2, 2, 2],
+        "col_attn_heads": 2,
+        "num_spectral_nodes": 4,
+    }
 
     ignored: ClassVar[Mapping[str, str]] = {
         key: f"CREDIT's nextgen_wxformer ignores it{more}"

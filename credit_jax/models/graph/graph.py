@@ -47,6 +47,12 @@ class GraphConfig(ChannelKeys):
         image_height, image_width: the grid; by default that of the file. Not in CREDIT.
     """
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 16,
+        "dim_head": 4,
+        "n_blocks": 2,
+    }
+
     output_frames: ClassVar[int] = 1
 
     type: Literal["graph"] = "graph"

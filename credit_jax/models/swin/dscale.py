@@ -37,6 +37,12 @@ class DscaleConfig(UTransformerConfig):
         proj_drop, attn_drop: dropout rates of projections and attention weights.
     """
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **UTransformerConfig.small_keys,
+        "dim": 16,
+    }
+    small_is_padded: ClassVar[bool] = False
+
     ignored: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (
             "channels",

@@ -37,6 +37,15 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
             `padding_conf`, ignored with it.
     """
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **UTransformerConfig.small_keys,
+        "num_groups": 2,
+        "num_heads": 2,
+        "patch_height": 4,
+        "patch_width": 4,
+        "dim": 8,
+    }
+
     ignored: ClassVar[Mapping[str, str]] = {
         "output_frames": IGNORED,
         "noise_latent_dim": "only use_noise reads it",

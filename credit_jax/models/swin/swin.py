@@ -66,6 +66,15 @@ class SwinConfig(VariableKeys, PaddedConfig):
         use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
     """
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "patch_size": 4,
+        "img_window_ratio": 8,
+        "embed_dim": 8,
+        "depths": [2],
+        "num_heads": [2],
+    }
+    small_is_padded: ClassVar[bool] = False
+
     ignored: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             (

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import Mapping
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +100,13 @@ class UTransformerConfig(PaddedConfig):
             calling it, so it is neither divided nor trained. With True it is trained
             but not divided, so weights give the same prediction. Not in CREDIT.
     """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "num_groups": 4,
+        "num_heads": 4,
+        "depth": 2,
+        "window_size": 4,
+    }
 
     num_groups: Both = (32, 32)
     num_heads: PositiveInt = 8

@@ -81,6 +81,12 @@ class WRFConfig(UTransformerConfig):
         time_encode_dim: length of the input "x_extra", an encoding of time.
     """
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **UTransformerConfig.small_keys,
+        "param_interior": {"image_height": 32, "image_width": 64, "dim": 16},
+        "param_outside": {"image_height": 8, "image_width": 16, "dim": 16},
+    }
+
     ignored: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("proj_drop", "attn_drop", "output_frames", "pad_lat", "pad_lon"), IGNORED
     )

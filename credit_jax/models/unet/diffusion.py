@@ -69,6 +69,13 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
             has no None.
     """
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "dim": [8],
+        "dim_mults": [1, 2, 4],
+        "attn_dim_head": 4,
+        "attn_heads": 2,
+    }
+
     ignored: ClassVar[Mapping[str, str]] = {
         key: f"CREDIT's unet-diffusion ignores it{more}"
         for key, more in {
