@@ -1,15 +1,19 @@
 """The names that `credit_jax` re-exports."""
 
+import ast
 import json
-import pkgutil
 import subprocess
 import sys
+from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 import credit_jax
 import credit_jax.parallel
+import credit_torch_bridge
 
+PACKAGES = (credit_jax, credit_torch_bridge)
 HEAVY = ("jax", "torch", "numpy", "pydantic", "flax", "grain", "xarray")
 
 
@@ -59,6 +63,22 @@ def test_every_name_resolves_without_torch():
 
 def test_no_name_is_that_of_a_module():
     """`import credit_jax.train` would otherwise replace a function `train`."""
-    modules = {module.name for module in pkgutil.iter_modules(credit_jax.__path__)}
-    assert "train" in modules
-    assert modules & set(credit_jax.__all__) == set()
+    roots = [Path(package.__file__).parent for package in PACKAGES]
+    folders = [file.parent for root in roots for file in root.rglob("__init__.py")]
+    modules = {folder: {m.name for m in iter_modules([folder])} for folder in folders}
+    assert "train" in modules[roots[0]]
+    both = {str(folder): modules[folder] & names_of(folder) for folder in folders}
+    assert {folder: names for folder, names in both.items() if names} == {}
+
+
+def names_of(folder: Path) -> set[str]:
+    """The names that a package binds, from its stub if it has one."""
+    stub = folder / "__init__.pyi"
+    file = stub if stub.exists() else folder / "__init__.py"
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names

@@ -5,7 +5,11 @@
 >>> fields, gradient = adjoint.adjoint(forecast, state, cotangents)
 """
 
-from credit_jax.adjoint.forecast_map import ForecastMap, forecast_map
+from credit_jax.adjoint.growth import (
+    SingularVectors,
+    area_weights,
+    singular_vectors,
+)
 from credit_jax.adjoint.linear import (
     Linearized,
     adjoint,
@@ -13,12 +17,8 @@ from credit_jax.adjoint.linear import (
     linearized,
     tangent_linear,
 )
+from credit_jax.adjoint.maps import ForecastMap, forecast_map
 from credit_jax.adjoint.optimization import TrajectoryLoss, optimize_state
-from credit_jax.adjoint.singular_vectors import (
-    SingularVectors,
-    area_weights,
-    singular_vectors,
-)
 
 __all__ = [
     "ForecastMap",

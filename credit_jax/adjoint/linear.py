@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.adjoint.forecast_map import Fields, ForecastMap, State, check_shapes
+from credit_jax.adjoint.maps import Fields, ForecastMap, State, check_shapes
 
 
 def tangent_linear(

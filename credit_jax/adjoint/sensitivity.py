@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import xarray as xr
 
-from credit_jax.adjoint.forecast_map import ForecastMap
 from credit_jax.adjoint.linear import adjoint
+from credit_jax.adjoint.maps import ForecastMap
 from credit_jax.adjoint.target import Target
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.adjoint.forecast_map import ForecastMap, map_of_reader
-from credit_jax.adjoint.singular_vectors import (
+from credit_jax.adjoint.growth import (
     area_weights,
     energy_factors,
     singular_vectors,
 )
+from credit_jax.adjoint.maps import ForecastMap, map_of_reader
 from credit_jax.data.schedule import Task, steps_of
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import Amplitude

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from credit_jax.adjoint.forecast_map import map_of_plan
+from credit_jax.adjoint.maps import map_of_plan
 from credit_jax.adjoint.optimization import Iteration, TrajectoryLoss, optimize_state
 from credit_jax.cli.commands import (
     DIVERGED,

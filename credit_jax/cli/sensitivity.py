@@ -15,14 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.adjoint.forecast_map import State, map_of_plan
-from credit_jax.adjoint.sensitivity import Sensitivity, sensitivity
-from credit_jax.adjoint.singular_vectors import (
+from credit_jax.adjoint.growth import (
     area_weights,
     dataset_of,
     energy_factors,
     singular_vectors,
 )
+from credit_jax.adjoint.maps import State, map_of_plan
+from credit_jax.adjoint.sensitivity import Sensitivity, sensitivity
 from credit_jax.adjoint.target import parse_target
 from credit_jax.cli.commands import (
     DIVERGED,

@@ -1,4 +1,4 @@
-"""Inference: forward passes and forecasts of a trained model, on any mesh."""
+"""Forward passes and forecasts of a trained model, on any mesh."""
 
 from credit_jax.forecast.forecaster import Forecaster
 

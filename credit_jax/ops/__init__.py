@@ -7,9 +7,9 @@
 from credit_jax.ops.batch_stats import RunningStatistics as RunningStatistics
 from credit_jax.ops.batch_stats import batch_norm as batch_norm
 from credit_jax.ops.conv import conv2d as conv2d
-from credit_jax.ops.conv3d import conv3d as conv3d
 from credit_jax.ops.conv_transpose import conv_transpose2d as conv_transpose2d
 from credit_jax.ops.conv_transpose import conv_transpose3d as conv_transpose3d
+from credit_jax.ops.convolution3d import conv3d as conv3d
 from credit_jax.ops.gates import neighbor_gate as neighbor_gate
 from credit_jax.ops.gates import squeeze_gate as squeeze_gate
 from credit_jax.ops.norm import layer_norm as layer_norm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import conv2d
-from credit_jax.ops.conv3d import conv3d
+from credit_jax.ops.convolution3d import conv3d
 
 
 def patch_embed2d(

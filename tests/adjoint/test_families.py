@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from credit_jax.adjoint import inner_product, linearized, tangent_linear
-from credit_jax.adjoint.forecast_map import map_of_reader
+from credit_jax.adjoint.maps import map_of_reader
 from credit_jax.certification.random_files import fit_scalers, write_files
 from credit_jax.certification.small_config import certified_mapping
 from credit_jax.config.dates import date_label

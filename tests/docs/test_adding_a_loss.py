@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.adjoint.singular_vectors import ENERGY
+from credit_jax.adjoint.growth import ENERGY
 from credit_jax.config.base import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig

@@ -29,7 +29,7 @@ class SourceEntry(NamedTuple):
     open: OpenSource
 
 
-# dataset_type of `credit_jax.config.sources.SOURCE_CONFIGS` -> function that opens the
+# dataset_type of `config.sources.registry.SOURCE_CONFIGS` -> function that opens the
 # source. Those of sub-packages come when a config names them.
 SOURCES: dict[str, OpenSource] = {
     "local": open_local,

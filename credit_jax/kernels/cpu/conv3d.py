@@ -10,7 +10,7 @@ from credit_jax import ops
 from credit_jax.kernels.cpu.dense import dense
 from credit_jax.kernels.cpu.direct_conv import direct_conv
 from credit_jax.ops.conv import checked_padding
-from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
+from credit_jax.ops.convolution3d import NO_PADDING_3D, AnyPadding3d, Triple
 from credit_jax.ops.padding import pad_spatial
 from credit_jax.ops.space_to_depth import space_to_depth_conv
 from credit_jax.ops.vma import match_vma

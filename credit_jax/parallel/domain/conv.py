@@ -16,7 +16,7 @@ from credit_jax.ops.conv import (
     conv_out_size,
     explicit_padding,
 )
-from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
+from credit_jax.ops.convolution3d import NO_PADDING_3D, AnyPadding3d, Triple
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
@@ -77,7 +77,7 @@ def conv3d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv3d.conv3d` on a field, with the halo that its output rows need.
+    """`ops.convolution3d.conv3d` on a field, with the halo that its output rows need.
 
     Args:
         field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.

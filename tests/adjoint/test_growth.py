@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from credit_jax.adjoint import area_weights, forecast_map, linearized, singular_vectors
-from credit_jax.adjoint.singular_vectors import ENERGY, energy_factors
+from credit_jax.adjoint.growth import ENERGY, energy_factors
 from credit_jax.forecast.outputs import Outputs, OutputVariable
 from tests.support import assert_close
 
