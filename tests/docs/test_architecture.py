@@ -9,6 +9,8 @@ MODELS = ROOT / "credit_jax/models"
 # What families of models share.
 SHARED = {"common", "diffusion"}
 NAME = r"[a-z_]+"
+# Columns of the block of layers where names and descriptions begin.
+INDENT, DESCRIPTION = 4, 32
 
 
 def contract() -> list[set[str]]:
@@ -22,8 +24,12 @@ def contract() -> list[set[str]]:
 def page() -> list[set[str]]:
     """The layers below the line of the first block of the page, from the top."""
     block = (ROOT / "docs/architecture.md").read_text().split("    ------")[1]
-    lines = block.split("\n\n")[0].splitlines()[1:]
-    return [set(re.findall(NAME, re.split(r" {2,}", line)[1])) for line in lines]
+    layers: list[set[str]] = []
+    for line in block.split("\n\n")[0].splitlines()[1:]:
+        if line[INDENT] != " ":  # not the rest of the layer above
+            layers.append(set())
+        layers[-1].update(re.findall(NAME, line[:DESCRIPTION]))
+    return layers
 
 
 def test_the_page_has_the_layers_of_the_contract():
