@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -82,6 +82,24 @@ class TrainingLoop:
     loggers: Loggers
     stop_at: float | None = None
 
+    # What a run is at, and what it counts; `run` sets them.
+    _state: TrainState = field(init=False)
+    _progress: Progress = field(init=False)
+    _micro_step: int = field(init=False)
+    _last: int = field(init=False)
+    _numbers: EpochNumbers = field(init=False)
+    _saves: SaveSchedule = field(init=False)
+    _agreement: Agreement = field(init=False, default_factory=Agreement)
+    _num_started: int = field(init=False, default=0)
+    # Seconds of checkpoints up to the last epoch.
+    _saved: float = field(init=False, default=0.0)
+    # The stage that trains, its programs, when it began and at which update, and the
+    # programs of the next one.
+    _stage: Stage | None = field(init=False, default=None)
+    _steps: Steps | None = field(init=False, default=None)
+    _began: tuple[float, int] = field(init=False)
+    _next: NextStage | None = field(init=False, default=None)
+
     def run(self, start: Start) -> Outcome:
         """Trains from `start` to the last epoch.
 
@@ -92,14 +110,8 @@ class TrainingLoop:
         if self._progress.updates is None:
             updates = int(self._state.update_step)
             self._progress = dataclasses.replace(self._progress, updates=updates)
-        self._stage: Stage | None = None
-        self._steps: Steps | None = None
-        self._next: NextStage | None = None
         self._micro_step = start.micro_step
         self._numbers = EpochNumbers.of(start.progress)
-        self._num_started = 0
-        self._saved = 0.0
-        self._agreement = Agreement()
         trainer = self.stages[0].trainer
         self._saves = SaveSchedule(
             trainer.save_every_steps,
