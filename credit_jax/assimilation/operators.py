@@ -147,7 +147,7 @@ def operators_of(names: Mapping[str, str], grid: TrajectoryGrid) -> dict[str, Op
         grid: the fields of forecasts.
 
     Raises:
-        ValueError: there is no such operator.
+        ValueError: there is no such operator, or what it builds is none.
     """
     operators: dict[str, Operator] = {
         name: Interpolation(variable.key, name)
@@ -158,7 +158,14 @@ def operators_of(names: Mapping[str, str], grid: TrajectoryGrid) -> dict[str, Op
             raise not_available(
                 f"assimilation.operators.{variable}: the operator", name, OPERATORS
             )
-        operators[variable] = OPERATORS[name].build(variable, grid)
+        operator = OPERATORS[name].build(variable, grid)
+        if not isinstance(operator, Operator):
+            raise ValueError(
+                f"assimilation.operators.{variable}: {name!r} builds a "
+                f"{type(operator).__name__}; expected an object that has the method "
+                "prepare(observations, grid) and is called as (arrays, trajectory)"
+            )
+        operators[variable] = operator
     return operators
 
 

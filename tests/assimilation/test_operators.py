@@ -1,5 +1,7 @@
 """Observation operators."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -63,11 +65,19 @@ def test_neighbors():
 
 
 def test_operators_of_the_user(monkeypatch):
-    entry = OperatorEntry(lambda variable, grid: (variable, grid))
+    class Mine(SimpleNamespace):
+        prepare = __call__ = print
+
+    entry = OperatorEntry(lambda variable, grid: Mine(variable=variable, grid=grid))
     monkeypatch.setitem(operators.OPERATORS, "mine", entry)
     chosen = operators_of({"TB": "mine"}, GRID_OF_RUN)
-    assert chosen["TB"] == ("TB", GRID_OF_RUN)
+    assert chosen["TB"] == Mine(variable="TB", grid=GRID_OF_RUN)
     assert chosen["SP"] == Interpolation("ERA5/prognostic/2d/SP", "SP")
     text = r"assimilation.operators.TB: the operator 'mien' is not available; .*'mine'"
     with pytest.raises(ValueError, match=text):
         operators_of({"TB": "mien"}, GRID_OF_RUN)
+    no_operator = OperatorEntry(lambda variable, grid: abs)
+    monkeypatch.setitem(operators.OPERATORS, "mine", no_operator)
+    text = "TB: 'mine' builds a builtin_function_or_method; expected .* prepare"
+    with pytest.raises(ValueError, match=text):
+        operators_of({"TB": "mine"}, GRID_OF_RUN)
