@@ -34,6 +34,7 @@ class ModelConfig(StrictModel):
     - `files` and `check_files`, for a model that reads files;
     - `auxiliary_losses`, terms of the training loss;
     - `routing`, for a model with experts;
+    - `small_keys`, those of a small form, for certificates, and `small_is_padded`;
     - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
       memory estimate of `credit_jax.check`; None for a model without stages.
 
@@ -51,9 +52,8 @@ class ModelConfig(StrictModel):
     # so, `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
 
-    # Keys of a small form, of which a step takes seconds, for certificates; none for a
-    # model that stays as large as it is. Whether its grid is padded, if a config does
-    # not say.
+    # Keys of a form of which a step takes seconds; none for a model that stays as large
+    # as it is. Whether the grid of this form is padded where the config pads none.
     small_keys: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     small_is_padded: ClassVar[bool] = False
 
