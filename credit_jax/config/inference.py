@@ -55,7 +55,7 @@ def _lower(value: Any) -> Any:
 
 
 Duration = Annotated[str, AfterValidator(_check_duration)]
-Group = Annotated[
+GroupBy = Annotated[
     Literal["day", "month", "year", "full"], BeforeValidator(_check_group)
 ]
 
@@ -138,7 +138,7 @@ class OutputConfig(StrictModel):
 
     format: Annotated[Literal["netcdf", "zarr"], BeforeValidator(_lower)] = "netcdf"
     output_interval: Duration | None = None
-    group_by: Group | None = None
+    group_by: GroupBy | None = None
     variables: (
         tuple[Annotated[VariableChoice, BeforeValidator(_variable)], ...] | None
     ) = None

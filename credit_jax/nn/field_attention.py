@@ -70,7 +70,7 @@ class MixedAttention(nnx.Module):
         return self.points(self.channels(field, context), context)
 
 
-class SCSE(nnx.Module):
+class SCSEAttention(nnx.Module):
     """CREDIT's SCSEAttention: the sum of channel and spatial gates.
 
     Args of the constructor:
@@ -144,8 +144,8 @@ _KINDS: dict[str, Callable[[int], Any]] = {
     "eca": ChannelAttention,
     "spatial": SpatialAttention,
     "mixed": MixedAttention,
-    "scse_standard": lambda channels: SCSE(channels, depthwise=False),
-    "scse_optimized": lambda channels: SCSE(channels, depthwise=True),
+    "scse_standard": lambda channels: SCSEAttention(channels, depthwise=False),
+    "scse_optimized": lambda channels: SCSEAttention(channels, depthwise=True),
 }
 
 KINDS = tuple(_KINDS)

@@ -107,7 +107,7 @@ def adaptive_avg_pool2d(
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolingWindows:
     """Pooling windows of equal size along one dim.
 
     Attributes:
@@ -164,7 +164,7 @@ def pool_windows(
     dilation: Pair = (1, 1),
     *,
     ceil_mode: bool,
-) -> tuple[Windows, Windows]:
+) -> tuple[PoolingWindows, PoolingWindows]:
     """Returns the windows of height and of width.
 
     Raises:
@@ -183,13 +183,15 @@ def pool_windows(
                 f"{size // 2}: at most half a window"
             )
     height, width = (
-        Windows(kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
+        PoolingWindows(kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
         for i in range(2)
     )
     return height, width
 
 
-def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
+def window_sum(
+    x: Array, window: PoolingWindows, num: int, dim: int, *, low: int
+) -> Array:
     """Returns sums of `num` windows along `dim`, with `low` zeros in front of x.
 
     Points beyond the end of x are zeros, too.
@@ -203,7 +205,9 @@ def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Ar
     return lax.reduce_window(x, 0.0, lax.add, size, stride, "VALID")
 
 
-def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
+def window_max(
+    x: Array, window: PoolingWindows, num: int, dim: int, *, low: int
+) -> Array:
     """Returns maxima of `num` windows along `dim`; ties give the gradient to the first.
 
     The `low` points in front of x are never the maximum.
@@ -223,7 +227,7 @@ def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Ar
 
 
 def _points_of(
-    x: Array, window: Windows, num: int, dim: int, *, low: int, value: float
+    x: Array, window: PoolingWindows, num: int, dim: int, *, low: int, value: float
 ) -> Array:
     """Crops or pads `x` with `value` to exactly the points that `num` windows read."""
     length = (num - 1) * window.stride + window.reach

@@ -36,7 +36,7 @@ from credit_jax.packages.channel_table import order_of, read_channels
 from credit_jax.packages.grids import check_same_grid
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
 from credit_jax.packages.references import (
-    Reference,
+    PathReference,
     file_references,
     grid_references,
     place_references,
@@ -296,7 +296,7 @@ def _stores(manifest: Manifest) -> set[str]:
     }
 
 
-def _inside(config: Mapping[str, Any]) -> list[Reference]:
+def _inside(config: Mapping[str, Any]) -> list[PathReference]:
     """The paths of a config that refer to files of the package."""
     of_static = [
         reference for some in static_references(config).values() for reference in some

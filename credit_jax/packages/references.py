@@ -52,7 +52,7 @@ _INFERENCE = ("data", *_BLOCKS, "output", "members", "perturbation")
 
 
 @dataclass(frozen=True)
-class Reference:
+class PathReference:
     """A path in a config.
 
     Attributes:
@@ -162,9 +162,9 @@ def _write_defaults(section: str, block: dict[str, Any]) -> None:
             reference.set(None)
 
 
-def file_references(config: Mapping[str, Any]) -> list[Reference]:
+def file_references(config: Mapping[str, Any]) -> list[PathReference]:
     """The paths of files in the model, blocks and output sections of a config."""
-    references: list[Reference] = []
+    references: list[PathReference] = []
     for keys, section in _sections(config):
         for name in ("model", *_BLOCKS, "output"):
             references += _below((*keys, name), section.get(name) or {})
@@ -177,24 +177,24 @@ def _file_keys() -> frozenset[str]:
     return FILE_KEYS.union(*(entry.files for entry in entries))
 
 
-def _below(keys: tuple[str, ...], section: Any) -> Iterator[Reference]:
+def _below(keys: tuple[str, ...], section: Any) -> Iterator[PathReference]:
     if not isinstance(section, dict):
         return
     for key, value in section.items():
         if key in _file_keys() and isinstance(value, str):
-            yield Reference((*keys, key), value, section)
+            yield PathReference((*keys, key), value, section)
         else:
             yield from _below((*keys, str(key)), value)
 
 
-def grid_references(config: Mapping[str, Any]) -> list[Reference]:
+def grid_references(config: Mapping[str, Any]) -> list[PathReference]:
     """The paths of files of latitudes and longitudes of computed sources."""
     return [r for r in _source_references(config) if r.keys[-1] == GRID_KEY]
 
 
-def static_references(config: Mapping[str, Any]) -> dict[str, list[Reference]]:
+def static_references(config: Mapping[str, Any]) -> dict[str, list[PathReference]]:
     """Source -> the paths of its static fields, in each data section."""
-    by_source: dict[str, list[Reference]] = {}
+    by_source: dict[str, list[PathReference]] = {}
     for reference in _source_references(config):
         if reference.keys[-2:] == ("static", PATH_KEY):
             source = reference.keys[reference.keys.index("source") + 1]
@@ -202,7 +202,7 @@ def static_references(config: Mapping[str, Any]) -> dict[str, list[Reference]]:
     return by_source
 
 
-def place_references(config: Mapping[str, Any]) -> list[Reference]:
+def place_references(config: Mapping[str, Any]) -> list[PathReference]:
     """The paths of the user's data in the sources of a config.
 
     Paths of static fields and of grids are excluded.
@@ -216,20 +216,20 @@ def place_references(config: Mapping[str, Any]) -> list[Reference]:
     ]
 
 
-def _source_references(config: Mapping[str, Any]) -> Iterator[Reference]:
+def _source_references(config: Mapping[str, Any]) -> Iterator[PathReference]:
     for keys, section in _sections(config):
         data = section.get("data") or {}
         for name, source in (data.get("source") or {}).items():
             yield from _strings((*keys, "data", "source", name), source)
 
 
-def _strings(keys: tuple[str, ...], section: Any) -> Iterator[Reference]:
+def _strings(keys: tuple[str, ...], section: Any) -> Iterator[PathReference]:
     if not isinstance(section, dict):
         return
     names = PLACE_KEYS | STORE_KEYS | {GRID_KEY, PATH_KEY}
     for key, value in list(section.items()):
         if key in names and isinstance(value, str):
-            yield Reference((*keys, key), value, section)
+            yield PathReference((*keys, key), value, section)
         else:
             yield from _strings((*keys, str(key)), value)
 
@@ -241,7 +241,7 @@ def _sections(
     yield ("inference",), config.get("inference") or {}
 
 
-def locate(reference: Reference) -> Path:
+def locate(reference: PathReference) -> Path:
     """Returns the file that a path of a config refers to.
 
     Raises:

@@ -13,7 +13,7 @@ MAIN, SURFACE, FORCING, STATIC = "ERA5", "SURFACE", "FORCING", "STATIC"
 
 
 @dataclass(frozen=True)
-class Group:
+class VariableGroup:
     """One of gen1's lists of variables.
 
     Attributes:
@@ -34,8 +34,8 @@ class Group:
 GROUPS = {
     group.role: group
     for group in (
-        Group("upper", "variables", "save_loc", "prognostic", "vars_3D", 0),
-        Group(
+        VariableGroup("upper", "variables", "save_loc", "prognostic", "vars_3D", 0),
+        VariableGroup(
             "surface",
             "surface_variables",
             "save_loc_surface",
@@ -43,8 +43,10 @@ GROUPS = {
             "vars_2D",
             0,
         ),
-        Group("static", "static_variables", "save_loc_static", "static", "vars_2D", 1),
-        Group(
+        VariableGroup(
+            "static", "static_variables", "save_loc_static", "static", "vars_2D", 1
+        ),
+        VariableGroup(
             "dynamic",
             "dynamic_forcing_variables",
             "save_loc_dynamic_forcing",
@@ -52,7 +54,7 @@ GROUPS = {
             "vars_2D",
             2,
         ),
-        Group(
+        VariableGroup(
             "forcing",
             "forcing_variables",
             "save_loc_forcing",
@@ -60,7 +62,7 @@ GROUPS = {
             "vars_2D",
             2,
         ),
-        Group(
+        VariableGroup(
             "diagnostic",
             "diagnostic_variables",
             "save_loc_diagnostic",
@@ -153,7 +155,7 @@ def _places(
         yield role, source
 
 
-def _path(editor: ConfigEditor, group: Group) -> str:
+def _path(editor: ConfigEditor, group: VariableGroup) -> str:
     """The path template of a group."""
     key = f"data.{group.path_key}"
     pattern = editor.get(key)

@@ -12,7 +12,7 @@ import yaml
 
 import credit_jax
 from credit_jax.cli.commands import OK, print_line, run_module
-from credit_jax.cli.init.groups import Group, inspect_files
+from credit_jax.cli.init.groups import FileGroup, inspect_files
 from credit_jax.cli.init.sections import (
     DIAGNOSTIC,
     FORCING,
@@ -173,7 +173,7 @@ def _steps(valid: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 
 
 def _text(
-    config: Mapping[str, Any], groups: Sequence[Group], place: Path, out: Path
+    config: Mapping[str, Any], groups: Sequence[FileGroup], place: Path, out: Path
 ) -> str:
     """The YAML with a header that says what was found, and comments for sections."""
     lines = [
@@ -199,7 +199,7 @@ def _text(
     return "\n".join(lines)
 
 
-def _described(group: Group) -> list[str]:
+def _described(group: FileGroup) -> list[str]:
     times = group.times
     when = (
         f"{len(times)} times from {times[0]} to {times[-1]}, calendar {group.calendar}"

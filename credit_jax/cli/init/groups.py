@@ -29,7 +29,7 @@ _DATE = re.compile(
 
 
 @dataclass(frozen=True)
-class Group:
+class FileGroup:
     """Files that one path template names.
 
     Attributes:
@@ -63,7 +63,7 @@ class Group:
     latitude_name: str | None
 
 
-def inspect_files(paths: Sequence[str]) -> list[Group]:
+def inspect_files(paths: Sequence[str]) -> list[FileGroup]:
     """Reads the metadata of files, and groups those whose names differ by a date.
 
     Args:
@@ -117,7 +117,7 @@ def _template(path: str) -> str:
     return os.path.join(folder, name)
 
 
-def _check_names(groups: Sequence[Group]) -> None:
+def _check_names(groups: Sequence[FileGroup]) -> None:
     """Checks that no variable is in files of several templates.
 
     Raises:
@@ -136,7 +136,7 @@ def _check_names(groups: Sequence[Group]) -> None:
                 )
 
 
-def _group(template: str, paths: Sequence[str]) -> Group:
+def _group(template: str, paths: Sequence[str]) -> FileGroup:
     time_coord = _time_coord(paths[0])
     reader = Reader(time_coord or "time", None)
     opened = [reader.open(path) for path in paths]
@@ -176,7 +176,7 @@ def _group(template: str, paths: Sequence[str]) -> Group:
         is_timed = len(joined) > 0 and time_coord in dims_of_name
         by_kind[is_timed, level in dims_of_name].append(name)
     sizes = first.dataset.sizes
-    return Group(
+    return FileGroup(
         template,
         first.path,
         time_coord,

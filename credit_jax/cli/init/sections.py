@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.cli.init.groups import Group
+from credit_jax.cli.init.groups import FileGroup
 from credit_jax.config.base import ConfigError, ConfigWarning
 from credit_jax.config.dates import date_label, duration, duration_text
 from credit_jax.models.registry import MODELS, parse_model
@@ -105,7 +105,7 @@ class Roles:
 
 
 def assign_roles(
-    groups: Sequence[Group],
+    groups: Sequence[FileGroup],
     example: Mapping[str, Any],
     chosen: Mapping[str, Sequence[str]],
     ask: Ask,
@@ -175,7 +175,7 @@ def _roles_of(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def data_sections(
-    groups: Sequence[Group],
+    groups: Sequence[FileGroup],
     roles: Roles,
     timestep: pd.Timedelta,
     history_len: int = 1,
@@ -250,7 +250,7 @@ def ranges_of(data: Mapping[str, Any]) -> list[list[pd.Timestamp]]:
     return [[date_label(end) for end in span] for span in spans]
 
 
-def time_step(groups: Sequence[Group], text: str | None, ask: Ask) -> pd.Timedelta:
+def time_step(groups: Sequence[FileGroup], text: str | None, ask: Ask) -> pd.Timedelta:
     """The commonest difference of times of the predicted variables, or that given."""
     _common_times(groups)
     if text is None:
@@ -273,7 +273,7 @@ def time_step(groups: Sequence[Group], text: str | None, ask: Ask) -> pd.Timedel
     return step
 
 
-def _common_times(groups: Sequence[Group]) -> pd.DatetimeIndex:
+def _common_times(groups: Sequence[FileGroup]) -> pd.DatetimeIndex:
     timed = [group.times for group in groups if len(group.times)]
     if not timed:
         raise ValueError("--data: no file has times; give those of the states, too")
@@ -285,7 +285,7 @@ def _common_times(groups: Sequence[Group]) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(common)
 
 
-def _sources(groups: Sequence[Group], roles: Roles) -> dict[str, Any]:
+def _sources(groups: Sequence[FileGroup], roles: Roles) -> dict[str, Any]:
     """One source, or several where a field type is in several groups of files."""
     names = ["data", *(f"data_{n}" for n in range(2, len(groups) + 1))]
     sources: dict[str, dict[str, Any]] = {}
@@ -319,7 +319,7 @@ def _sources(groups: Sequence[Group], roles: Roles) -> dict[str, Any]:
     }
 
 
-def _alike(source: Mapping[str, Any], group: Group) -> bool:
+def _alike(source: Mapping[str, Any], group: FileGroup) -> bool:
     """Whether a source can have fields of a group of files as well."""
     level = source.get("level_coord")
     time = source.get("time_coord", group.time_coord)
@@ -329,14 +329,14 @@ def _alike(source: Mapping[str, Any], group: Group) -> bool:
     return levels_fit and group.time_coord in (None, time)
 
 
-def _source(group: Group) -> dict[str, Any]:
+def _source(group: FileGroup) -> dict[str, Any]:
     source: dict[str, Any] = {"dataset_type": "local"}
     if group.time_coord not in (None, "time"):
         source["time_coord"] = group.time_coord
     return {**source, **_levels(group), "variables": {}}
 
 
-def _levels(group: Group) -> dict[str, Any]:
+def _levels(group: FileGroup) -> dict[str, Any]:
     if not group.levels:
         return {}
     return {"level_coord": group.level_coord, "levels": [*group.levels]}

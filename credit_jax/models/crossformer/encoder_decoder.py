@@ -18,7 +18,7 @@ from credit_jax.models.common.entry import correct, enter, leave
 from credit_jax.models.common.patch_embed import PatchEmbed
 from credit_jax.models.crossformer.blocks import DENSE, FeedForwards
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
-from credit_jax.models.crossformer.stage import Stage
+from credit_jax.models.crossformer.stage import CrossFormerStage
 from credit_jax.nn.context import Context
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.shuffle import join
@@ -131,8 +131,8 @@ def _stage(
     index: int,
     channel_in: int,
     feed_forwards: FeedForwards,
-) -> Stage:
-    return Stage(
+) -> CrossFormerStage:
+    return CrossFormerStage(
         channel_in,
         config.dim[index],
         depth=config.depth[index],

@@ -23,7 +23,7 @@ from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.crossformer.level_attention import LevelAttention, Levels
 from credit_jax.models.crossformer.spectral_nodes import SpectralNodes
-from credit_jax.models.crossformer.stage import Stage
+from credit_jax.models.crossformer.stage import CrossFormerStage
 from credit_jax.nn.context import Context
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.resize import resize_bilinear
@@ -216,8 +216,10 @@ class NextGenWXFormer(nnx.Module):
             return (change + base)[:, :, None]
 
 
-def _stage(config: NextGenWXFormerConfig, index: int, channel_in: int) -> Stage:
-    return Stage(
+def _stage(
+    config: NextGenWXFormerConfig, index: int, channel_in: int
+) -> CrossFormerStage:
+    return CrossFormerStage(
         channel_in,
         config.dim[index],
         depth=config.depth[index],

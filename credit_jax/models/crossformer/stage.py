@@ -21,7 +21,7 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import BLOCKS
 
 
-class Stage(nnx.Module):
+class CrossFormerStage(nnx.Module):
     """Embedding and `depth` transformer blocks, run by `scan_blocks`.
 
     Args of the constructor:

@@ -37,7 +37,7 @@ RESIZE: Mapping[Interpolation, Callable[..., Field]] = {
 }
 
 
-class SCSE(nnx.Module):
+class SCSEModule(nnx.Module):
     """Gates of channels and of points: segmentation_models_pytorch's SCSEModule."""
 
     def __init__(self, channels: int) -> None:
@@ -143,12 +143,12 @@ class UpBlock(nnx.Module):
     ) -> None:
         self.resize = RESIZE[config.decoder_interpolation]
         joined = channel_in + channel_skip
-        self.attention_1 = SCSE(joined)
+        self.attention_1 = SCSEModule(joined)
         self.layers = nnx.List(
             ConvReLU(width, channel_out, config.decoder_norm)
             for width in (joined, channel_out)
         )
-        self.attention_2 = SCSE(channel_out)
+        self.attention_2 = SCSEModule(channel_out)
 
     def __call__(
         self,

@@ -31,7 +31,7 @@ from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 @dataclass(frozen=True)
-class Taps:
+class KernelGeometry:
     """Kernel size, stride, zero padding (low, high), dilation along the sharded dim."""
 
     size: int
@@ -107,13 +107,13 @@ def _conv_field(
     pads = explicit_padding(
         padding, kernel.shape[:-2], stride=stride, dilation=dilation
     )
-    taps = Taps(kernel.shape[at], stride[at], pads[at], dilation[at])
+    geometry = KernelGeometry(kernel.shape[at], stride[at], pads[at], dilation[at])
     rows = conv_out_size(
-        layout.size, taps.size, taps.stride, taps.padding, taps.dilation
+        layout.size, geometry.size, geometry.stride, geometry.padding, geometry.dilation
     )
     target = consecutive_layout(layout, rows, out)
     if layout.num_shards > 1:
-        field = reshard(field, conv_rows(layout, target, taps), scope=HALO)
+        field = reshard(field, conv_rows(layout, target, geometry), scope=HALO)
         pads = without(pads, at)
     data = conv(
         in_row_order(field).data,
@@ -156,7 +156,7 @@ def conv2d_scales(
     shards = field.layout.num_shards
     low, largest = pads[-1][0], kernels[-1].shape[0]
     if shards > 1:
-        reach = Taps(largest, stride, pads[-1], 1)
+        reach = KernelGeometry(largest, stride, pads[-1], 1)
         field = reshard(field, conv_rows(field.layout, out, reach), scope=HALO)
     parts = []
     for kernel, bias, pad in zip(kernels, biases, pads, strict=True):
@@ -184,7 +184,7 @@ def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
     return front, front if symmetric else total - front
 
 
-def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
+def conv_rows(layout: Layout, out: Layout, geometry: KernelGeometry) -> Layout:
     """Returns the layout of the input rows that each shard needs for its output rows.
 
     It includes zero padding as padding rows, so the local convolution is VALID.
@@ -192,11 +192,13 @@ def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
     Args:
         layout: layout of the input.
         out: layout of the output, with consecutive rows on every shard.
-        taps: the kernel along the sharded dim.
+        geometry: kernel along the sharded dim.
     """
-    span = (out.length - 1) * taps.stride + (taps.size - 1) * taps.dilation + 1
+    span = (
+        (out.length - 1) * geometry.stride + (geometry.size - 1) * geometry.dilation + 1
+    )
     starts = [
-        None if row is None else row * taps.stride - taps.padding[0]
+        None if row is None else row * geometry.stride - geometry.padding[0]
         for row in first_rows(out)
     ]
     return consecutive_rows(layout, starts, span)

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.kernels import conv2d
 from credit_jax.ops.periodic import LAT, LON, check_periodic, pad_periodic
-from credit_jax.parallel.domain.conv import Taps, conv_rows
+from credit_jax.parallel.domain.conv import KernelGeometry, conv_rows
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
     in_row_order,
@@ -67,6 +67,8 @@ def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layo
         source = [last - abs(last - abs(row)) for row in rows]
     else:
         source = [row % layout.size for row in rows]
-    padded = conv_rows(layout.to_blocks(len(source)), out, Taps(size, 1, (0, 0), 1))
+    padded = conv_rows(
+        layout.to_blocks(len(source)), out, KernelGeometry(size, 1, (0, 0), 1)
+    )
     needed = [[source[g] if g >= 0 else PADDING for g in need] for need in padded.rows]
     return layout.with_rows(needed, layout.size)

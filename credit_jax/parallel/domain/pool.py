@@ -11,7 +11,7 @@ from credit_jax.ops.padding import Pair
 from credit_jax.ops.pool import (
     HEIGHT,
     WIDTH,
-    Windows,
+    PoolingWindows,
     adaptive_means,
     adaptive_windows,
     along,
@@ -22,7 +22,7 @@ from credit_jax.ops.pool import (
     window_sum,
 )
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.conv import Taps, conv_rows
+from credit_jax.parallel.domain.conv import KernelGeometry, conv_rows
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
     in_row_order,
@@ -111,7 +111,7 @@ def max_pool2d_field(
 
 
 def _rows_of_windows(
-    field: Field, windows: tuple[Windows, Windows], out: Layout | None
+    field: Field, windows: tuple[PoolingWindows, PoolingWindows], out: Layout | None
 ) -> tuple[Field, Layout]:
     """Returns the field with the rows of all local windows, and the output layout."""
     layout = field.layout
@@ -119,11 +119,15 @@ def _rows_of_windows(
     target = consecutive_layout(layout, window.count(layout.size), out)
     if layout.num_shards == 1:
         return in_row_order(field), target
-    taps = Taps(window.size, window.stride, window.padding, window.dilation)
-    return reshard(field, conv_rows(layout, target, taps), scope=HALO), target
+    geometry = KernelGeometry(
+        window.size, window.stride, window.padding, window.dilation
+    )
+    return reshard(field, conv_rows(layout, target, geometry), scope=HALO), target
 
 
-def _span(local: Field, target: Layout, window: Windows, dim: int) -> tuple[int, int]:
+def _span(
+    local: Field, target: Layout, window: PoolingWindows, dim: int
+) -> tuple[int, int]:
     """Returns numbers of local windows along `dim` and of points to pad in front."""
     if dim != target.dim or target.num_shards == 1:
         return window.count(local.data.shape[dim]), window.padding[0]
