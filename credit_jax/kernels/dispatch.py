@@ -31,7 +31,6 @@ from jaxtyping import Array, Float
 from credit_jax import ops
 from credit_jax.kernels.cpu import conv as cpu_conv
 from credit_jax.kernels.cpu import conv3d as cpu_conv3d
-from credit_jax.kernels.cpu import conv_transpose as cpu_conv_transpose
 from credit_jax.kernels.cpu import dense as cpu_dense
 from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
@@ -205,8 +204,8 @@ def _interprets() -> bool:
 
 conv2d = _either(ops.conv2d, cpu_conv.conv2d, _gpu_conv2d)
 conv3d = _either(ops.conv3d, cpu_conv3d.conv3d)
-conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv_transpose.conv_transpose2d)
-conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv_transpose.conv_transpose3d)
+conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv.conv_transpose2d)
+conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv.conv_transpose3d)
 dense = _either(xla_dense.dense, cpu_dense.dense, _gpu_dense)
 layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm, _gpu_layer_norm)
 attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_logits)

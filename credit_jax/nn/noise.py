@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from credit_jax.ops.random_normal import random_normal
-from credit_jax.ops.random_uniform import random_uniform
+from credit_jax.ops.random import random_normal, random_uniform
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.rows.layout import Layout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from credit_jax.ops.random_bits import random_bits
+from credit_jax.ops.random import random_bits
 
 
 def drop_path(

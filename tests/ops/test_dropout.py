@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit_jax.ops.dropout import drop, keep_mask
-from credit_jax.ops.random_bits import random_bits
+from credit_jax.ops.random import random_bits
 
 KEY = jax.random.key(3)
 

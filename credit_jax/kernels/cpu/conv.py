@@ -56,6 +56,10 @@ _FEW_CHANNELS, _MORE_TAPS = 32, 0.4
 # of the direct sum.
 _FEW_MULTIPLICATIONS = 0.4
 
+# Transposed convolutions with kernels of a single tap are products of `dense`.
+conv_transpose2d = partial(ops.conv_transpose2d, product=dense)
+conv_transpose3d = partial(ops.conv_transpose3d, product=dense)
+
 
 def conv2d(
     x: Float[Array, "batch height width channel_in"],

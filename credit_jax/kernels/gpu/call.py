@@ -1,4 +1,4 @@
-"""All that kernels take of Pallas Triton, and calls of kernels.
+"""All that kernels take of Pallas Triton, products of tiles, and calls of kernels.
 
 JAX announces the removal of this backend. Nothing else imports it, so that kernels move
 to another one by a change of this file, and without it all operations have their plain
@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 pl: Any
@@ -102,3 +104,10 @@ def named_flops(op_name: str) -> int:
     """
     matches = _FLOPS.findall(op_name)
     return int(matches[-1]) if matches else 0
+
+
+def dot(left: Array, right: Array) -> Array:
+    """Returns `left @ right`, summed in float32 or wider, without TF32 rounding."""
+    wide = jnp.promote_types(left.dtype, jnp.float32)
+    precision = lax.Precision.HIGHEST if left.dtype == wide else None
+    return jnp.dot(left, right, precision=precision, preferred_element_type=wide)

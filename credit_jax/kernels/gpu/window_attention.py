@@ -21,12 +21,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from credit_jax.kernels.gpu.call import (
     call_kernel,
+    dot,
     ds,
     load,
     program_id,
     store,
 )
-from credit_jax.kernels.gpu.dots import dot
 from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.padding import next_power_of_2

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt
 
-from credit_jax.ops.random_bits import random_bits
+from credit_jax.ops.random import random_bits
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.sharding import split_degree

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.ops.random_normal import random_normal
+from credit_jax.ops.random import random_normal
 
 KEY = jax.random.key(3)
 

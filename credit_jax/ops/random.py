@@ -1,0 +1,77 @@
+"""Random bits and numbers by global position: Threefry-2x32 in counter mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry2x32_p
+from jaxtyping import Array, Float, Float32, UInt32
+
+from credit_jax.ops.vma import match_vma
+
+
+def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
+    """Returns uniform 32-bit integers, an elementwise function of (key, high, low).
+
+    Inside `shard_map` each device draws its own elements, and the result does not
+    depend on the mesh; `jax.random` has no draw by global position.
+
+    Args:
+        key: typed PRNG key, or a key for each index of the leading dims of the
+            positions.
+        high, low: upper and lower 32 bits of the global position, integers that
+            broadcast.
+    """
+    return random_words(key, high, low)[0]
+
+
+def random_words(
+    key: Array, high: Array, low: Array
+) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
+    """Returns two independent draws of `random_bits` for each element."""
+    words = jax.random.key_data(key)
+    shape = jnp.broadcast_shapes(high.shape, low.shape)
+    counters = [jnp.broadcast_to(c.astype(jnp.uint32), shape) for c in (high, low)]
+    wide = words.reshape(*key.shape, *(1,) * (len(shape) - key.ndim), 2)
+    keys = [jnp.broadcast_to(wide[..., i], shape) for i in range(2)]
+    first, second = threefry2x32_p.bind(*match_vma(*keys, *counters))
+    return first, second
+
+
+def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shape"]:
+    """Returns uniform draws in [0, 1), an elementwise function of (key, high, low).
+
+    The values are multiples of 2**-24.
+
+    Args:
+        key: typed PRNG key, or several, see `random_bits`.
+        high, low: upper and lower 32 bits of the global position, integers that
+            broadcast.
+    """
+    bits = random_bits(key, high, low)
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def random_normal(
+    key: Array, high: Array, low: Array, dtype: Any = jnp.float32
+) -> Float[Array, "*shape"]:
+    """Returns draws from N(0, 1), an elementwise function of (key, high, low).
+
+    sqrt(-2 ln u) cos(2 pi v), with u in (0, 1] from the upper 24 bits of one random
+    word and v in [0, 1) from those of another. The largest magnitude is 5.9.
+
+    Args:
+        key: typed PRNG key, or several, see `random_bits`.
+        high, low: upper and lower 32 bits of the global position, integers that
+            broadcast.
+        dtype: dtype that the transform computes in. Compilers round the logarithm and
+            the cosine differently in programs of other shapes: a comparison in float64
+            needs draws of float64, which are those of float32 but for rounding.
+    """
+    first, second = random_words(key, high, low)
+    u = (first >> 8).astype(dtype) * 2.0**-24 + 2.0**-25
+    v = (second >> 8).astype(dtype) * 2.0**-24
+    return jnp.sqrt(-2.0 * jnp.log(u)) * jnp.cos(2 * np.pi * v)
