@@ -1,6 +1,5 @@
 """Channel layouts, area weights and global means for losses, metrics and transforms."""
 
-from credit_jax.named_fields.area_weights import latitude_weights
 from credit_jax.named_fields.bridgescaler import read_scalers, target_variances
 from credit_jax.named_fields.channels import ChannelLayout
 from credit_jax.named_fields.context import FieldContext
@@ -9,6 +8,7 @@ from credit_jax.named_fields.weighting import (
     SMALLEST_VARIANCE,
     check_multipliers,
     combination_weights,
+    latitude_weights,
     warn_unscored,
 )
 

@@ -1,4 +1,4 @@
-"""Weights of variables in a loss or metric that averages over variables."""
+"""Weights of rows and of variables in losses and metrics that average over them."""
 
 from __future__ import annotations
 
@@ -94,3 +94,19 @@ def warn_unscored(names: Iterable[str], keys: Sequence[str], where: str) -> None
                 f"{hint(name, keys)}",
                 stacklevel=2,
             )
+
+
+def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, " lat"]:
+    """Area weights `cos(latitude) / mean(cos(latitude))` of rows, in float32.
+
+    Args:
+        latitude: (lat,) degrees north.
+
+    Returns:
+        (lat,) weights with mean 1.
+
+    >>> latitude_weights(np.array([60.0, 0.0, -60.0])).round(2).tolist()
+    [0.75, 1.5, 0.75]
+    """
+    weights = np.cos(np.deg2rad(np.asarray(latitude, np.float64)))
+    return (weights / weights.mean()).astype(np.float32)

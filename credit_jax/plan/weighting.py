@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from credit_jax.config import Config
 from credit_jax.data import Loader
-from credit_jax.data.latitude import read_latitude
+from credit_jax.io.errors import errors_of
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields import target_variances
 from credit_jax.named_fields.coordinates import places_of, take_places
@@ -31,6 +31,7 @@ Latitude = Float[np.ndarray, " lat"]
 Section = Literal["loss", "metrics"]
 # A section is built with these latitudes, but never run, where no file is read.
 _STAND_IN = np.zeros(1)
+LATITUDE_NAMES = ("latitude", "lat")
 
 
 @dataclass(frozen=True)
@@ -170,3 +171,38 @@ def _tendencies(
             f"{dict(channels)}; fit it anew: credit-jax preprocess --overwrite"
         )
     return read
+
+
+def read_latitude(
+    path: str | Path, key: str, open_files: OpenFiles
+) -> Float[np.ndarray, " lat"]:
+    """Reads the `latitude` coordinate of a NetCDF or Zarr file.
+
+    Args:
+        path: path of the file; environment variables are expanded.
+        key: dotted config key of the path, for errors.
+        open_files: cache of open files.
+
+    Returns:
+        (lat,) degrees north.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file cannot be opened, or has no one-dimensional latitude
+            coordinate.
+    """
+    place = Path(os.path.expandvars(str(path)))
+    if not place.exists():
+        raise FileNotFoundError(
+            f"{key}: {place} does not exist; it must be a NetCDF or Zarr file with a "
+            "`latitude` coordinate, such as the static fields"
+        )
+    with errors_of(key):
+        dataset = open_files.dataset(place)
+    for name in LATITUDE_NAMES:
+        if name in dataset.variables and dataset[name].ndim == 1:
+            return np.asarray(dataset[name].values, np.float64)
+    variables = sorted(map(str, dataset.variables))
+    raise ValueError(
+        f"{key}: {place} has no one-dimensional `latitude`; it has {variables}"
+    )

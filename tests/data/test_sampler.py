@@ -1,11 +1,13 @@
-"""The sampler contract: which rank gets which samples."""
+"""The sampler contract: which rank gets which samples, in the order of torch."""
 
 import re
 
 import numpy as np
 import pytest
 
-from credit_jax.data.sampler import Sampler, epoch_order
+from credit_jax.data.sampler import Sampler, epoch_order, torch_randperm
+
+SEEDS = (0, 1, 42, 1000, 2**31, 2**32 - 1, 2**32 + 5, 2**40 + 3, -1)
 
 
 def sampler(**changes):
@@ -121,3 +123,23 @@ def test_an_epoch_goes_on_with_another_batch_size(size, ranks, new_size, new_ran
         whole = batches(size, ranks, 0)
         for own, expected in zip(after, whole[6:], strict=True):
             np.testing.assert_array_equal(own, expected)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 3, 10, 57, 623, 624, 625, 20001])
+def test_randperm_equals_torch(torch, num_items):
+    for seed in SEEDS:
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        expected = torch.randperm(num_items, generator=generator).numpy()
+        actual = torch_randperm(num_items, seed)
+        assert np.array_equal(actual, expected), f"seed {seed}"
+
+
+def test_randperm_is_a_permutation():
+    assert sorted(torch_randperm(1000, 3).tolist()) == list(range(1000))
+
+
+@pytest.mark.parametrize("num_items", [-1, 2**32 // 20])
+def test_randperm_refuses_what_torch_does_otherwise(num_items):
+    with pytest.raises(ValueError, match=f"got {num_items}"):
+        torch_randperm(num_items, 0)

@@ -1,4 +1,4 @@
-"""Convolution and its transpose on CPU: against torch and the definition, operations."""
+"""Convolution and its transpose on CPU against torch and the plain definition."""
 
 from functools import partial
 

@@ -3,8 +3,8 @@
 import pytest
 import xarray as xr
 
-from credit_jax.data.latitude import read_latitude
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.plan.weighting import read_latitude
 
 
 def test_read_latitude(tmp_path):

@@ -1,4 +1,4 @@
-"""Area weights."""
+"""Weights of rows."""
 
 import numpy as np
 
