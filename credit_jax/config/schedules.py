@@ -90,7 +90,7 @@ class PlateauConfig(StrictModel):
     """Multiplies the learning rate by `factor` if a metric stops improving; per epoch.
 
     The metric is `trainer.training_metric`, at the end of each epoch; see
-    `training.plateau`.
+    `training.epoch_end`.
 
     Attributes:
         mode: "min" if smaller values are better, else "max".

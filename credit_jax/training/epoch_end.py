@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from credit_jax.checkpoint import Progress
+from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.training import plateau
 
 
 def progress_after(
@@ -51,7 +50,7 @@ def _with_plateau(
         return progress
     assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
     metric = math.nan if value is None else value
-    state, rate = plateau.after_epoch(config, progress.plateau, rate, metric)
+    state, rate = plateau_after(config, progress.plateau, rate, metric)
     return dataclasses.replace(progress, plateau=state, learning_rate=rate)
 
 
@@ -62,3 +61,40 @@ def is_better(value: float, best: float | None, direction: str) -> bool:
     if best is None:
         return True
     return value < best if direction == "min" else value > best
+
+
+def plateau_after(
+    config: PlateauConfig, state: PlateauState, rate: float, value: float
+) -> tuple[PlateauState, float]:
+    """State and learning rate of PyTorch's ReduceLROnPlateau after one more epoch.
+
+    An epoch is bad if its metric is not better than the best one by `threshold`; after
+    more than `patience` bad ones the rate is `max(factor * rate, min_lr)`.
+
+    Args:
+        config: the `trainer.scheduler` section.
+        state: state before the epoch.
+        rate: learning rate of the epoch.
+        value: value of the metric; NaN is never better.
+    """
+    better = _is_better(config, value, state.best)
+    bad, cooldown = 0 if better else state.bad_epochs + 1, state.cooldown
+    if cooldown > 0:
+        bad, cooldown = 0, cooldown - 1
+    if bad > config.patience:
+        lower = max(rate * config.factor, config.min_lr)
+        rate = lower if rate - lower > config.eps else rate
+        bad, cooldown = 0, config.cooldown
+    best = value if better else state.best
+    return PlateauState(state.epochs + 1, best, bad, cooldown), rate
+
+
+def _is_better(config: PlateauConfig, value: float, best: float | None) -> bool:
+    if best is None:
+        return value < float("inf") if config.mode == "min" else value > -float("inf")
+    sign = 1.0 if config.mode == "max" else -1.0
+    if config.threshold_mode == "rel":
+        bound = best * (1.0 + sign * config.threshold)
+    else:
+        bound = best + sign * config.threshold
+    return value > bound if config.mode == "max" else value < bound

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -30,14 +30,17 @@ from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 from credit_jax.visualization.canvas import png_of
+from credit_jax.visualization.charts import Chart, Line
 from credit_jax.visualization.choice import choose, truth_of
-from credit_jax.visualization.losses import loss_chart
+from credit_jax.visualization.curves import LOOKS
 from credit_jax.visualization.page import PAGE_NAME, write_page
 from credit_jax.visualization.scene import Scene
 
 FORECAST_FOLDER, SCORES_FOLDER = "forecast", "scores"
 FIGURE_NAME = "forecast.png"
 MAX_MAPS = 3
+# Columns of the training log, and their names.
+_LOSS_NAMES = {"train_loss": "training", "valid_loss": "validation"}
 
 
 @activity("forecasts and scores of held-out days")
@@ -145,3 +148,19 @@ def _chosen(names: Sequence[str]) -> list[str]:
     """The first, a middle and the last one."""
     places = np.linspace(0, len(names) - 1, min(len(names), MAX_MAPS))
     return [names[int(place)] for place in places.round()]
+
+
+def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
+    """Returns the chart of the losses of the training log.
+
+    Args:
+        rows: rows of the log, with "epoch", "train_loss" and "valid_loss".
+    """
+    lines = []
+    for (column, name), look in zip(_LOSS_NAMES.items(), LOOKS.values(), strict=False):
+        points = [(row["epoch"] + 1, row[column]) for row in rows if column in row]
+        if points:
+            epochs, losses = np.array(points, float).T
+            lines.append(Line(name, epochs, losses, look, has_markers=True))
+    looks = {"y_is_log": True, "x_is_whole": True, "has_legend": True}
+    return Chart("loss by epoch", "epoch", lines, **looks)

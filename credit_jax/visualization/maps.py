@@ -5,13 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import as_file, files
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from credit_jax.visualization.canvas import INK, new_figure, style
-from credit_jax.visualization.coastline import coastline
 from credit_jax.visualization.projections import Projection
 from credit_jax.visualization.windows import Window, window_of
 
@@ -272,3 +273,37 @@ class MapFigure:
             east = np.concatenate([[east[-1] - 360.0], east, [east[0] + 360.0]])
             field = np.concatenate([field[:, -1:], field, field[:, :1]], axis=1)
         return east, latitude, field
+
+
+@cache
+def _lines() -> list[np.ndarray]:
+    """Lines (point, 2) of degrees east, from -180 to 180, and north.
+
+    Natural Earth's of 1:110 million, which is public domain, in a file made by
+    tools/coastline.py: accurate to about 20 km, enough for maps of continents and of
+    the globe.
+    """
+    with (
+        as_file(files("credit_jax.visualization").joinpath("coastline.npz")) as path,
+        np.load(path) as stored,
+    ):
+        points, lengths = stored["points"] / 100.0, stored["lengths"]
+    return np.split(points, np.cumsum(lengths)[:-1])
+
+
+def coastline(west: float = -180.0) -> list[Float[np.ndarray, "point 2"]]:
+    """Coastlines with longitudes from `west` to `west + 360`, cut at these meridians.
+
+    Args:
+        west: degrees east.
+
+    Returns:
+        Lines of degrees east and north.
+    """
+    pieces: list[np.ndarray] = []
+    for line in _lines():
+        east = np.mod(line[:, 0] - west, 360.0) + west
+        shifted = np.stack([east, line[:, 1]], axis=1)
+        leaves = np.flatnonzero(np.abs(np.diff(east)) > 180.0) + 1
+        pieces += [piece for piece in np.split(shifted, leaves) if len(piece) > 1]
+    return pieces

@@ -25,7 +25,6 @@ from credit_jax.visualization.html import (
 )
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
 from credit_jax.visualization.panels import Panel, panel_svg
-from credit_jax.visualization.provenance import provenance_texts
 from credit_jax.visualization.score_tables import score_table, skill_table, verdict
 from credit_jax.visualization.spectra import (
     bands_of,
@@ -36,6 +35,19 @@ from credit_jax.visualization.spectra import (
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels, series
 
 PAGE_NAME = "scores.html"
+# Attributes of scores that have a name of their own; others follow with blanks.
+_ATTRIBUTE_NAMES = {
+    "title": "what",
+    "num_start_dates": "start dates",
+    "first_start_date": "first start date",
+    "last_start_date": "last start date",
+    "num_members": "members",
+    "weights": "weights of area",
+    "credit_jax": "scored with credit_jax",
+    "forecast": "forecasts",
+    "forecast_credit-jax": "forecast with credit_jax",
+}
+_OF_FORECAST = "forecast_"
 
 
 @activity("drawing the page of scores")
@@ -279,3 +291,21 @@ def _panels(panels: Sequence[Panel], prefix: str, note: str = "") -> str:
         return ""
     before = element("p", note, {"class": "note"}) if note else ""
     return before + element("div", "\n".join(shown), {"class": "panels"})
+
+
+def provenance_texts(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Name and value of the attributes of scores, in words.
+
+    Args:
+        attributes: attributes of the data set, see `credit_jax.evaluation.scores`.
+    """
+    texts = {}
+    for key, value in attributes.items():
+        name = _ATTRIBUTE_NAMES.get(str(key))
+        if name is None:
+            name = str(key)
+            if name.startswith(_OF_FORECAST):
+                name = f"forecasts: {name.removeprefix(_OF_FORECAST)}"
+            name = name.replace("_", " ")
+        texts[name] = str(value)
+    return texts

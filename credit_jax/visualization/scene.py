@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from credit_jax.visualization.animation import write_animation
+from credit_jax.io.atomic import new_file
+from credit_jax.visualization.canvas import style
 from credit_jax.visualization.choice import Choice, Truth
 from credit_jax.visualization.labels import number_text
 from credit_jax.visualization.maps import (
@@ -22,6 +23,8 @@ from credit_jax.visualization.maps import (
 )
 from credit_jax.visualization.projections import Projection
 from credit_jax.visualization.windows import Window
+
+GIF_DPI = 80  # pixels per inch
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,3 +157,29 @@ class Scene:
         total = np.sum(weights * known)
         squares = np.square(np.where(known, error, 0.0))
         return float(np.sqrt(np.sum(weights * squares) / total))
+
+
+def write_animation(
+    figure: MapFigure,
+    frames: Iterable[tuple[str, Sequence[Map]]],
+    path: str | Path,
+    *,
+    frames_per_second: float = 4.0,
+) -> Path:
+    """Writes a GIF.
+
+    Args:
+        figure: figure of the first frame; its fields are replaced.
+        frames: title and maps of each frame, consumed one after the other.
+        path: path of the file, which ends with .gif.
+        frames_per_second: frame rate.
+    """
+    from matplotlib.animation import PillowWriter
+
+    with style(), new_file(path) as partial:
+        writer = PillowWriter(fps=frames_per_second)  # type: ignore[arg-type]
+        with writer.saving(figure.figure, str(partial), GIF_DPI):
+            for title, maps in frames:
+                figure.update(maps, title)
+                writer.grab_frame()
+    return Path(path)

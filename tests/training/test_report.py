@@ -1,4 +1,4 @@
-"""The end of a run without scores; that with scores is in tests/cli/test_train.py."""
+"""The end of a run without scores, and losses; with scores: tests/cli/test_train.py."""
 
 import io
 
@@ -11,6 +11,8 @@ from credit_jax.training import report
 from credit_jax.training.display import Display
 from credit_jax.training.loop import Outcome
 from credit_jax.training.setup import Setup
+from credit_jax.visualization.page import page_of
+from tests.visualization.synthetic import make_scores
 
 
 @pytest.fixture
@@ -43,3 +45,14 @@ def test_variables_that_the_data_do_not_have_are_not_on_maps():
     channels = {"variable": ("channel", ["U", "U", "SP"])}
     scores = xr.Dataset(coords={"channel": ["U500", "U850", "SP"], **channels})
     assert report.scored(["SP", "T", "U"], scores) == ["SP", "U"]
+
+
+def test_losses_are_a_chart():
+    scores = make_scores(levels=(500.0,), num_days=5, members=3).isel(region=[0, 1])
+    rows = [
+        {"epoch": 0, "train_loss": 3.0, "valid_loss": 4.0},
+        {"epoch": 1, "train_loss": 2.0},
+    ]
+    text = page_of(scores, title="one", losses=report.loss_chart(rows))
+    assert 'aria-label="loss by epoch"' in text
+    assert "<title>validation</title>" in text

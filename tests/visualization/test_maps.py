@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from credit_jax.visualization.canvas import png_of
-from credit_jax.visualization.coastline import coastline
 from credit_jax.visualization.maps import (
     DIVERGING,
     SEQUENTIAL,
@@ -15,6 +14,7 @@ from credit_jax.visualization.maps import (
     Map,
     MapFigure,
     MapGrid,
+    coastline,
     colors_of,
     comparison,
     error_colors_of,

@@ -8,7 +8,6 @@ import pytest
 
 from credit_jax.visualization.curves import NAMES
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
-from credit_jax.visualization.losses import loss_chart
 from credit_jax.visualization.page import page_of, write_page
 from tests.visualization.synthetic import make_scores
 
@@ -203,16 +202,6 @@ def test_nothing_is_called_by_its_key(page):
         assert key not in shown, key
     assert "start dates" in shown
     assert "forecast with credit_jax" in shown
-
-
-def test_losses_are_a_chart(scores):
-    rows = [
-        {"epoch": 0, "train_loss": 3.0, "valid_loss": 4.0},
-        {"epoch": 1, "train_loss": 2.0},
-    ]
-    text = page_of(scores, title="one", losses=loss_chart(rows))
-    assert 'aria-label="loss by epoch"' in text
-    assert "<title>validation</title>" in text
 
 
 def test_the_table_of_scores_is_that_of_the_data_set(scores, page):

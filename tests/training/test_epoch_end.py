@@ -9,7 +9,7 @@ import pytest
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config.base import parse
 from credit_jax.config.schedules import PlateauConfig
-from credit_jax.training.plateau import after_epoch
+from credit_jax.training.epoch_end import plateau_after
 
 BASE = 2e-3
 CASES = {
@@ -46,7 +46,7 @@ def test_equals_credit(name, credit):
     rates = set()
     for epoch, value in enumerate(metrics()):
         theirs.step(value)
-        state, rate = after_epoch(config, state, rate, value)
+        state, rate = plateau_after(config, state, rate, value)
         # Saved and resumed after each epoch.
         saved = json.dumps(Progress(learning_rate=rate, plateau=state).to_json())
         progress = Progress.from_json(json.loads(saved))
