@@ -13,8 +13,7 @@ from jaxtyping import Float
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields.coordinates import Axes, CoordinateValues, as_values
 from credit_jax.physics.columns import Levels
-from credit_jax.physics.conservation import PhysicsGrid
-from credit_jax.physics.grid import area_weights
+from credit_jax.physics.conservation import PhysicsGrid, area_weights
 
 # Coefficients a in Pa and b of hybrid levels.
 Coefficients: TypeAlias = tuple[np.ndarray, np.ndarray]

@@ -5,7 +5,6 @@ import pytest
 
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.columns import Levels
-from credit_jax.physics.grid import cell_areas
 from tests.physics import world
 from tests.physics.runs import build
 
@@ -52,7 +51,7 @@ def column(values, pressure, kind):
 def total(values):
     """Returns the integral over the sphere of each sample."""
     lon, lat = np.meshgrid(world.longitude(), world.latitude(LAT))
-    return (values * cell_areas(lon, lat)).sum(axis=(1, 2, 3, 4))
+    return (values * physics.cell_areas(lon, lat)).sum(axis=(1, 2, 3, 4))
 
 
 def dry_mass(fields, kind):
