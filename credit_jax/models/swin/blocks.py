@@ -13,7 +13,7 @@ from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.ops.drop_path import drop_path
 from credit_jax.ops.gelu import gelu
 from credit_jax.ops.padding import Pair
-from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.domain.select import roll_field
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import FEED_FORWARD
 

@@ -1,4 +1,4 @@
-"""Selection of rows of a field by global index, along any dim, sharded or not."""
+"""Selection of rows of a field by global index, sharded or not, and cyclic shifts."""
 
 from __future__ import annotations
 
@@ -37,3 +37,24 @@ def dim_size(field: Field, dim: int) -> int:
 def lat_lon_dims(field: Field) -> tuple[int, int]:
     """Returns the dims of latitude and longitude: the last two before the channel."""
     return field.data.ndim - 3, field.data.ndim - 2
+
+
+def roll_field(
+    field: Field, shift: tuple[int, int], *, out: Layout | None = None
+) -> Field:
+    """Shifts cyclically over latitude and longitude, as torch.roll: Swin's windows.
+
+    out[i] = x[(i - shift) mod size]; rows beyond one pole reappear at the other.
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
+        shift: number of rows and of columns; any integers.
+        out: layout of the shifted rows of the sharded dim; None for equal blocks, or
+            for the layout of `field` if rows are not shifted.
+    """
+    for dim, by in zip(lat_lon_dims(field), shift, strict=True):
+        size = dim_size(field, dim)
+        if by % size or (dim == field.layout.dim and out is not None):
+            index = [(i - by) % size for i in range(size)]
+            field = select(field, dim, index, out=out)
+    return field

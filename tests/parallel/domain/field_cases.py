@@ -34,7 +34,7 @@ from credit_jax.parallel.domain.resize import (
     resize_bilinear,
     resize_nearest,
 )
-from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.domain.select import roll_field
 from credit_jax.parallel.domain.shuffle import pixel_shuffle_field
 from credit_jax.parallel.domain.spatial_attention import (
     scse,

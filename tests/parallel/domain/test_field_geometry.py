@@ -22,7 +22,7 @@ from credit_jax.parallel.domain.global_pool import (
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
-from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.domain.select import roll_field
 from credit_jax.parallel.domain.spatial_attention import (
     scse,
     spatial_attention,
