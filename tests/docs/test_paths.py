@@ -17,6 +17,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 COMMANDS = {**MODULES, **BRIDGE}
+COMMANDS_PAGE = ROOT / "docs/commands.md"
 
 
 def named(page: Path, pattern: str) -> list[str]:
@@ -52,3 +53,8 @@ def test_lines_of_text_fit_a_screen(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "    "))]
     assert [line for line in lines if len(line) > 120] == []
+
+
+def test_every_command_has_a_row():
+    rows = re.findall(r"^\| `([\w-]+)`", COMMANDS_PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(COMMANDS)
