@@ -91,6 +91,7 @@ check-words:
 
 check-layers:
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.import_style
 
 check-types:
 	$(BIN)/pyright

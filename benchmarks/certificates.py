@@ -27,8 +27,8 @@ from credit_jax.certification.certify import reference_of
 from credit_jax.certification.meshes import CANDIDATES, fitting_meshes
 from credit_jax.certification.small_config import certified_mapping
 from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
+from credit_jax.config import build_config
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.load import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.registry import build
 

@@ -37,9 +37,7 @@ from benchmarks.mesh_cases import (
 )
 from benchmarks.meshes import num_data, num_devices, parse_mesh
 from benchmarks.report import REPORTS, Table, add_out_option, publish
-from credit_jax.config import load_config
-from credit_jax.config.config import Config
-from credit_jax.config.load import build_config
+from credit_jax.config import Config, build_config, load_config
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.cli.console import BRIDGE, MODULES
-from credit_jax.config.base import StrictModel
-from credit_jax.config.config import Config
+from credit_jax.config import Config, StrictModel
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import BaseLossArgs, LossConfig

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from credit_jax.config.base import ConfigError
-from credit_jax.config.load import build_config
+from credit_jax.config import ConfigError, build_config
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.noaa.sections import DownloadedConfig

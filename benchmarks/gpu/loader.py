@@ -23,8 +23,7 @@ from benchmarks.report import Table
 from benchmarks.speed.cases import case_of
 from benchmarks.timing import take_turns
 from credit_jax.config import build_config
-from credit_jax.data import Batch, Loader
-from credit_jax.data.build import build_loader
+from credit_jax.data import Batch, Loader, build_loader
 from credit_jax.data.sources import reader
 from credit_jax.parallel.placement import place_batch
 

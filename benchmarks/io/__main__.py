@@ -36,7 +36,7 @@ from benchmarks.speed.jax_side import JaxSide
 from benchmarks.timing import take_turns
 from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.build import build_loader
+from credit_jax.data import build_loader
 from credit_jax.data.sources import reader
 from credit_jax.demo.dataset import ensure_demo_data
 

@@ -12,7 +12,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from credit_jax.adjoint.linear import linearized
 from credit_jax.adjoint.maps import ForecastMap, State
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs

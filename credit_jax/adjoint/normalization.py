@@ -9,12 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.data.schema import ChannelSchema
+from credit_jax.data import ChannelSchema
 from credit_jax.named_fields import FieldContext
-from credit_jax.transforms import Phase, Pipeline
+from credit_jax.transforms import Phase, Pipeline, Units, channel_units
 from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.rollout import PROGNOSTIC
-from credit_jax.transforms.units import Units, channel_units
 
 
 @dataclass(frozen=True)

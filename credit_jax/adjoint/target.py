@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.evaluation.regions import REGIONS, Region, region_weights
 from credit_jax.forecast.outputs import Outputs
 

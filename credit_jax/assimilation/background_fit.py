@@ -16,9 +16,8 @@ from credit_jax.assimilation.background import (
     Harmonics,
     symmetric_root,
 )
-from credit_jax.config import Config
+from credit_jax.config import Config, not_available
 from credit_jax.config.assimilation import BackgroundConfig
-from credit_jax.config.base import not_available
 from credit_jax.config.dates import duration
 from credit_jax.config.messages import got
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time

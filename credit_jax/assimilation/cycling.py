@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from credit_jax.adjoint.maps import ForecastMap, map_of_reader
+from credit_jax.adjoint import ForecastMap
+from credit_jax.adjoint.maps import map_of_reader
 from credit_jax.assimilation.background import StateCovariance
 from credit_jax.assimilation.observations import TrajectoryGrid, first_row
 from credit_jax.assimilation.operators import Observer

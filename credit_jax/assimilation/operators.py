@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.assimilation.observations import TrajectoryGrid
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.ops.padding import next_power_of_2

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
 
-from credit_jax.adjoint.linear import Linearized, linearized
-from credit_jax.adjoint.maps import ForecastMap
+from credit_jax.adjoint import ForecastMap, Linearized, linearized
 from credit_jax.assimilation.background import StateCovariance
 from credit_jax.assimilation.observations import first_row, place_of
 from credit_jax.assimilation.operators import Observed, Observer

@@ -18,8 +18,15 @@ from jax.sharding import PartitionSpec
 
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.subject import NUM_STEPS, Subject
-from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.checkpoint.store import EMA, EMA_STATS, LOSS, OPTIMIZER, WEIGHTS
+from credit_jax.checkpoint import (
+    EMA,
+    EMA_STATS,
+    LOSS,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointStore,
+    Progress,
+)
 from credit_jax.checkpoint.trees import is_key
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields import FieldContext

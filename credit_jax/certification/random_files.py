@@ -18,8 +18,7 @@ from rich.console import Console
 
 from credit_jax.certification.grib_messages import message
 from credit_jax.certification.small_config import grid_of
-from credit_jax.config import Config
-from credit_jax.config.base import ConfigError
+from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.graph.edge_file import nearest_edges

@@ -14,14 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.assimilation.background import covariance_of, read_background
+from credit_jax.assimilation import read_background, read_observations
+from credit_jax.assimilation.background import covariance_of
 from credit_jax.assimilation.cycling import FORECASTS, Cycling, trajectory_grid
-from credit_jax.assimilation.observations import (
-    find_faults,
-    notes_on_units,
-    read_observations,
-    usable,
-)
+from credit_jax.assimilation.observations import find_faults, notes_on_units, usable
 from credit_jax.assimilation.operators import Observer, operators_of
 from credit_jax.cli.commands import DIVERGED, OK, CommandError, run_module
 from credit_jax.cli.forecast.model import (

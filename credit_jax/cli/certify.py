@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
+from credit_jax.certification import Certificate
 from credit_jax.certification.certify import (
-    Certificate,
     Judge,
     MeshVerdict,
     chosen_meshes,
@@ -37,9 +37,8 @@ from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
 from credit_jax.certification.verdict import bounds_of, vanishing
 from credit_jax.cli.commands import FAILED, OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
-from credit_jax.config import Config
+from credit_jax.config import Config, apply_overrides, build_config
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.digests import record_of

@@ -23,7 +23,7 @@ import shtab
 from jaxlib import utils as jaxlib_utils  # type: ignore[attr-defined]
 from rich.console import Console
 
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.config.messages import counted, printable
 from credit_jax.io.activity import line_written
 from credit_jax.io.heartbeat import Heartbeat

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from credit_jax.cli.commands import OK, print_line, run_module
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.demo.dataset import ensure_demo_data
 

@@ -30,6 +30,7 @@ from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.plan import plan_model
 from credit_jax.plan.accelerators import ACCELERATORS, Accelerator
 from credit_jax.plan.mesh_search import (
     BATCH,
@@ -39,7 +40,6 @@ from credit_jax.plan.mesh_search import (
     Ranked,
     batch_of,
 )
-from credit_jax.plan.model import plan_model
 from credit_jax.plan.replica import ReplicaWork
 
 HELP = (

@@ -19,8 +19,9 @@ import jax
 import numpy as np
 import pandas as pd
 
+from credit_jax.adjoint import TrajectoryLoss, optimize_state
 from credit_jax.adjoint.maps import map_of_plan
-from credit_jax.adjoint.optimization import Iteration, TrajectoryLoss, optimize_state
+from credit_jax.adjoint.optimization import Iteration
 from credit_jax.cli.commands import (
     DIVERGED,
     OK,

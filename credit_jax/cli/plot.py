@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.cli.commands import OK, print_line, run_module
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.evaluation.open_forecasts import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_training
 from credit_jax.forecast.archive import record_beside

@@ -15,12 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.adjoint.growth import (
-    area_weights,
-    dataset_of,
-    energy_factors,
-    singular_vectors,
-)
+from credit_jax.adjoint import area_weights, singular_vectors
+from credit_jax.adjoint.growth import dataset_of, energy_factors
 from credit_jax.adjoint.maps import State, map_of_plan
 from credit_jax.adjoint.sensitivity import Sensitivity, sensitivity
 from credit_jax.adjoint.target import parse_target
@@ -39,7 +35,7 @@ from credit_jax.cli.options import (
     add_verify_option,
     join_processes,
 )
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.config.inference import OutputConfig
 from credit_jax.data.schedule import steps_of
 from credit_jax.forecast import Forecaster

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.loss import BaseLossArgs, LossConfig
 from credit_jax.losses.base import Loss, Scalar
 from credit_jax.losses.by_variable import build_base_loss

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.losses.base import Loss, Scalar
 from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.parallel.collectives import sum_parts

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from pydantic import Field
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.losses.base import ChannelFields, Loss, Scalar
 from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.physics.harmonics import legendre_functions, quadrature

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.config.messages import hint
 from credit_jax.losses.base import Loss, LossEntry, Pointwise, pointwise

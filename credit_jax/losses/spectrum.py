@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.losses.base import Loss, Scalar
 from credit_jax.named_fields import FieldContext, FieldTree
 

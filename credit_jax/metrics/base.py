@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from jaxtyping import Array, Float
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext, FieldTree
 
 PerVariable = Float[Array, " variable"]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.metrics.base import Pair, PerVariable
 
 EPSILON = 1e-12

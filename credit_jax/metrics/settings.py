@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from credit_jax.config.base import StrictModel, nearest_key, parse
+from credit_jax.config import StrictModel, parse
+from credit_jax.config.base import nearest_key
 from credit_jax.config.messages import hint
 from credit_jax.config.metrics import COMBINED, MetricArgs, MetricsConfig
 from credit_jax.metrics.base import AnomalyParameters, MetricEntry

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from credit_jax.config.base import ConfigError, not_available, parse
+from credit_jax.config import ConfigError, not_available, parse
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.crossformer import (

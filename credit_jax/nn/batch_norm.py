@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import batch_stat, parameter
-from credit_jax.ops.batch_stats import RunningStatistics
+from credit_jax.ops import RunningStatistics
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.params.initializers import constant

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.config.data import DataConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.levels import common_count, level_positions

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.config.dates import Timestep
 from credit_jax.config.messages import got
 from credit_jax.config.sources.source import SourceConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from credit_jax.checkpoint.choice import label_of, takes_average
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
+from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.models.model_def import ModelDef
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.packages.channel_table import order_of

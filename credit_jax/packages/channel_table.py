@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.further_inputs import FurtherInputs
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.packages.manifest import read_json
 
 _INPUT, _OUTPUT = "input", "output"

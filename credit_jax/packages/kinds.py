@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.metadata import METADATA_FILES, check_zarr_metadata, refuse_links
 

@@ -17,8 +17,8 @@ import xarray as xr
 
 from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of
 from credit_jax.config.inference import InferenceConfig
+from credit_jax.data import ChannelGroup
 from credit_jax.data.calendars import calendar_of, to_labels
-from credit_jax.data.schema import ChannelGroup
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes

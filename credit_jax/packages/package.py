@@ -22,7 +22,7 @@ from credit_jax.config.load import config_of, read_with_objects
 from credit_jax.config.sources.local import LocalConfig
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.schema import ChannelGroup
+from credit_jax.data import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.models.model_def import Weights

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.config.custom_objects import SECTION
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import source_config

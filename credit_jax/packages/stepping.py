@@ -19,6 +19,7 @@ from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.data import ChannelSchema
 from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
@@ -27,10 +28,9 @@ from credit_jax.data.forecast_data import (
 )
 from credit_jax.data.forecast_reader import ForecastReader, Perturb
 from credit_jax.data.schedule import Schedule, Task, analyses
-from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
+from credit_jax.forecast import Forecaster
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.forecaster import Forecaster
 from credit_jax.forecast.member_noise import MemberNoise, member_noise
 from credit_jax.forecast.members import perturbation, refuse_singular
 from credit_jax.forecast.perturbation import NoisePerturbation

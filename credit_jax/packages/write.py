@@ -16,15 +16,14 @@ import numpy as np
 import yaml
 
 from credit_jax.checkpoint.choice import label_of
-from credit_jax.config import Config
+from credit_jax.config import Config, dump_config
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.load import dump_config
+from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
     open_forecast_data,
 )
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.forecast.archive import software
 from credit_jax.forecast.outputs import read_attributes

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
 from credit_jax.config.messages import counted

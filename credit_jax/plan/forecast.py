@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config import Config, ConfigError
+from credit_jax.config import Config, ConfigError, dump_config
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.data import ChannelSchema
 from credit_jax.data.calendars import STANDARD
 from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.named_data import NamedData
 from credit_jax.data.schedule import Schedule, analyses, make_schedule
-from credit_jax.data.schema import ChannelSchema, channel_problems
+from credit_jax.data.schema import channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import (

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
 from credit_jax.config.sources.source import MAIN_INPUT
+from credit_jax.data import ChannelSchema
 from credit_jax.data.further_inputs import FurtherInputs
-from credit_jax.data.schema import ChannelSchema, num_levels
+from credit_jax.data.schema import num_levels
 from credit_jax.models.common.array_specs import FieldSpec, VectorSpec
 from credit_jax.models.common.config import ModelConfig
 

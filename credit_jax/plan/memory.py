@@ -7,7 +7,7 @@ residuals of each layer for the backward pass, are estimated from the sizes of s
 import math
 from dataclasses import dataclass, replace
 
-from credit_jax.config.config import Config
+from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.geometry import Geometry, StageGeometry

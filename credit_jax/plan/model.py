@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.common.config import ModelConfig

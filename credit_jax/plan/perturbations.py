@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from credit_jax.config.dates import duration_text
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.config.messages import counted
+from credit_jax.data import ChannelSchema
 from credit_jax.data.schedule import Schedule, steps_of
-from credit_jax.data.schema import ChannelSchema
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 

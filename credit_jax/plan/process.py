@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from credit_jax.config import Config
-from credit_jax.losses.registry import LOSSES
+from credit_jax.losses import LOSSES
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from credit_jax.config.config import Config
+from credit_jax.config import Config
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import MeshAxes

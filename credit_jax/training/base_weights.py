@@ -20,13 +20,12 @@ import optax
 
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
-from credit_jax.config import Config
-from credit_jax.config.base import ConfigError
+from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.load import config_of
-from credit_jax.data import ChannelSchema
-from credit_jax.data.schema import SCHEMA_FILE, ChannelGroup
+from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.io.activity import activity
 from credit_jax.models.channel_change import (
     change_channels,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.finetune import CopyChannels, NewChannels
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
+from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.models.channel_change import ChannelChange, Fill
 from credit_jax.named_fields.coordinates import common_places, is_numbered
 from credit_jax.transforms.unit_names import differ

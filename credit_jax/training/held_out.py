@@ -15,10 +15,9 @@ import jax
 import numpy as np
 import xarray as xr
 
+from credit_jax.config import dump_config
 from credit_jax.config.dates import duration
-from credit_jax.config.load import dump_config
-from credit_jax.data import Loader
-from credit_jax.data.dataset import Dataset
+from credit_jax.data import Dataset, Loader
 from credit_jax.data.named_data import NamedData
 from credit_jax.data.schedule import Task
 from credit_jax.evaluation.opening import ScoreOptions

@@ -26,7 +26,7 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.load import read_model_section
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model

@@ -13,8 +13,8 @@ import jax
 from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.config import Config, write_config
-from credit_jax.config.load import CONFIG_NAME, dump_config, is_written_config
+from credit_jax.config import Config, dump_config, write_config
+from credit_jax.config.load import CONFIG_NAME, is_written_config
 from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.demo.dataset import ensure_demo_data, expected_files

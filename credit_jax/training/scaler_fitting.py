@@ -23,10 +23,9 @@ import numpy as np
 from rich.console import Console
 
 from credit_jax.config import Config
-from credit_jax.data import Dataset, open_dataset
+from credit_jax.data import Dataset, Sample, Sampler, open_dataset
 from credit_jax.data.checks import check_dataset
-from credit_jax.data.dataset import Sample, collate
-from credit_jax.data.sampler import Sampler
+from credit_jax.data.dataset import collate
 from credit_jax.data.values import BadValuesError, check_sample
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file

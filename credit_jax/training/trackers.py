@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from credit_jax.config import ConfigError, dump_config
-from credit_jax.config.config import Config
+from credit_jax.config import Config, ConfigError, dump_config
 from credit_jax.io.atomic import new_file
 from credit_jax.training.records import Tracker
 

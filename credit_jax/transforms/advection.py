@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (

@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.named_fields.coordinates import Axes, CoordinateValues
 from credit_jax.transforms.selection import Selection

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.config import ConfigError, StrictModel, not_available, parse
 from credit_jax.config.transforms import (
     PostblocksConfig,
     PreblocksConfig,

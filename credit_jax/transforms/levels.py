@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import CoordinateValues

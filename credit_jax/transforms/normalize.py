@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import PositiveFloat
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, OfVariables, change_entry, map_fields
 from credit_jax.transforms.pointwise import Base, root, shifted_exp, shifted_log

@@ -12,14 +12,13 @@ import numpy as np
 from jaxtyping import Shaped
 
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields import FieldContext, read_scalers
 from credit_jax.named_fields.bridgescaler import (
     DeepStandardScaler,
     MinMaxScaler,
     QuantileScaler,
     Scaler,
     levels_of,
-    read_scalers,
     take_channels,
 )
 from credit_jax.named_fields.coordinates import places_of

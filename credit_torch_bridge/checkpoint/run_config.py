@@ -10,12 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from credit_jax.config import Config
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.data import num_samples
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
-from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.conversion import key_map_for

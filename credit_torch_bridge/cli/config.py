@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from credit_jax.cli.commands import OK, print_line
-from credit_jax.config.load import apply_overrides
+from credit_jax.config import apply_overrides
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_torch_bridge.cli.options import add_drop_option
 from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from credit_jax.checkpoint.choice import label_of, takes_average
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.conversion import from_state_dict, to_state_dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.custom_objects import (
     SECTION,
     is_registered,

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from credit_jax.named_fields.write_scalers import write_scalers
-from credit_jax.transforms.normalize import (
-    Normalizer,
-    NormalizerArgs,
-    build_normalizer,
-)
+from credit_jax.transforms import Normalizer
+from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
 from credit_torch_bridge.config.credit_blocks import without_target
 
 SCALER_FILE = "forecast_scaler.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config import ConfigError, parse
 from credit_jax.config.dates import duration
 from credit_jax.config.inference import (
     BatchForecastConfig,

@@ -7,15 +7,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from credit_jax.config.base import (
-    UNREAD,
-    ConfigError,
-    ConfigWarning,
-    StrictModel,
-    not_available,
-    parse,
-)
-from credit_jax.config.config import Config, section_conflicts
+from credit_jax.config import Config, ConfigError, StrictModel, not_available, parse
+from credit_jax.config.base import UNREAD, ConfigWarning
+from credit_jax.config.config import section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.models.registry import parse_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.yaml_file import read_yaml
 
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"

@@ -15,8 +15,8 @@ from credit_jax.adjoint import inner_product, linearized, tangent_linear
 from credit_jax.adjoint.maps import map_of_reader
 from credit_jax.certification.random_files import fit_scalers, write_files
 from credit_jax.certification.small_config import certified_mapping
+from credit_jax.config import build_config
 from credit_jax.config.dates import date_label
-from credit_jax.config.load import build_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.schedule import Task
 from credit_jax.forecast import Forecaster

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from scipy.special import sph_harm_y
 
-from credit_jax.assimilation.background import (
+from credit_jax.assimilation import (
     BackgroundCovariance,
-    Harmonics,
-    covariance_of,
+    fit_background,
     read_background,
-    symmetric_root,
 )
-from credit_jax.assimilation.background_fit import default_truncation, fit_background
+from credit_jax.assimilation.background import Harmonics, covariance_of, symmetric_root
+from credit_jax.assimilation.background_fit import default_truncation
 from credit_jax.forecast.outputs import OutputVariable
 
 GAUSSIAN = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(16)[0]))[::-1]

@@ -7,12 +7,8 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.assimilation.observations import (
-    find_faults,
-    notes_on_units,
-    read_observations,
-    usable,
-)
+from credit_jax.assimilation import read_observations
+from credit_jax.assimilation.observations import find_faults, notes_on_units, usable
 from credit_jax.forecast.outputs import OutputVariable
 from tests.assimilation.windows import GRID_OF_RUN
 

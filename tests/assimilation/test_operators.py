@@ -7,14 +7,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.assimilation import operators
-from credit_jax.assimilation.observations import TrajectoryGrid
-from credit_jax.assimilation.operators import (
-    Interpolation,
-    OperatorEntry,
-    neighbors,
-    operators_of,
-)
+from credit_jax.assimilation import OperatorEntry, TrajectoryGrid, operators
+from credit_jax.assimilation.operators import Interpolation, neighbors, operators_of
 from tests.assimilation.windows import GRID_OF_RUN, START, STEP, VARIABLES, drawn
 
 T = VARIABLES[1]

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from credit_jax.assimilation import operators
-from credit_jax.assimilation.operators import OperatorEntry
+from credit_jax.assimilation import OperatorEntry, analyze, operators
 from credit_jax.assimilation.variational import (
     Guess,
     MissingFieldError,
-    analyze,
     gauss_newton_step,
 )
 from credit_jax.packages.labeled import open_forecaster

@@ -6,15 +6,9 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.adjoint import forecast_map
-from credit_jax.assimilation.background import (
-    BackgroundCovariance,
-    Harmonics,
-    covariance_of,
-    symmetric_root,
-)
-from credit_jax.assimilation.observations import TrajectoryGrid
+from credit_jax.assimilation import BackgroundCovariance, TrajectoryGrid, Window
+from credit_jax.assimilation.background import Harmonics, covariance_of, symmetric_root
 from credit_jax.assimilation.operators import Observer, operators_of
-from credit_jax.assimilation.variational import Window
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.forecast.outputs import OutputVariable
 from tests.data.world import GRID

@@ -12,7 +12,7 @@ from benchmarks.mesh_cases import (
     stored_account,
 )
 from benchmarks.meshes import num_data, num_devices
-from credit_jax.config.load import build_config
+from credit_jax.config import build_config
 from credit_jax.models.registry import build
 
 

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from credit_jax.certification.certify import Certificate, Judge
+from credit_jax.certification import Certificate
+from credit_jax.certification.certify import Judge
 from credit_jax.certification.measure import BOTH, FORECAST, TRAINING, Measured
 from credit_jax.certification.page import page_of
 from credit_jax.certification.verdict import (

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from credit_jax.certification.certify import Certificate, MeshVerdict
+from credit_jax.certification import Certificate
+from credit_jax.certification.certify import MeshVerdict
 from credit_jax.certification.page import page_of
 from credit_jax.certification.small_config import SAMPLES, certified_mapping
 from credit_jax.certification.verdict import FLOAT32, Check

@@ -12,8 +12,8 @@ import yaml
 from credit_jax.adjoint.optimization import Iteration
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.optimize_ic import loss_notes, main
-from credit_jax.config.load import build_config
-from credit_jax.data.build import build_loader
+from credit_jax.config import build_config
+from credit_jax.data import build_loader
 from credit_jax.data.sample_reader import SampleReader
 from tests.forecast.credit_forecast import raw_config, write_run
 from tests.support import assert_close

@@ -3,13 +3,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from credit_jax.config.base import (
-    ConfigError,
-    StrictModel,
-    Unavailable,
-    not_available,
-    parse,
-)
+from credit_jax.config import ConfigError, StrictModel, not_available, parse
+from credit_jax.config.base import Unavailable
 from credit_jax.config.trainer import TrainerConfig
 
 

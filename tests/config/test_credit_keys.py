@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from credit_jax.config import build_config
+from credit_jax.config import Config, build_config, load_config
 from credit_jax.config.base import ConfigWarning
-from credit_jax.config.config import Config
 from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.data import DataConfig
-from credit_jax.config.load import load_config
 from credit_jax.config.trainer import TrainerConfig
 from tests.config.example import example
 

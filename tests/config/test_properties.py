@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credit_jax.config import ConfigError
-from credit_jax.config.base import parse
+from credit_jax.config import ConfigError, parse
 from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.parallelism import ParallelismConfig, parse_parallelism

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import Dataset, Sample, open_dataset
 from credit_jax.data.calendars import to_labels

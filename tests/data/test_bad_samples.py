@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.data import build_climatology
 from tests.data.damaged import load, refused, rewrite
 from tests.data.world import EXACT, parsed, raw_config, write_world

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.data.dataset import open_dataset
+from credit_jax.data import open_dataset
 from credit_jax.data.forecast_data import open_forecast_data
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.references import open_truth

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from credit_jax.data.sampler import Sampler, epoch_order, torch_randperm
+from credit_jax.data import Sampler
+from credit_jax.data.sampler import epoch_order, torch_randperm
 
 SEEDS = (0, 1, 42, 1000, 2**31, 2**32 - 1, 2**32 + 5, 2**40 + 3, -1)
 

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from credit_jax.data import ChannelSchema, open_dataset
-from credit_jax.data.schema import ChannelGroup, channel_problems, num_levels
+from credit_jax.data import ChannelGroup, ChannelSchema, open_dataset
+from credit_jax.data.schema import channel_problems, num_levels
 from credit_jax.models.registry import parse_model
 from tests.data.world import MODEL, parsed, raw_config
 

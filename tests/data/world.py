@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from credit_jax.config import Config
-from credit_jax.config.base import parse
+from credit_jax.config import Config, parse
 
 NUM_LAT, NUM_LON, LEVELS = 6, 10, (1.0, 2.0, 5.0)
 TIMES = pd.date_range("1999-12-25", "2000-01-10", freq="6h")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from credit_jax.adjoint.growth import ENERGY
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.metrics import MetricsConfig

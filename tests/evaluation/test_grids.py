@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology

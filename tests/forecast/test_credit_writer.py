@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig, OutputConfig
 from credit_jax.data.schedule import Schedule, Task, make_schedule

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.forecast.outputs import Outputs, choose_outputs

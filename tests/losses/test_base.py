@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import LOSSES, LossEntry, build_loss
 from credit_jax.named_fields import ChannelLayout, latitude_weights

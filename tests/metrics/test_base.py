@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.metrics import METRICS, MetricEntry, build_metrics
 from credit_jax.named_fields import latitude_weights

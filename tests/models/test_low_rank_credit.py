@@ -11,7 +11,7 @@ import optax
 import pytest
 import torch
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.models.conversion import from_state_dict, key_map_for
 from credit_jax.models.model_def import ModelDef

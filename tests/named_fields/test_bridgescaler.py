@@ -10,15 +10,14 @@ import pytest
 import torch
 from credit.losses.base import _load_target_variances
 
+from credit_jax.named_fields import read_scalers, target_variances
 from credit_jax.named_fields.bridgescaler import (
     DeepStandardScaler,
     MinMaxScaler,
     QuantileScaler,
     StandardScaler,
     levels_of,
-    read_scalers,
     take_channels,
-    target_variances,
 )
 from credit_jax.transforms.scaling import scale
 from tests.reference.bridgescaler import import_bridgescaler

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config import ConfigError, parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
 from tests.data.sources.server import same_samples, served

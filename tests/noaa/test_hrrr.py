@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from credit_jax.certification.grib_messages import NX, NY, message
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
 from credit_jax.noaa.grib import read_inventory

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops.batch_stats import RunningStatistics, batch_norm
+from credit_jax.ops import RunningStatistics, batch_norm
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 

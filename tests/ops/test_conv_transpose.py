@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from credit_jax.ops.conv_transpose import conv_transpose2d, conv_transpose3d
+from credit_jax.ops import conv_transpose2d, conv_transpose3d
 from tests.ops.conv_transpose_cases import CASES_2D, CASES_3D, check
 from tests.support import assert_close
 from tests.support.gradients import draw

@@ -3,9 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from credit_jax.ops.norm import layer_norm
-from credit_jax.ops.patch_embed import patch_embed2d, patch_embed3d
-from credit_jax.ops.periodic import periodic_conv2d
+from credit_jax.ops import layer_norm, patch_embed2d, patch_embed3d, periodic_conv2d
 from tests.support.credit_modules import credit_attribute
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops.gates import neighbor_gate, neighbor_taps, squeeze_gate
+from credit_jax.ops import neighbor_gate, squeeze_gate
+from credit_jax.ops.gates import neighbor_taps
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
 functional = torch.nn.functional

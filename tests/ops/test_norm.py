@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from credit_jax.ops.norm import layer_norm
-from credit_jax.ops.shuffle import pixel_shuffle
+from credit_jax.ops import layer_norm, pixel_shuffle
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
 

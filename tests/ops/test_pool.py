@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from credit_jax.ops import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
 # name: height, width, kernel, torch's keywords.

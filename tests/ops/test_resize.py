@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops.resize import area_taps, linear_taps, nearest_taps
+from credit_jax.ops import area_taps, linear_taps, nearest_taps
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from credit_jax.ops import unpatch
 from credit_jax.ops.drop_path import drop_path
 from credit_jax.ops.position_bias import pairs_of_offsets
 from credit_jax.ops.shifted_windows import beyond_edge, scaled_offsets
-from credit_jax.ops.shuffle import unpatch
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from credit_jax.ops.window_attention import attend, attention_logits
+from credit_jax.ops import attend, attention_logits
 from tests.ops.window_attention_cases import CASES, of_torch, pairs_of_case
 from tests.support import assert_close
 from tests.support.gradients import assert_same, jax_values

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.transforms import TRANSFORMS
 from tests.support.gradients import cotangent
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh

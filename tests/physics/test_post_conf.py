@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config import ConfigError, parse
 from credit_jax.models.common.post_conf import PostConf, build_channel_fixers
 from credit_jax.physics.channel_fixers import ChannelUnits
 from tests.physics import world

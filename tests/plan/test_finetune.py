@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from credit_jax.config import ConfigError
-from credit_jax.config.base import parse
+from credit_jax.config import ConfigError, parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank

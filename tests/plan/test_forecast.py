@@ -2,7 +2,7 @@
 
 import pytest
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.plan.forecast import notes_on_initial
 from credit_jax.transforms import build_pipeline

@@ -8,13 +8,12 @@ from unittest import mock
 import pytest
 import yaml
 
-from credit_jax.config import load_config
-from credit_jax.config.load import build_config
+from credit_jax.config import build_config, load_config
 from credit_jax.models.crossformer.wxformer import WXFormerConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.plan import mesh_search
+from credit_jax.plan import mesh_search, plan_model
 from credit_jax.plan.accelerators import ACCELERATORS
 from credit_jax.plan.mesh_search import (
     BATCH,
@@ -26,7 +25,6 @@ from credit_jax.plan.mesh_search import (
     batch_of,
     replicas,
 )
-from credit_jax.plan.model import plan_model
 
 ROOT = Path(__file__).parents[2]
 REASONS = {

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config import build_config
-from credit_jax.config.base import parse
+from credit_jax.config import build_config, parse
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss
 from credit_jax.plan import plan_run

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from credit_jax.config import ConfigError
-from credit_jax.config.base import parse
+from credit_jax.config import ConfigError, parse
 from credit_jax.config.finetune import FinetuneConfig
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
+from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.training.channel_match import (
     ChannelMatch,
     level_differences,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from credit_jax.checkpoint import PlateauState, Progress
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.training.epoch_end import plateau_after
 

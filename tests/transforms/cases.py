@@ -1,8 +1,8 @@
 """Variables, and pipelines of one config section."""
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.data.schema import ChannelGroup
+from credit_jax.data import ChannelGroup
 from credit_jax.transforms import build_pipeline
 
 LEVELS = 4

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.transforms import TRANSFORMS
 from tests.reference.bridgescaler import import_bridgescaler
 from tests.support import assert_close, make_mesh

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from credit_jax.transforms.base import Transform, as_transform
+from credit_jax.transforms import Transform
+from credit_jax.transforms.base import as_transform
 
 
 class Halved(Transform):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.data.schema import ChannelGroup
+from credit_jax.data import ChannelGroup
 from credit_jax.named_fields.coordinates import UNKNOWN
 from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.transforms import notes_on_order

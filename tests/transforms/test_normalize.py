@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.transforms import build_pipeline, check_schema, for_forecast
+from credit_jax.transforms import (
+    build_pipeline,
+    channel_units,
+    check_schema,
+    for_forecast,
+)
 from credit_jax.transforms.normalize import (
     DenormalizerArgs,
     NormalizerArgs,
@@ -19,7 +24,6 @@ from credit_jax.transforms.normalize import (
     build_normalizer,
 )
 from credit_jax.transforms.pre.concat import join
-from credit_jax.transforms.units import channel_units
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
 

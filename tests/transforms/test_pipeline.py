@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.config import build_config
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config import ConfigError, build_config, parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, T, postblocks, preblocks
 from tests.transforms.credit_blocks import built, compare, fields, host_results

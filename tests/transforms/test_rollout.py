@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
-from credit_jax.transforms import Phase, build_pipeline
-from credit_jax.transforms.rollout import Advance
+from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.transforms import Advance, Phase, build_pipeline
 from tests.support import assert_close
 from tests.support.whole_fields import field_context
 from tests.transforms.cases import CONCAT, LSM, SP, TSI, T

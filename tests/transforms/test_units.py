@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from credit_jax.transforms.units import Units, channel_units
+from credit_jax.transforms import Units, channel_units
 from tests.transforms.cases import CONCAT, T, group, preblocks
 
 

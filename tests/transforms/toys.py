@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.transforms import Phase, TransformEntry, Where
 from credit_jax.transforms.base import map_fields
 from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer

@@ -12,7 +12,7 @@ from typing import Any
 
 from credit_jax.cli.check.report import CheckReport
 from credit_jax.config.data import DataConfig, num_samples
-from credit_jax.data.schema import ChannelGroup
+from credit_jax.data import ChannelGroup
 from credit_jax.models.model_def import parameter_count
 from credit_jax.plan import RunPlan
 from credit_jax.plan.memory import estimate_memory

@@ -9,16 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from credit_jax.config import Config
-from credit_jax.config.base import ConfigError, ConfigWarning, parse
+from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
+from credit_jax.config.base import ConfigWarning
 from credit_jax.config.data import DataConfig
-from credit_jax.config.load import (
-    apply_overrides,
-    build_config,
-    for_forecasts,
-    forecasts_alone,
-    is_gen1,
-)
+from credit_jax.config.load import for_forecasts, forecasts_alone, is_gen1
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import num_levels

@@ -11,7 +11,7 @@ import jax
 
 from credit_jax.cli.commands import print_line
 from credit_jax.cli.score import score_options
-from credit_jax.config.load import dump_config
+from credit_jax.config import dump_config
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, software

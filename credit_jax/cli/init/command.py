@@ -24,13 +24,13 @@ from credit_jax.cli.init.sections import (
     ranges_of,
     time_step,
 )
+from credit_jax.config import build_config
 from credit_jax.config.custom_objects import (
     SECTION,
     absolute_paths,
     register_objects,
 )
 from credit_jax.config.dates import duration
-from credit_jax.config.load import build_config
 from credit_jax.config.messages import hint
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file, refuse_existing

@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.cli.init.groups import FileGroup
-from credit_jax.config.base import ConfigError, ConfigWarning
+from credit_jax.config import ConfigError
+from credit_jax.config.base import ConfigWarning
 from credit_jax.config.dates import date_label, duration, duration_text
 from credit_jax.models.registry import MODELS, parse_model
 

@@ -22,7 +22,7 @@ from credit_jax.cli.options import add_config_options
 from credit_jax.cli.submit.queue import submission, submit_chain
 from credit_jax.cli.submit.script import Job, script_text, stop_after
 from credit_jax.cli.submit.section import Scheduler, job_section
-from credit_jax.config.load import apply_overrides, load_config
+from credit_jax.config import apply_overrides, load_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file
 

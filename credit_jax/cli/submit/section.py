@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from credit_jax.config.base import ConfigError, StrictModel, parse
+from credit_jax.config import ConfigError, StrictModel, parse
 from credit_jax.config.messages import got
 
 Scheduler = Literal["pbs", "slurm"]

@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Shaped
 
-from credit_jax.config.base import not_available
+from credit_jax.config import not_available
 from credit_jax.data.calendars import calendar_of, near_times, to_labels
 from credit_jax.data.sources.hdf5_array import Hdf5Array, open_hdf5_array
 from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array

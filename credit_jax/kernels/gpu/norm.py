@@ -22,8 +22,8 @@ from credit_jax.kernels.gpu.call import (
     program_id,
     store,
 )
+from credit_jax.ops import layer_norm as plain
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.norm import layer_norm as plain
 from credit_jax.ops.padding import next_power_of_2
 from credit_jax.ops.vma import match_vma
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from jaxtyping import Array, Float
 from pydantic import model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.common.geometry import Geometry
 from credit_jax.nn.experts import Routing

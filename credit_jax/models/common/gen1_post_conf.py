@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
 from credit_jax.named_fields.coordinates import (
     Axes,

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config import StrictModel
+from credit_jax.config.base import Unavailable
 from credit_jax.physics.channel_fixers import (
     ChannelFixer,
     ChannelFixers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import NonNegativeInt
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.models.common.config import ModelConfig
 
 

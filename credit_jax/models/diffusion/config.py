@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config import StrictModel
+from credit_jax.config.base import Unavailable
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.padding import repeated

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
 from credit_jax.models.common.entry import enter
 from credit_jax.models.common.patch_embed import PatchEmbed

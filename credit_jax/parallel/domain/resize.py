@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from credit_jax.ops.resize import Taps, area_taps, linear_taps, nearest_taps
+from credit_jax.ops import area_taps, linear_taps, nearest_taps
+from credit_jax.ops.resize import Taps
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.select import dim_size
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from credit_jax.ops import pixel_shuffle, unpatch
 from credit_jax.ops.padding import Pair
-from credit_jax.ops.shuffle import pixel_shuffle, unpatch
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import reshard
 

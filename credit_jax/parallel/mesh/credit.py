@@ -19,8 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from credit_jax.config.base import parse
-from credit_jax.config.config import Config
+from credit_jax.config import Config, parse
 from credit_jax.config.parallelism import DATA_MODES, ParallelismConfig
 from credit_jax.parallel.mesh.axes import BATCH_AXES, DOMAIN, TP
 from credit_jax.parallel.mesh.degrees import whole_number

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.parallel.mesh.axes import (
     BATCH_AXES,
     DOMAIN,

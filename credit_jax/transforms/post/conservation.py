@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import field_validator, model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import Axes, places_of, take_places
 from credit_jax.physics import conservation as physics

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import CoordinateValues

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.physics.arrays import by_level

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import NonNegativeInt
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.laplace_filter import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_source
 from credit_jax.transforms.base import FieldTree, Transform

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Shaped
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import PositiveFloat, field_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.physics.arrays import namespace
 from credit_jax.physics.wind_filter import (

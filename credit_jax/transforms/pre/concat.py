@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms.base import Destination, FieldTree, Transform, TreeSchema

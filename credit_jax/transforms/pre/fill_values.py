@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, OfVariables, map_fields
 from credit_jax.transforms.pointwise import is_numpy

@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy.sparse import csr_array
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
 from credit_jax.transforms.base import FieldTree, Grid, Transform, map_fields

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms.base import Descriptions, FieldTree, Transform, TreeSchema

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.trajectory.our_side import _batch_error
-from credit_jax.data.sampler import Sampler
+from credit_jax.data import Sampler
 
 
 def batches(batch_size: int, ranks: int) -> list[Any]:

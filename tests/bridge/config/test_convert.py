@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from credit_jax.config.load import apply_overrides, build_config
+from credit_jax.config import apply_overrides, build_config
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.editor import leaves, same

@@ -19,7 +19,7 @@ import yaml
 from benchmarks.configs.credit_verdict import TAKES, credit_verdict
 from benchmarks.configs.survey import survey
 from benchmarks.configs.table import FOLDER
-from credit_jax.config.load import load_config
+from credit_jax.config import load_config
 from credit_torch_bridge.compare.credit_import import import_credit
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.config.load import apply_overrides
+from credit_jax.config import apply_overrides
 from credit_jax.data import build_loader
 from credit_torch_bridge import convert_config
 from tests.data.world import DEEP, FLAT, GRID, NUM_LAT, NUM_LON, parsed, save

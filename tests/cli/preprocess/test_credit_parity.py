@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.named_fields.bridgescaler import read_scalers
+from credit_jax.named_fields import read_scalers
 from credit_jax.training.scaler_fitting import fit_scalers
 from credit_torch_bridge.compare.credit_import import import_torchvision
 from tests.cli.preprocess.configs import all_kinds, config, raw

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from credit_jax.cli.commands import INTERRUPTED, OK, USER_ERROR
 from credit_jax.cli.preprocess import main
-from credit_jax.config.base import ConfigError
-from credit_jax.data import open_dataset
+from credit_jax.config import ConfigError
+from credit_jax.data import ChannelGroup, open_dataset
 from credit_jax.data.dataset import collate
-from credit_jax.data.schema import ChannelGroup
-from credit_jax.named_fields.bridgescaler import read_scalers
+from credit_jax.named_fields import read_scalers
 from credit_jax.training import scaler_fitting as fitting
 from credit_jax.training.scaler_fitting import fit_scalers
 from credit_jax.transforms import build_pipeline

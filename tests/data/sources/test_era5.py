@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
 from tests.data.world import GRID, NUM_LAT, NUM_LON

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from credit_jax.forecast.forecaster import Forecaster
+from credit_jax.forecast import Forecaster
 from credit_jax.losses.registry import choose_loss
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.noise import Noise

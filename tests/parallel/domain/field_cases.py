@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from credit_jax.ops.batch_stats import RunningStatistics
+from credit_jax.ops import RunningStatistics
 from credit_jax.parallel.domain.channel_attention import (
     CoordinateWeights,
     coordinate_attention,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops.batch_stats import RunningStatistics
+from credit_jax.ops import RunningStatistics
 from credit_jax.parallel.domain.channel_attention import (
     CoordinateWeights,
     coordinate_attention,

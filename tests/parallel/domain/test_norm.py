@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.ops.batch_stats import RunningStatistics, batch_norm
+from credit_jax.ops import RunningStatistics, batch_norm
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.domain.global_pool import global_max_pool, global_mean_pool
 from credit_jax.parallel.domain.norm import batch_norm_field

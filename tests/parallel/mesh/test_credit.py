@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from credit_jax.config.base import parse
+from credit_jax.config import parse
 from credit_jax.config.trainer import ParallelismConfig
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.parallel.mesh.credit import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.transforms.units import channel_units
+from credit_jax.transforms import channel_units
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, SP, T, group, preblocks
 from tests.transforms.credit_blocks import (

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.config.base import ConfigError
+from credit_jax.config import ConfigError
 from credit_jax.config.transforms import PreblocksConfig
-from credit_jax.data.schema import ChannelGroup, ChannelSchema
+from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.transforms import channel_units
 from credit_jax.transforms.build import predicted_names
 from credit_jax.transforms.pre.rename import RenameArgs, build_rename
-from credit_jax.transforms.units import channel_units
 from tests.transforms.cases import CONCAT, LSM, SP, TP, TSI, T, preblocks
 from tests.transforms.credit_blocks import built
 
