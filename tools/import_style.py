@@ -80,7 +80,8 @@ def main() -> int:
             path.read_text(), path.relative_to(ROOT).as_posix(), handed_on
         )
     ]
-    print(*lines, sep="\n" if lines else "")
+    for line in lines:
+        print(line)
     return int(bool(lines))
 
 
