@@ -23,6 +23,8 @@ from tools.imports import ROOT
 from tools.touched import changed, reached
 
 TURNS = 4
+# Cases of a function that run together.
+TOGETHER = 6
 # Without it, pyproject.toml's packages are imported with checks of their annotations.
 UNCHECKED = "--jaxtyping-packages="
 # Files of slow tests that run for each file that changed, if as many reach it.
@@ -66,19 +68,24 @@ def checks_annotations(number: int | None) -> bool:
 def turns_of(tests: Iterable[str]) -> dict[str, int]:
     """Returns the turn of each test.
 
-    The cases of a file, many of which take similarly long, have one turn after the
-    other, so that all turns take about as long. A new case moves those after it; the
-    file has changed, so that all run.
+    Up to `TOGETHER` cases of a function have one turn: they share what one device
+    gives, and its programs. The functions of a file, which take similarly long, and the
+    parts of those with more cases have one turn after the other, so that all turns take
+    about as long. A new one moves those after it; the file has changed, so all run.
 
     Args:
         tests: node ids.
     """
-    positions: Counter[str] = Counter()
+    positions: dict[str, dict[str, int]] = {}
+    cases: Counter[str] = Counter()
     turns = {}
     for test in tests:
-        file = file_of(test)
-        turns[test] = (crc32(file.encode()) + positions[file]) % TURNS
-        positions[file] += 1
+        file, function = file_of(test), test.partition("[")[0]
+        functions = positions.setdefault(file, {})
+        position = functions.setdefault(function, len(functions))
+        part = cases[function] // TOGETHER
+        turns[test] = (crc32(file.encode()) + position + part) % TURNS
+        cases[function] += 1
     return turns
 
 

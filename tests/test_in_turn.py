@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from tests import in_turn
-from tests.in_turn import TURNS, checks_annotations, commit_number, turns_of
+from tests.in_turn import (
+    TOGETHER,
+    TURNS,
+    checks_annotations,
+    commit_number,
+    turns_of,
+)
 from tests.support.git import new_repository
 from tools import touched
 
@@ -99,12 +105,17 @@ def test_without_the_history_all_run(repository: Any, tmp_path: Path) -> None:
     assert selected("HEAD") == everything
 
 
-def test_cases_of_a_file_have_one_turn_after_the_other() -> None:
-    names = (f"{OP}::test_a[1-x]", f"{FAR}::test_b", f"{OP}::test_a[2-[y]]")
-    first, _, third = turns_of(names).values()
-    assert third == (first + 1) % TURNS
+def test_some_cases_of_a_function_run_together() -> None:
+    names = ("test_a[1-x]", "test_b", "test_a[2-[y]]")
+    first, second, third = turns_of(f"{OP}::{name}" for name in names).values()
+    assert first == third
+    assert second == (first + 1) % TURNS
+    names = [f"{OP}::test_a[{number}]" for number in range(TOGETHER + 1)]
+    turns = [*turns_of(names).values()]
+    assert {*turns[:-1]} == {first}
+    assert turns[-1] == second
 
 
-def test_turns_have_as_many_cases() -> None:
+def test_turns_have_as_many_functions() -> None:
     turns = [*turns_of(test.nodeid for test in SLOW).values()]
     assert {turns.count(turn) for turn in range(TURNS)} == {len(SLOW) // TURNS}
