@@ -243,8 +243,8 @@ def compiled(function: Callable[..., Any], model: ParallelModel) -> Callable[...
     With many weights these runs take longer than to compile it well: the U-Net's in
     float64 a third of the time at level 1.
     """
-    size = sum(spec.size for spec in model.model_def.param_specs.values())
-    return compile_program(function, model.mesh, level=int(size > _MANY_WEIGHTS))
+    level = int(model.model_def.num_parameters > _MANY_WEIGHTS)
+    return compile_program(function, model.mesh, level=level)
 
 
 def _step(

@@ -13,8 +13,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from credit_jax.certification.certify import folder_name
 from credit_jax.certification.measure import BOTH, Measured
@@ -22,7 +20,7 @@ from credit_jax.certification.worker import Job, read_measured
 
 
 class Processes:
-    """A `Runner` (`certify`) of a config; as a context, its processes end with it.
+    """A `Runner` (`certify`) of a config; `close` ends its processes.
 
     A process does one mesh after the other: importing JAX and planning the config take
     as long as a small model.
@@ -69,15 +67,8 @@ class Processes:
         self._results: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
         self._pool = ThreadPoolExecutor()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends the processes, when they have done what they were asked for."""
         self._pool.shutdown(cancel_futures=True)
         for process in self._idle:
             process.end()

@@ -208,7 +208,7 @@ def _certified(
     run_folder = folder / "run" if args.against else None
     largest = max(dims_of(name).world_size for name in (reference, *meshes))
     at_once = args.processes or _default_processes()
-    with Processes(
+    runner = Processes(
         path,
         folder,
         reference,
@@ -218,7 +218,8 @@ def _certified(
         at_once=at_once,
         run=run_folder,
         cwd=None if args.full else folder,
-    ) as runner:
+    )
+    with contextlib.closing(runner):
         print_line(
             f"{meshes_text(len(meshes))} beside {reference}, {at_once} at a time"
         )
@@ -288,7 +289,7 @@ def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]
     facts = {
         "command": "credit-jax certify " + shlex.join(options),
         "config": f"{args.config}, SHA-256 {record_of(Path(args.config)).sha256}",
-        "parameters": str(sum(spec.size for spec in model_def.param_specs.values())),
+        "parameters": str(model_def.num_parameters),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "Python": platform.python_version(),
     }
