@@ -27,11 +27,14 @@ def names_of(section: str) -> list[str]:
     return [*INTERFACES[section], *(f"{n}({p})" for n, own in named for p in own)]
 
 
-def rows(section: str) -> list[list[str]]:
-    """Returns the cells of the table below a heading."""
+def entries(section: str) -> list[tuple[str, str, str]]:
+    """Returns theirs, here and the reason of each entry of the list below a heading."""
     text = PAGE.split(f"## `{section}`")[1].split("\n## ")[0]
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    lines = re.sub(r"\n  +", " ", text).splitlines()
+    shape = r"- ((?:`[^`]+`(?:, )?)+): (automatic|not needed|`[^`]+`)(?:; (.*))?"
+    parsed = [re.fullmatch(shape, line) for line in lines if line.startswith("- ")]
+    assert all(parsed), f"{section}: an entry is not `theirs`: here; why"
+    return [(match[1], match[2], match[3] or "") for match in parsed if match]
 
 
 def resolve(dotted: str) -> Any:
@@ -69,14 +72,14 @@ def test_a_wrong_name_is_noticed():
 
 
 @pytest.mark.parametrize("section", INTERFACES)
-def test_every_name_and_parameter_has_one_row(section):
-    found = [name for row in rows(section) for name in re.findall(r"`([^`]+)`", row[0])]
+def test_every_name_and_parameter_has_one_entry(section):
+    found = [n for names, *_ in entries(section) for n in re.findall("`(.+?)`", names)]
     assert sorted(found) == sorted(names_of(section))
 
 
 @pytest.mark.parametrize("section", INTERFACES)
-def test_every_row_says_where_or_why(section):
-    for theirs, here, why in rows(section):
+def test_every_entry_says_where_or_why(section):
+    for theirs, here, why in entries(section):
         named = re.fullmatch(OURS, here)
         assert named or here in WORDS, f"{theirs}: {here!r} is none of {WORDS}"
         if here in ("automatic", "not needed"):
@@ -85,7 +88,7 @@ def test_every_row_says_where_or_why(section):
             assert "`tests/" in why, f"{theirs} is automatic; which test proves it?"
 
 
-def test_no_row_waits():
+def test_no_entry_waits():
     """Each feature is implemented, or rejected with a reason."""
     found = [line for line in PAGE.splitlines() if "without effect" in line]
     found += [line for line in PAGE.splitlines() if "not yet" in line]
