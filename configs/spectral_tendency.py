@@ -29,7 +29,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.params.initializers import Initializer, constant
 from credit_jax.parallel.rows.layout import Field

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +11,41 @@ import pandas as pd
 from credit_jax.config.data import DataConfig
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.clock import SourceClock, common_calendar, source_clock
-from credit_jax.data.sources.arrange import arrange
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Axes, Coordinates
+
+
+def arrange(
+    sources: Mapping[str, Source],
+    like: Coordinates | None = None,
+    *,
+    same_grid: bool = True,
+) -> dict[str, Source]:
+    """Returns sources whose fields have the same rows, columns and levels, in order.
+
+    Args:
+        sources: opened sources by name.
+        like: the coordinates of a run; None takes those of the first source with known
+            ones.
+        same_grid: whether all sources have one grid; False if preblocks regrid, and
+            each has its own.
+
+    Raises:
+        ValueError: see `Source.at`.
+    """
+    grid = Axes() if like is None or not same_grid else like.grid
+    arranged: dict[str, Source] = {}
+    for name, source in sources.items():
+        axes = source.axes()
+        known = Axes() if like is None else like.sources.get(name, Axes())
+        if same_grid:
+            levels = Axes(None, None, known.levels, known.where)
+            grid = grid.over(axes.grid)
+            known = grid.over(levels) if known.levels is None else levels.over(grid)
+        arranged[name] = source.at(known.over(axes))
+    return arranged
 
 
 @dataclass(frozen=True)

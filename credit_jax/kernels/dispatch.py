@@ -30,7 +30,6 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.cpu import conv as cpu_conv
-from credit_jax.kernels.cpu import conv3d as cpu_conv3d
 from credit_jax.kernels.cpu import dense as cpu_dense
 from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
@@ -203,7 +202,7 @@ def _interprets() -> bool:
 
 
 conv2d = _either(ops.conv2d, cpu_conv.conv2d, _gpu_conv2d)
-conv3d = _either(ops.conv3d, cpu_conv3d.conv3d)
+conv3d = _either(ops.conv3d, cpu_conv.conv3d)
 conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv.conv_transpose2d)
 conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv.conv_transpose3d)
 dense = _either(xla_dense.dense, cpu_dense.dense, _gpu_dense)

@@ -28,10 +28,9 @@ from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, Mo
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.spec import EXPERTS, TENSOR_DIMS, ParamSpec
+from credit_jax.parallel.params.spec import EXPERTS, TENSOR_DIMS, ParamSpec, trainable
 
 Weights = dict[str, Array]
 

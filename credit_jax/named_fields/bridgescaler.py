@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
-from numpy.lib.format import descr_to_dtype
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 PerChannel = Float[np.ndarray, " channel"]
 # Names or indices of the channels that a scaler was fitted to; () if it has none.
@@ -331,3 +331,40 @@ _CLASSES: dict[str, Callable[[Mapping[str, Any]], Scaler]] = {
     "DQuantileScaler": _quantile,
     "DeepStandardScaler": _deep_standard,
 }
+
+
+# Attributes of one object of bridgescaler, and its class under "type".
+Attributes: TypeAlias = Mapping[str, Any]
+
+
+def write_scalers(
+    path: str | Path, scalers: Mapping[str, Mapping[str, Mapping[str, Attributes]]]
+) -> None:
+    """Writes scalers as a JSON file that `read_scalers` reads.
+
+    Args:
+        path: path of the file.
+        scalers: {"input" or "target": {source: {key: attributes}}}; numpy arrays among
+            the attributes are written in base64.
+    """
+    nested = {
+        data_type: {
+            source: {key: _dumped(scaler) for key, scaler in by_key.items()}
+            for source, by_key in sources.items()
+        }
+        for data_type, sources in scalers.items()
+    }
+    Path(path).write_text(_dumped(nested))
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, indent=4, sort_keys=True, default=_encoded_array)
+
+
+def _encoded_array(array: np.ndarray) -> dict[str, Any]:
+    """Encodes an array as bridgescaler does."""
+    return {
+        "__numpy__": b64encode(array.tobytes()).decode(),
+        "dtype": dtype_to_descr(array.dtype),
+        "shape": array.shape,
+    }

@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import layer_norm, layer_norm_and_skip
+from credit_jax.kernels import dense, layer_norm, layer_norm_and_skip
 from credit_jax.nn.context import Context
-from credit_jax.nn.matmul import Split, matmul
+from credit_jax.nn.dropout import drop_units
 from credit_jax.nn.parameters import of_call, parameter
-from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
+from credit_jax.ops.dense import add_bias
+from credit_jax.ops.float8 import float8_dense
+from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.params.initializers import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
-from credit_jax.parallel.scopes import NORM
+from credit_jax.parallel.scopes import FEED_FORWARD, NORM
+
+# The dim of the kernel of a layer that is sharded over tp.
+Split = Literal["column", "row"] | None
+
+
+def matmul(
+    x: Float[Array, "*batch channel"],
+    kernel: Float[Array, " channel *out"],
+    context: Context | None = None,
+    *,
+    shape: tuple[int, int] | None = None,
+    split: Split = None,
+    dtype: Any = None,
+) -> Float[Array, "*batch *out"]:
+    """Returns `x @ kernel`, in float8 if the context's precision selects the matrix.
+
+    Args:
+        x: (batch..., channel), in the compute dtype.
+        kernel: (channel, out...), in the compute dtype.
+        context: None never multiplies in float8.
+        shape: (input, output) channels of the global matrix; None never multiplies in
+            float8.
+        split: how the matrix is sharded over tp: output channels ("column"), input
+            channels ("row"), or not at all (None).
+        dtype: dtype of the result; None for that of x.
+    """
+    float8 = None if context is None else context.precision.float8
+    if not context or not shape or not float8 or not float8.takes(*shape):
+        return dense(x, kernel, dtype=dtype)
+    if context.float8_matrices is not None:
+        context.float8_matrices.append(shape)
+    tensor = context.axes.tensor
+    summed, output_axis = (
+        tensor if split == which else None for which in ("row", "column")
+    )
+    return float8_dense(
+        x,
+        kernel,
+        summed=summed,
+        output_axis=output_axis,
+        dtype=dtype,
+        gradient_dtype=getattr(jnp, float8.gradient_dtype),
+    )
 
 
 class LayerNorm(nnx.Module):
@@ -131,7 +178,7 @@ def sum_over_tensor(
         x: (batch..., channel_in), the local input channels.
         kernel: (channel_in, channel_out), the local rows.
         context: required; optional in the type because layers pass theirs on.
-        shape: as for `nn.matmul.matmul`.
+        shape: as for `nn.layers.matmul`.
     """
     assert context is not None, "a block passes its context to a row layer"
     tensor = context.axes.tensor
@@ -215,3 +262,35 @@ class Conv(nnx.Module):
         if not self.use_bias:
             return field
         return field.like(add_bias(field.data, self.bias[...]))
+
+
+class FeedForward(nnx.Module):
+    """LayerNorm, up, exact GELU, dropout, down; with residual.
+
+    Args of the constructor:
+        channels: number of channels of the field.
+        expansion: hidden units divided by channels.
+        dropout: dropout rate of the hidden units.
+    """
+
+    tp_plan = (("up", "down"),)
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        expansion: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        self.hidden = channels * expansion
+        self.dropout = dropout
+        self.norm = LayerNorm(channels)
+        self.up = Linear(channels, self.hidden)
+        self.down = Linear(self.hidden, channels)
+
+    @jax.named_scope(FEED_FORWARD)
+    def __call__(self, field: Field, context: Context) -> Field:
+        normal, skip = self.norm.with_skip(field.data)
+        x = gelu(self.up(normal, context))
+        x = drop_units(x, field, context, self.dropout, self.hidden)
+        return field.like(skip + self.down(x, context))

@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from credit_jax.ops.affine import scale_and_shift
+from credit_jax.ops.dense import scale_and_shift
 
 
 @jax.tree_util.register_dataclass

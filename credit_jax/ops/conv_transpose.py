@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import NO_PADDING, Padding
-from credit_jax.ops.convolution3d import NO_PADDING_3D, Padding3d, Triple
+from credit_jax.ops.conv import NO_PADDING, NO_PADDING_3D, Padding, Padding3d, Triple
 from credit_jax.ops.dense import Product, dense
 from credit_jax.ops.padding import Pair, pad_spatial
 from credit_jax.ops.space_to_depth import (

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.dense import scale_and_shift
 
 # (..., channel) -> (..., 1)
 Mean = Callable[[Array], Array]

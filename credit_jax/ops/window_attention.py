@@ -1,11 +1,17 @@
-"""The two batched matrix products of attention within windows."""
+"""Attention within windows, masks of shifted windows, and biases by offset."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
+
+from credit_jax.ops.padding import Pair
 
 
 def attention_logits(
@@ -35,3 +41,115 @@ def attend(
         values: (batch..., j, channel), where batch stands for windows and heads.
     """
     return jnp.einsum("...ij,...jd->...id", weights, values)
+
+
+def scaled_offsets(window: Pair) -> np.ndarray:
+    """Returns log-scaled offsets between tokens: inputs of Swin V2's bias network.
+
+    sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1), as in timm's Swin
+    Transformer V2.
+
+    Args:
+        window: rows h and columns w, both above 1.
+
+    Returns:
+        ((2h - 1)(2w - 1), 2) float32, row-major.
+    """
+    sides = [np.arange(-(w - 1), w, dtype=np.float32) / (w - 1) * 8 for w in window]
+    table = np.stack(np.meshgrid(*sides, indexing="ij"), -1).reshape(-1, 2)
+    # log2 in float64, rounded once to float32: bitwise torch's, unlike numpy's float32.
+    logs = np.log2((np.abs(table) + np.float32(1)).astype(np.float64))
+    return np.sign(table) * logs.astype(np.float32) / np.float32(math.log2(8))
+
+
+def token_offsets(window: Pair) -> np.ndarray:
+    """Returns (h w, h w, 2), rows and columns from token j to token i of a window."""
+    grid = np.meshgrid(*map(np.arange, window), indexing="ij")
+    tokens = np.stack(grid, -1).reshape(-1, 2)
+    return tokens[:, None] - tokens[None, :]
+
+
+def beyond_edge(window: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which pairs of tokens of an edge window come from opposite edges.
+
+    After the field is rolled by -s rows, the last s rows of its last windows come from
+    the first rows of the field.
+
+    Args:
+        window: rows and columns.
+        shift: rows and columns that the field was shifted by.
+
+    Returns:
+        Two (tokens, tokens) bool arrays, for rows and for columns.
+    """
+    grid = np.meshgrid(*map(np.arange, window), indexing="ij")
+    masks = []
+    for position, size, by in zip(grid, window, shift, strict=True):
+        wrapped = (position >= size - by).reshape(-1)
+        masks.append(wrapped[:, None] != wrapped[None, :])
+    return masks[0], masks[1]
+
+
+def bias_positions(window: int) -> np.ndarray:
+    """Returns ((2w + 1)**2, 2) offsets -w..w, row-major: inputs of the bias network."""
+    offsets = np.arange(-window, window + 1)
+    grid = np.stack(np.meshgrid(offsets, offsets, indexing="ij"))
+    return grid.reshape(2, -1).T
+
+
+def pairs_of_offsets(
+    table: Float[Array, " offset *rest"], window: Sequence[int]
+) -> Float[Array, "tokens tokens *rest"]:
+    """Returns the entry of the table for each pair of tokens of a window.
+
+    Copies of the table, each one entry further, take the place of a gather: its
+    gradient would add to entries in the order in which a GPU comes to them, another
+    one in every run, and is a sum over the copies here.
+
+    Args:
+        table: ((2h - 1) * (2w - 1), ...), entries by offset of rows -(h - 1)..h - 1 and
+            columns -(w - 1)..w - 1, row-major.
+        window: (h, w), rows and columns of a window.
+
+    Returns:
+        (h * w, h * w, ...): for tokens i and j, row-major, the entry of i - j.
+    """
+    rows, columns = window
+    rest = table.shape[1:]
+    y = _differences(table.reshape(2 * rows - 1, 2 * columns - 1, *rest), rows)
+    # A GPU adds each of the copies' gradients faster than those of both at once.
+    y = lax.optimization_barrier(jnp.moveaxis(y, 2, 0))
+    y = _differences(y, columns)
+    # Now (column, column of the other, row, row of the other, ...).
+    y = y.transpose(2, 0, 3, 1, *range(4, y.ndim))
+    return y.reshape(rows * columns, rows * columns, *rest)
+
+
+def _differences(x: Array, length: int) -> Array:
+    """Returns `y[i, j] = x[i - j + length - 1]`, (length, length, ...)."""
+    if length == 1:
+        return x[None]
+    step, rest = 2 * length - 2, x.shape[1:]
+    # Row j of these copies begins j entries earlier than the copy that it is of.
+    copies = jnp.broadcast_to(x, (length, *x.shape)).reshape(-1, *rest)
+    rows = copies[length - 1 : -1].reshape(length, step, *rest)
+    return jnp.swapaxes(rows[:, :length], 0, 1)
+
+
+def credit_table(
+    table: Float[Array, " positions"], window: int
+) -> Float[Array, " offset"]:
+    """Returns the part of CREDIT's table that is read, by offset.
+
+    The table has 2w + 1 columns but is read with a stride of 2w - 1, as in CREDIT.
+    Trained weights depend on it (CREDIT 2026.2.0, models/wxformer/crossformer.py:478,
+    528).
+
+    Args:
+        table: ((2w + 1)**2,), entries by `bias_positions`.
+        window: w, tokens along each side of a window.
+
+    Returns:
+        ((2w - 1)**2,), as for `pairs_of_offsets`.
+    """
+    return table[: (2 * window - 1) ** 2]

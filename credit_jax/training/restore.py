@@ -34,9 +34,8 @@ from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.low_rank import LowRank, is_adapter, merged
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import Packing
-from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.parallel.params.spec import ParamSpec, trainable
 from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale

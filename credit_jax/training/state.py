@@ -17,8 +17,8 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
-from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import Packing
+from credit_jax.parallel.params.spec import trainable
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState

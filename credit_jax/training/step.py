@@ -24,8 +24,8 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
-from credit_jax.parallel.params.frozen import split_frozen
 from credit_jax.parallel.params.fsdp import pvary_params
+from credit_jax.parallel.params.spec import split_frozen
 from credit_jax.parallel.scopes import UPDATE
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from credit_jax.config import StrictModel, parse
 from credit_jax.io.netcdf import write_netcdf
+from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.named_fields.coordinates import CoordinateValues
-from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.transforms.base import FieldTree, variable_of
 from credit_jax.transforms.normalize import NormalizerArgs
 from credit_jax.transforms.scaler_blocks import ScalerPreArgs

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from numpy.lib.recfunctions import structured_to_unstructured
 
-from credit_jax.named_fields.write_scalers import Attributes
+from credit_jax.named_fields.bridgescaler import Attributes
 
 PerChannel = Float[np.ndarray, " channel"]
 AnyArray = Shaped[np.ndarray, "..."]

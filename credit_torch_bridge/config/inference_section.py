@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.named_fields.write_scalers import write_scalers
+from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.transforms import Normalizer
 from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
 from credit_torch_bridge.config.credit_blocks import without_target

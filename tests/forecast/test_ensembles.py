@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from credit_jax.data.schedule import Schedule
-from credit_jax.forecast.perturbation import member_keys
-from credit_jax.forecast.spherical_noise import SphericalNoise
+from credit_jax.forecast.perturbation import SphericalNoise, member_keys
 from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks
 from tests.forecast.test_diffusion import DIFFUSION

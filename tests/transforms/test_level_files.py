@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from credit_jax.data import ChannelGroup
+from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.named_fields.coordinates import UNKNOWN
-from credit_jax.named_fields.write_scalers import write_scalers
 from credit_jax.transforms import notes_on_order
 from credit_jax.transforms.base import LevelFile
 from credit_jax.transforms.level_files import check_numbers, matched_by_count

@@ -7,8 +7,8 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.dense import scale_and_shift
 from credit_jax.ops.norm import standardize, standardize_gradient
 
 

@@ -17,8 +17,7 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.gpu.call import cdiv
-from credit_jax.kernels.gpu.groups import TILE, TILES
-from credit_jax.kernels.gpu.layouts import row_major
+from credit_jax.kernels.gpu.groups import TILE, TILES, row_major
 from credit_jax.ops.conv import (
     NO_PADDING,
     AnyPadding,

@@ -12,8 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from credit_jax.kernels.gpu.groups import num_groups
-from credit_jax.kernels.gpu.layouts import row_major
+from credit_jax.kernels.gpu.groups import num_groups, row_major
 from credit_jax.ops import dense as ops
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import of_matrices, wide_tangent

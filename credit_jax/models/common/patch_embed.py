@@ -11,7 +11,7 @@ from flax import nnx
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm
 from credit_jax.nn.parameters import parameter
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.params.initializers import torch_uniform

@@ -11,7 +11,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.field_attention import field_attention
 from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.nn.parameters import parameter
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.domain.conv_transpose import conv_transpose2d_field
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import add

@@ -17,11 +17,10 @@ from credit_jax.kernels import (
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.dropout import drop_attention
-from credit_jax.nn.layers import LayerNorm, Linear, sum_over_tensor
-from credit_jax.nn.matmul import matmul
+from credit_jax.nn.layers import LayerNorm, Linear, matmul, sum_over_tensor
 from credit_jax.nn.parameters import Parameter, parameter
-from credit_jax.ops.affine import add_bias
-from credit_jax.ops.position_bias import (
+from credit_jax.ops.dense import add_bias
+from credit_jax.ops.window_attention import (
     bias_positions,
     credit_table,
     pairs_of_offsets,

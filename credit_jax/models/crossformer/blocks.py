@@ -15,8 +15,7 @@ from credit_jax.models.crossformer.attention import (
     WindowAttention,
 )
 from credit_jax.nn.context import Context
-from credit_jax.nn.feed_forward import FeedForward
-from credit_jax.nn.layers import Conv
+from credit_jax.nn.layers import Conv, FeedForward
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding

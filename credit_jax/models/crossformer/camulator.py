@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from credit_jax.models.common.frames import FrameFold
+from credit_jax.models.common.entry import FrameFold
 from credit_jax.models.common.pixel_shuffle import Head, UpBlock
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.crossformer.config import EncoderDecoderConfig

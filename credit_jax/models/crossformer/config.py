@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import MAX_DEPTH, ModelConfig
-from credit_jax.models.common.frames import FrameFold, mean_problems, unseen_frames
+from credit_jax.models.common.entry import FrameFold, mean_problems, unseen_frames
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from credit_jax.models.common.frames import FrameFold
+from credit_jax.models.common.entry import FrameFold
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
 from credit_jax.models.common.variables import ChannelCountKeys
 from credit_jax.models.crossformer.config import EncoderDecoderConfig

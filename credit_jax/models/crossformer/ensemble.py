@@ -24,7 +24,7 @@ from credit_jax.nn.parameters import (
     parameter,
 )
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 

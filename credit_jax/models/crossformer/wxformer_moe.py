@@ -14,7 +14,7 @@ from credit_jax.models.common.pixel_shuffle import Head, UpBlock
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 from credit_jax.models.crossformer.wxformer import WXFormerKeys
 from credit_jax.nn.experts import ExpertFeedForward, Routing
-from credit_jax.nn.feed_forward import FeedForward
+from credit_jax.nn.layers import FeedForward
 from credit_jax.ops.experts import balance_loss
 
 

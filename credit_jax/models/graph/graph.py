@@ -16,7 +16,7 @@ from pydantic import Field as Key
 from pydantic import PositiveInt, model_validator
 
 from credit_jax.models.common.config import MAX_DEPTH
-from credit_jax.models.common.frames import fold_frames
+from credit_jax.models.common.entry import fold_frames
 from credit_jax.models.common.variables import ChannelKeys
 from credit_jax.models.graph.blocks import EdgeEmbedding, Gates, GraphBlock, NodeNorm
 from credit_jax.models.graph.edge_file import read_edges

@@ -15,12 +15,11 @@ from credit_jax.kernels import attend, attention_logits
 from credit_jax.models.swin.position_bias import OffsetBias, PairBias
 from credit_jax.nn.context import Context
 from credit_jax.nn.dropout import drop_attention, drop_units
-from credit_jax.nn.layers import sum_over_tensor
-from credit_jax.nn.matmul import matmul
+from credit_jax.nn.layers import matmul, sum_over_tensor
 from credit_jax.nn.parameters import parameter
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import Pair
-from credit_jax.ops.shifted_windows import beyond_edge
+from credit_jax.ops.window_attention import beyond_edge
 from credit_jax.parallel.domain.windows import merge, partition, window_numbers
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout

@@ -10,7 +10,7 @@ from credit_jax.models.swin.attention import ShiftedWindowAttention
 from credit_jax.nn.context import Context
 from credit_jax.nn.dropout import drop_units
 from credit_jax.nn.layers import LayerNorm, Linear
-from credit_jax.ops.drop_path import drop_path
+from credit_jax.ops.dropout import drop_path
 from credit_jax.ops.gelu import gelu
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.select import roll_field

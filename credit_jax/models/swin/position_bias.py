@@ -12,11 +12,14 @@ from credit_jax.kernels import dense
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.padding import Pair
-from credit_jax.ops.position_bias import pairs_of_offsets
-from credit_jax.ops.shifted_windows import scaled_offsets, token_offsets
+from credit_jax.ops.window_attention import (
+    pairs_of_offsets,
+    scaled_offsets,
+    token_offsets,
+)
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.scopes import POSITION_BIAS
 

@@ -22,8 +22,7 @@ from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttenti
 from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
 from credit_jax.models.swin.position_bias import PairBias
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import Conv, LayerNorm
-from credit_jax.nn.matmul import matmul
+from credit_jax.nn.layers import Conv, LayerNorm, matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.padding import Pair

@@ -31,7 +31,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.shuffle import unpatch_field
 from credit_jax.parallel.params.initializers import torch_uniform

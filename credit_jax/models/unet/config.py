@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt
 
 from credit_jax.config import StrictModel, not_available
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.frames import mean_problems, unseen_frames
+from credit_jax.models.common.entry import mean_problems, unseen_frames
 from credit_jax.models.common.padded_config import CorrectedConfig
 from credit_jax.models.common.variables import (
     ChannelCountKeys,

@@ -12,15 +12,15 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.dropout import drop_units
 from credit_jax.nn.layers import Conv, Linear
 from credit_jax.nn.parameters import parameter
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.gelu import gelu
+from credit_jax.parallel.domain.conv import periodic_conv2d_field
 from credit_jax.parallel.domain.global_attention import (
     full_attention,
     linear_attention,
     merge_heads,
     split_heads,
 )
-from credit_jax.parallel.domain.periodic import periodic_conv2d_field
 from credit_jax.parallel.domain.resize import resize_nearest
 from credit_jax.parallel.domain.shuffle import join
 from credit_jax.parallel.params.initializers import (

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.entry import correct
-from credit_jax.models.common.frames import fold_frames
+from credit_jax.models.common.entry import correct, fold_frames
 from credit_jax.models.unet.config import Activation, DownscalingUNetConfig, UNetConfig
 from credit_jax.models.unet.decoder import UNetDecoder
 from credit_jax.models.unet.resnet import ResNetEncoder

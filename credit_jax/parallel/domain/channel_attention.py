@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.ops import RunningStatistics, neighbor_gate, squeeze_gate
-from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.domain.global_pool import (
     global_mean_pool,
     mean_over_lat,

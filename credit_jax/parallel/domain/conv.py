@@ -1,4 +1,4 @@
-"""Convolution of sharded fields."""
+"""Convolutions and patch embeddings of sharded fields, periodic ones too."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.kernels import conv2d, conv3d
-from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import (
+    LAT,
+    LON,
     NO_PADDING,
+    NO_PADDING_3D,
     AnyPadding,
+    AnyPadding3d,
+    Triple,
+    check_periodic,
     conv_out_size,
     explicit_padding,
+    pad_periodic,
 )
-from credit_jax.ops.convolution3d import NO_PADDING_3D, AnyPadding3d, Triple
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
@@ -26,7 +32,7 @@ from credit_jax.parallel.domain.output_layout import (
     spatial_dim,
     to_layout,
 )
-from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
@@ -77,7 +83,7 @@ def conv3d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.convolution3d.conv3d` on a field, with the halo that its output rows need.
+    """`ops.conv.conv3d` on a field, with the halo that its output rows need.
 
     Args:
         field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
@@ -207,3 +213,111 @@ def conv_rows(layout: Layout, out: Layout, geometry: KernelGeometry) -> Layout:
 def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:
     """Returns the padding with (0, 0) along spatial dim `index`."""
     return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))
+
+
+def patch_embed2d_field(
+    field: Field,
+    kernel: Float[Array, "patch_h patch_w channel_in embed"],
+    bias: Float[Array, " embed"] | None = None,
+    *,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.patches.patch_embed2d` on a field; each patch is on a single shard.
+
+    No row moves if the rows of every shard are complete patches. Rows at the end of the
+    field that do not fill a patch are ignored.
+
+    Args:
+        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
+        kernel: (patch_h, patch_w, channel_in, embed).
+        bias: (embed,), or None.
+        out: layout of the rows of patches; None for equal blocks.
+    """
+    patch = (kernel.shape[0], kernel.shape[1])
+    patches = conv2d_field(field, kernel, stride=patch, out=out)
+    return _add(patches, bias)
+
+
+def patch_embed3d_field(
+    field: Field,
+    kernel: Float[Array, "patch_t patch_h patch_w channel_in embed"],
+    bias: Float[Array, " embed"] | None = None,
+    *,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.patches.patch_embed3d` on a field; each cube is on a single shard.
+
+    Args:
+        field: (batch, time or level, lat, lon, channel_in), sharded along dim 1, 2 or
+            3.
+        kernel: (patch_t, patch_h, patch_w, channel_in, embed).
+        bias: (embed,), or None.
+        out: layout of the rows of patches; None for equal blocks.
+    """
+    patch = (kernel.shape[0], kernel.shape[1], kernel.shape[2])
+    patches = conv3d_field(field, kernel, stride=patch, out=out)
+    return _add(patches, bias)
+
+
+def _add(field: Field, bias: Array | None) -> Field:
+    if bias is None:
+        return field
+    lead = (1,) * (field.data.ndim - 1)
+    return field.like(field.data + bias.reshape(*lead, -1))
+
+
+def periodic_conv2d_field(
+    field: Field,
+    kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
+    *,
+    padding: int = 1,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.conv.periodic_conv2d` on a field: rows are reflected at the true poles.
+
+    Args:
+        field: (batch, lat, lon, channel_in), sharded along dim 1 (latitude) or dim 2
+            (longitude).
+        kernel: (kernel_h, kernel_w, channel_in, channel_out).
+        padding: number of rows and columns to add on every side.
+        out: layout of the output rows; None for equal blocks.
+
+    Returns:
+        Field on layout `out`.
+
+    Raises:
+        ValueError: as for `ops.conv.periodic_conv2d`, or the number of rows of
+            `out` is wrong.
+
+    Differs from CREDIT: DomainParallelPeriodicConv2d has zeros beyond the poles, where
+    the PeriodicConv2d that it replaces reflects rows.
+    """
+    layout, at = field.layout, spatial_dim(field.layout, 2)
+    sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
+    check_periodic(padding, *sizes)
+    padded = layout.size + 2 * padding
+    target = consecutive_layout(layout, padded - kernel.shape[at] + 1, out)
+    if layout.num_shards == 1:
+        data, dims = in_row_order(field).data, (LON, LAT)
+    else:
+        need = _periodic_rows(layout, target, kernel.shape[at], padding)
+        data = reshard(field, need, scope=HALO).data
+        dims = (LON if layout.dim == LAT else LAT,)
+    for dim in dims:
+        data = pad_periodic(data, padding, dim)
+    return to_layout(Field(conv2d(data, kernel), target), out)
+
+
+def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layout:
+    """Returns the layout of the needed rows; padding is the row that it copies."""
+    rows = range(-padding, layout.size + padding)
+    if layout.dim == 1:
+        last = layout.size - 1
+        source = [last - abs(last - abs(row)) for row in rows]
+    else:
+        source = [row % layout.size for row in rows]
+    padded = conv_rows(
+        layout.to_blocks(len(source)), out, KernelGeometry(size, 1, (0, 0), 1)
+    )
+    needed = [[source[g] if g >= 0 else PADDING for g in need] for need in padded.rows]
+    return layout.with_rows(needed, layout.size)

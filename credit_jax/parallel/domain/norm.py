@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops import RunningStatistics
-from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.batch_stats import batch_norm_by
+from credit_jax.ops.dense import scale_and_shift
 from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field

@@ -11,7 +11,7 @@ from credit_jax.parallel.rows.reshard import reshard
 
 
 def pixel_shuffle_field(field: Field, scale: int) -> Field:
-    """`ops.shuffle.pixel_shuffle` on a field; no row moves to another shard.
+    """`ops.patches.pixel_shuffle` on a field; no row moves to another shard.
 
     Args:
         field: (batch, lat, lon, channel * scale**2), sharded along dim 1 or 2.
@@ -21,7 +21,7 @@ def pixel_shuffle_field(field: Field, scale: int) -> Field:
 
 
 def unpatch_field(field: Field, patch: Pair) -> Field:
-    """`ops.shuffle.unpatch` on a field; no row moves to another shard.
+    """`ops.patches.unpatch` on a field; no row moves to another shard.
 
     Args:
         field: (batch, lat, lon, channel * rows * columns of a patch), sharded along

@@ -25,9 +25,12 @@ from credit_jax.physics.files import (
 )
 from credit_jax.physics.geopotential import geopotential
 from credit_jax.physics.interpolation import rises
-from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
+from credit_jax.physics.pressure_levels import (
+    ColumnState,
+    mean_sea_level_pressure,
+    to_pressure_levels,
+)
 from credit_jax.physics.rows import fill_padding, local_rows
-from credit_jax.physics.sea_level import mean_sea_level_pressure
 from credit_jax.transforms.base import (
     PRESSURE,
     Descriptions,

@@ -24,8 +24,11 @@ from credit_jax.physics.interpolation import (
     interpolate_linearly,
     rises,
 )
-from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
-from credit_jax.physics.sea_level import mean_sea_level_pressure
+from credit_jax.physics.pressure_levels import (
+    ColumnState,
+    mean_sea_level_pressure,
+    to_pressure_levels,
+)
 from credit_jax.transforms.base import (
     HEIGHT,
     PRESSURE,

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from credit_jax import ops
-from credit_jax.kernels.cpu.conv3d import conv3d
+from credit_jax.kernels.cpu.conv import conv3d
 from tests.ops.conv3d_cases import CASES, arrays, of_torch
 from tests.support.gradients import assert_same, jax_values
 
