@@ -59,17 +59,6 @@ def conv2d(
     )
 
 
-def conv_out_size(
-    size: int, kernel: int, stride: int = 1, padding: Pair = (0, 0), dilation: int = 1
-) -> int:
-    """Returns the output length of a convolution along one dim.
-
-    >>> conv_out_size(721, 32, 4, (14, 14))
-    180
-    """
-    return (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
-
-
 def explicit_padding(
     padding: Sequence[Pair] | str,
     kernel: Sequence[int],

@@ -1,4 +1,4 @@
-"""Padding of arrays with a constant; negative widths remove points."""
+"""Padding of arrays with a constant, where negative widths remove points, and sizes."""
 
 from __future__ import annotations
 
@@ -49,3 +49,14 @@ def pad_dim(
 ) -> Shaped[Array, "*padded"]:
     """`pad` along one dim."""
     return pad(x, [width if d == dim else (0, 0) for d in range(x.ndim)], value)
+
+
+def conv_out_size(
+    size: int, kernel: int, stride: int = 1, padding: Pair = (0, 0), dilation: int = 1
+) -> int:
+    """Returns the output length of a convolution along one dim.
+
+    >>> conv_out_size(721, 32, 4, (14, 14))
+    180
+    """
+    return (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.ops.conv import conv_out_size
 from credit_jax.ops.dense import Product, dense
-from credit_jax.ops.padding import Pair, pad, pad_spatial
+from credit_jax.ops.padding import Pair, conv_out_size, pad, pad_spatial
 
 LAYOUTS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 

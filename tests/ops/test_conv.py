@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from credit_jax.ops import conv
+from credit_jax.ops.padding import conv_out_size
 from tests.ops.conv_cases import CASES, arrays, of_torch
 from tests.support.gradients import assert_same, jax_values
 
@@ -29,7 +30,7 @@ def test_output_size(size, kernel, stride, padding, dilation):
     out = torch.nn.functional.conv2d(
         x, weight, stride=(stride, 1), dilation=(dilation, 1)
     )
-    size = conv.conv_out_size(size, kernel, stride, padding, dilation)
+    size = conv_out_size(size, kernel, stride, padding, dilation)
     assert size == out.shape[2]
 
 

@@ -1,4 +1,4 @@
-"""Attention within windows, and drop path: torch, timm and CREDIT on the same arrays."""
+"""Attention within windows, and drop path: torch, timm, CREDIT on the same arrays."""
 
 from __future__ import annotations
 

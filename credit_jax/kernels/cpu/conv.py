@@ -39,10 +39,9 @@ from credit_jax.ops.conv import (
     Padding,
     Triple,
     checked_padding,
-    conv_out_size,
 )
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.padding import Pair, conv_out_size, pad_spatial
 from credit_jax.ops.space_to_depth import phases, points_together, space_to_depth_conv
 from credit_jax.ops.vma import match_vma
 

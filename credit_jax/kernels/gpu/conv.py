@@ -18,14 +18,8 @@ from jaxtyping import Array, Float
 from credit_jax import ops
 from credit_jax.kernels.gpu.call import cdiv
 from credit_jax.kernels.gpu.groups import TILE, TILES, row_major
-from credit_jax.ops.conv import (
-    NO_PADDING,
-    AnyPadding,
-    Padding,
-    checked_padding,
-    conv_out_size,
-)
-from credit_jax.ops.padding import Pair, pad, pad_spatial
+from credit_jax.ops.conv import NO_PADDING, AnyPadding, Padding, checked_padding
+from credit_jax.ops.padding import Pair, conv_out_size, pad, pad_spatial
 from credit_jax.ops.space_to_depth import (
     kernel_phases,
     points_together,

@@ -16,8 +16,7 @@ from credit_jax.models.crossformer.attention import (
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, FeedForward
-from credit_jax.ops.conv import conv_out_size
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import Pair, conv_out_size
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
 from credit_jax.parallel.domain.heads import attention_layouts
 from credit_jax.parallel.domain.strips import Windows

@@ -18,7 +18,7 @@ from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.ops.conv import conv_out_size
+from credit_jax.ops.padding import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
 Stages = Annotated[

@@ -18,12 +18,11 @@ from credit_jax.ops.conv import (
     AnyPadding3d,
     Triple,
     check_periodic,
-    conv_out_size,
     explicit_padding,
     pad_periodic,
 )
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import Pair, conv_out_size
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
     consecutive_rows,
