@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.adjoint.maps import TARGET, ForecastMap, State
-from credit_jax.config.optimize_ic import OptimizeConfig
+from credit_jax.config.assimilation import OptimizeConfig
 from credit_jax.losses import Loss
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.transforms import FieldTree

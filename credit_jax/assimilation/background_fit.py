@@ -22,7 +22,7 @@ from credit_jax.config.dates import duration
 from credit_jax.config.messages import got
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
-from credit_jax.evaluation.open_forecasts import open_forecasts
+from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 

@@ -35,7 +35,7 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.base_weights import first_adapters
-from credit_jax.training.optimizer_state import UniformTransformation
+from credit_jax.training.optimizer import UniformTransformation
 from credit_jax.training.restore import RunStore, place_weights
 from credit_jax.training.rollout import evaluation_step
 from credit_jax.training.state import (

@@ -22,13 +22,13 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.curriculum import StagePlan
 from credit_jax.plan.run import model_options
-from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import (
     adamw,
     build_loss_optimizer,
     build_optimizer,
 )
 from credit_jax.training.run_weights import RunWeights
+from credit_jax.training.state import init_loss_state
 from credit_jax.transforms import ONE_STEP, FieldTree, Rollout
 
 # Samples of a batch: the degrees of data parallelism up to 4 divide them.

@@ -15,15 +15,17 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
-from credit_jax.checkpoint.manager import Manager, Preservation, open_manager
-from credit_jax.checkpoint.progress import Progress
-from credit_jax.checkpoint.removal import (
+from credit_jax.checkpoint.manager import (
     DIGESTS,
     REMOVED,
+    Manager,
     Pin,
+    Preservation,
     RemovedCheckpoints,
+    open_manager,
     pin,
 )
+from credit_jax.checkpoint.progress import Progress
 from credit_jax.checkpoint.trees import (
     as_nested_dict,
     differences,

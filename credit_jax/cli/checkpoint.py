@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.checkpoint.removal import DIGESTS, pin
+from credit_jax.checkpoint.manager import DIGESTS, pin
 from credit_jax.checkpoint.store import FOLDER
 from credit_jax.config.messages import printable
 from credit_jax.io.digests import find_damage

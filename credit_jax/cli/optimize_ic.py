@@ -39,8 +39,8 @@ from credit_jax.cli.options import (
     join_processes,
 )
 from credit_jax.config import Config
+from credit_jax.config.assimilation import OptimizeConfig
 from credit_jax.config.inference import OutputConfig
-from credit_jax.config.optimize_ic import OptimizeConfig
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.forecast import Forecaster

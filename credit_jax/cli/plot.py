@@ -18,16 +18,20 @@ import xarray as xr
 
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.config import not_available
-from credit_jax.evaluation.open_forecasts import open_forecasts
+from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_training
 from credit_jax.forecast.archive import record_beside
-from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
+from credit_jax.visualization.canvas import (
+    SUFFIXES,
+    check_suffix,
+    panels_figure,
+    save_figure,
+)
 from credit_jax.visualization.card import ERRORS, card_panel, differences
 from credit_jax.visualization.choice import choose, find_lead, truth_of
 from credit_jax.visualization.curves import NAMES, curve_charts
 from credit_jax.visualization.labels import channel_text, region_text
 from credit_jax.visualization.page import write_page
-from credit_jax.visualization.panels import panels_figure
 from credit_jax.visualization.projections import PLAIN, PROJECTIONS, Projection
 from credit_jax.visualization.scene import Scene
 from credit_jax.visualization.spectra import rank_panels, spectrum_charts

@@ -22,14 +22,17 @@ from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.named_data import NamedData
-from credit_jax.evaluation.attributes import attributes_of
+from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
 from credit_jax.evaluation.offline import dims_of_scores, grid_of, score_files
-from credit_jax.evaluation.open_forecasts import open_forecasts
-from credit_jax.evaluation.opening import ScoreOptions, in_order, open_comparison
+from credit_jax.evaluation.opening import (
+    ScoreOptions,
+    in_order,
+    open_comparison,
+    open_forecasts,
+)
 from credit_jax.evaluation.regions import choose_regions
-from credit_jax.evaluation.score_table import score_table
-from credit_jax.evaluation.scores import other_scores, write_scores
+from credit_jax.evaluation.scores import other_scores, score_table, write_scores
 from credit_jax.forecast.archive import Record, record_beside
 from credit_jax.io.write_errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from credit_jax.config.assimilation import AssimilationConfig
+from credit_jax.config.assimilation import AssimilationConfig, OptimizeConfig
 from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.curriculum import CurriculumStage
@@ -18,7 +18,6 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.config.optimize_ic import OptimizeConfig
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from credit_jax.data.channel_checks import ChannelChecks
+from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.forecast_data import ForecastData
-from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.schedule import Schedule, Task
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields

@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from credit_jax.data.batch import Batch, BatchArrays
-from credit_jax.data.channel_checks import ChannelChecks
+from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.dataset import Dataset, collate
-from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import BadValuesError, check_fields
 from credit_jax.transforms import (

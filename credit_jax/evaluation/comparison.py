@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -222,3 +225,31 @@ def is_numbered(levels: np.ndarray) -> bool:
 
 def _listed(values: Sequence[float] | np.ndarray | None) -> str:
     return ", ".join(f"{value:g}" for value in ([] if values is None else values))
+
+
+def attributes_of(
+    where: str, comparison: Comparison, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the attributes that describe the provenance of scores.
+
+    Args:
+        where: path of the forecasts.
+        comparison: truth and climatology of the scores.
+        provenance: provenance of the forecasts.
+    """
+    climatology = comparison.climatology
+    return {
+        "title": "scores of forecasts",
+        "forecast": where,
+        "truth": comparison.truth.where,
+        "climatology": "none" if climatology is None else climatology.where,
+        "training_dates": comparison.training_dates,
+        "weights": "cos(latitude)",
+        "credit_jax": version("credit-jax"),
+        **{
+            f"forecast_{key}": value
+            if isinstance(value, str | int | float)
+            else json.dumps(value)
+            for key, value in provenance.items()
+        },
+    }

@@ -1,9 +1,10 @@
-"""Opens the references of forecasts, and checks first that nothing is missing."""
+"""Opens forecasts and their references, and checks first that nothing is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -11,9 +12,12 @@ from credit_jax.config.data import DateRange, in_training
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import Comparison, compare, levels_in
+from credit_jax.evaluation.forecast_files import ForecastFiles
 from credit_jax.evaluation.grid_file import Variable, align
+from credit_jax.evaluation.netcdf_forecasts import open_netcdf, start_folders
 from credit_jax.evaluation.references import open_truth
 from credit_jax.evaluation.scores import NONE_TRAINED
+from credit_jax.evaluation.zarr_forecasts import open_zarr
 from credit_jax.io.open_files import OpenFiles
 
 NO_CLIMATOLOGY = "none"
@@ -130,3 +134,40 @@ def in_order(names: Sequence[str]) -> tuple[str, ...]:
     """
     parts = [part.strip() for name in names for part in name.split(",")]
     return tuple(dict.fromkeys(part for part in parts if part))
+
+
+STORE = "forecast.zarr"
+_ZARR = ("zarr.json", ".zgroup", ".zmetadata")
+
+
+def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFiles:
+    """Opens forecasts without reading fields.
+
+    Args:
+        path: a Zarr store, a folder with `forecast.zarr`, or CREDIT's folder.
+        open_files: files that are open already.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        ValueError: it contains no forecasts, or parts of them are missing.
+    """
+    files = open_files or OpenFiles()
+    place = Path(path)
+    if (place / STORE).is_dir():
+        return open_zarr(str(place / STORE), files)
+    if place.is_dir():
+        if folders := start_folders(place):
+            return open_netcdf(place, folders, files)
+        if not any((place / name).exists() for name in _ZARR):
+            raise ValueError(
+                f"--forecast: {path} holds no forecasts: neither {STORE} nor folders "
+                "of start dates such as 20010601_0000Z, and it is no Zarr store"
+            )
+    return open_zarr(path, files)
+
+
+def holds_forecasts(folder: Path) -> bool:
+    """Whether a folder holds a store of forecasts, or CREDIT's folders."""
+    if not folder.is_dir():
+        return False
+    return (folder / STORE).exists() or bool(start_folders(folder))

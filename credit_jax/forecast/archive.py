@@ -15,7 +15,7 @@ import numpy as np
 
 from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.data.schedule import Schedule, Task
-from credit_jax.evaluation.open_forecasts import holds_forecasts
+from credit_jax.evaluation.opening import holds_forecasts
 from credit_jax.forecast.identity import differences
 from credit_jax.io.atomic import new_file
 from credit_jax.named_fields.coordinates import places_of

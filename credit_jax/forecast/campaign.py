@@ -25,11 +25,14 @@ from credit_jax.data.schedule import Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.delivery import Delivery, TaskProgress, Tasks
-from credit_jax.forecast.member_noise import MemberNoise, member_noise
 from credit_jax.forecast.members import Changes, perturbed_reader
 from credit_jax.forecast.online_scores import GroupScores, OnlineScores
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.perturbation import PreparedPerturbation
+from credit_jax.forecast.perturbation import (
+    MemberNoise,
+    PreparedPerturbation,
+    member_noise,
+)
 from credit_jax.forecast.sharing import Share, added_up
 from credit_jax.forecast.stores import NoStore, Store
 from credit_jax.forecast.summary import DeviceClock, Summary, Times

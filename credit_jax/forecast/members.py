@@ -12,9 +12,9 @@ from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.schedule import Task, steps_of
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.member_noise import MemberNoise
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import (
+    MemberNoise,
     NoisePerturbation,
     PreparedPerturbation,
     noise_perturbation,

@@ -9,7 +9,7 @@ from typing import Any
 import xarray as xr
 
 from credit_jax.data.named_data import NamedData
-from credit_jax.evaluation.attributes import attributes_of
+from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.forecast.archive import Archive, software

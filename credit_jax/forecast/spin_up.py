@@ -13,10 +13,10 @@ from credit_jax.data.forecast_reader import FirstStep, ForecastReader
 from credit_jax.data.schedule import Task
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecaster import to_host
-from credit_jax.forecast.member_noise import MemberNoise
 from credit_jax.forecast.perturbation import (
     PROGNOSTIC,
     Amplitude,
+    MemberNoise,
     NoisePerturbation,
     add,
 )

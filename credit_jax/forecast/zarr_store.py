@@ -26,7 +26,7 @@ import zarr
 
 from credit_jax.data.calendars import STANDARD
 from credit_jax.data.schedule import Schedule, Task
-from credit_jax.evaluation.open_forecasts import STORE
+from credit_jax.evaluation.opening import STORE
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.forecast.stores import HostFields, WriteJob

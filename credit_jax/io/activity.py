@@ -1,17 +1,27 @@
-"""What a command is doing at the moment, as one line of its log.
+"""What a command is doing at the moment, as a line of its log, and answers to signals.
 
-Code that may take long names its work by `activity`; a `heartbeat.Heartbeat` prints the
-description when nothing else has been printed for a while.
+Code that may take long names its work by `activity`. A `Heartbeat` is a thread that
+prints the description when nothing else has been printed for a while, and answers
+signals at once: Python runs signal handlers in the main thread alone, between two of
+its instructions, so that while XLA compiles, for minutes, nobody would answer Ctrl-C.
+The thread reads the wakeup file descriptor, to which the signal is written as soon as
+it arrives.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Any
 
 
 @dataclass
@@ -125,3 +135,157 @@ def log_line(text: str) -> None:
     """Prints a line about the progress on stderr, as stdout may be a document."""
     print(text, file=sys.stderr, flush=True)
     line_written()
+
+
+SECONDS = 30.0  # without a line of the log, after which the activity is printed
+_LOOK = 0.5  # seconds between two looks at the clock
+_OVER = b"\0"  # ends the thread; signals begin with 1
+_GRACE = 5.0  # seconds for the main thread to take an interrupt
+
+
+@dataclass
+class _Claim:
+    """A part of a command that ends in an orderly way after a signal.
+
+    Attributes:
+        answer: name of the signal -> line to print.
+        is_used: whether a signal has arrived; the next one ends the process.
+    """
+
+    answer: Callable[[str], str]
+    is_used: bool = False
+
+
+_claims: list[_Claim] = []
+
+
+@contextmanager
+def answered(answer: Callable[[str], str]) -> Iterator[None]:
+    """Declares that the block handles the first signal itself.
+
+    Args:
+        answer: name of the signal -> line to print when it arrives; called in the
+            thread of the heartbeat.
+    """
+    claim = _Claim(answer)
+    _claims.append(claim)
+    try:
+        yield
+    finally:
+        _claims.remove(claim)
+
+
+class Heartbeat:
+    """Prints what is being done when the log is quiet, and acknowledges signals.
+
+    In a thread other than the main one signals are left alone.
+
+    Args:
+        name: name of the command, where nothing else is known.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_taken = threading.Event()
+        self._previous: dict[int, Any] = {}
+        self.has_answered = False
+
+    def __enter__(self) -> Heartbeat:
+        silence(is_silent=False)
+        line_written()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._follows = threading.current_thread() is threading.main_thread()
+        if self._follows:
+            self._old_wakeup = signal.set_wakeup_fd(
+                self._writer, warn_on_full_buffer=False
+            )
+            # Only signals with a handler in Python are written to the descriptor.
+            for number, default, handler in (
+                (signal.SIGINT, signal.default_int_handler, self._interrupt),
+                (signal.SIGTERM, signal.SIG_DFL, self._leave_to_thread),
+            ):
+                if signal.getsignal(number) is default:
+                    self._previous[number] = signal.signal(number, handler)
+        _active.append(self)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _active.remove(self)
+        self._leave_signals()
+        os.write(self._writer, _OVER)
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _leave_signals(self) -> None:
+        if self._follows:
+            signal.set_wakeup_fd(self._old_wakeup)
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._is_taken.set()
+        signal.default_int_handler(number, frame)
+
+    def _leave_to_thread(self, number: int, frame: FrameType | None) -> None:
+        """The thread ends the process, also while the main thread compiles."""
+
+    # ------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        received = b""
+        while not received.endswith(_OVER):
+            ready, _, _ = select.select([self._reader], [], [], _LOOK)
+            received = os.read(self._reader, 64) if ready else b""
+            for number in received.removesuffix(_OVER):
+                if number in (signal.SIGINT, signal.SIGTERM) or _claims:
+                    self._answer(number)
+            if seconds_without_line() >= SECONDS:
+                log_line(description() or f"{self._name} is running")
+
+    def _answer(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if _claims and not _claims[-1].is_used:
+            _claims[-1].is_used = True
+            log_line(_claims[-1].answer(name))
+            return
+        if number not in self._previous and not _claims:
+            return  # the program around this command has a handler of its own
+        self.has_answered = True
+        if number == signal.SIGINT:
+            log_line("interrupted")
+            if self._is_taken.wait(_GRACE):
+                return
+        else:
+            log_line(f"ended by {name}")
+        _end_by(number)
+
+
+_active: list[Heartbeat] = []
+
+
+def _forget() -> None:
+    """Keeps a forked process from answering its signals through this one's pipe."""
+    while _active:
+        _active.pop()._leave_signals()
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _end_by(number: int) -> None:
+    """Ends this process by a signal, from any thread.
+
+    `signal.signal` works in the main thread alone, which does not answer.
+    """
+    ctypes.CDLL(None).signal(number, None)
+    os.kill(os.getpid(), number)

@@ -175,7 +175,7 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
 def _complete(place: Any, engine: str | None) -> Any:
     """A store or a file, in which values that are not there are errors."""
     if engine == "h5netcdf":
-        from credit_jax.io.unwritten import WrittenStore
+        from credit_jax.io.missing_chunks import WrittenStore
 
         return WrittenStore.open(place, phony_dims="access")
     if engine != "zarr":

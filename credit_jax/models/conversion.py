@@ -13,12 +13,12 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import MODELS, torch_model
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import SAME, Arrangement
-from credit_jax.state_dict.batch_stats import with_statistics
 from credit_jax.state_dict.key_map import (
     Arrays,
     HostModelState,
     KeyEntry,
     KeyMap,
+    with_statistics,
 )
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.match_keys import make_key_map

@@ -1,8 +1,7 @@
 """Channel layouts, area weights and global means for losses, metrics and transforms."""
 
 from credit_jax.named_fields.bridgescaler import read_scalers, target_variances
-from credit_jax.named_fields.channels import ChannelLayout
-from credit_jax.named_fields.context import FieldContext
+from credit_jax.named_fields.context import ChannelLayout, FieldContext
 from credit_jax.named_fields.tree import FieldTree, has_named_pair, named_pair, widened
 from credit_jax.named_fields.weighting import (
     SMALLEST_VARIANCE,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from credit_jax.named_fields.channels import ChannelLayout
+from credit_jax.named_fields.context import ChannelLayout
 
 # Entries by name; `credit_jax.transforms.base` lists them.
 FieldTree: TypeAlias = Mapping[str, Any]

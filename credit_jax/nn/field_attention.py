@@ -15,12 +15,10 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.gates import neighbor_taps
-from credit_jax.parallel.domain.channel_attention import (
+from credit_jax.parallel.domain.field_attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,
-)
-from credit_jax.parallel.domain.spatial_attention import (
     scse,
     spatial_attention,
 )

@@ -19,8 +19,8 @@ from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import config_of, read_with_objects
-from credit_jax.config.sources.local import LocalConfig
 from credit_jax.config.sources.registry import source_config
+from credit_jax.config.sources.sections import LocalConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup
 from credit_jax.data.sources.file_source import descriptive

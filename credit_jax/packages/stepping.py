@@ -31,9 +31,12 @@ from credit_jax.data.schedule import Schedule, Task, analyses
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.member_noise import MemberNoise, member_noise
 from credit_jax.forecast.members import perturbation, refuse_singular
-from credit_jax.forecast.perturbation import NoisePerturbation
+from credit_jax.forecast.perturbation import (
+    MemberNoise,
+    NoisePerturbation,
+    member_noise,
+)
 from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
 from credit_jax.named_fields.coordinates import Axes, Coordinates, as_values
 from credit_jax.named_fields.tree import by_source

@@ -38,8 +38,7 @@ from credit_jax.packages.adapters import adapter_record, model_with_adapters
 from credit_jax.packages.card import CardFacts, data_lines, write_card
 from credit_jax.packages.channel_table import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
-from credit_jax.packages.kinds import kind_of
-from credit_jax.packages.manifest import COORDINATES, Manifest
+from credit_jax.packages.manifest import COORDINATES, Manifest, kind_of
 from credit_jax.packages.references import (
     file_references,
     grid_references,

@@ -1,13 +1,28 @@
-"""The position of a run after an epoch: its best result, the state of `plateau`."""
+"""The end of an epoch: sums for its row in the log, validation, position of the run."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.data import Batch, Loader
+from credit_jax.io.activity import activity
+from credit_jax.nn.noise import Noise
+from credit_jax.training.batches import num_batches
+from credit_jax.training.display import Display
+from credit_jax.training.loggers import Row, logged_metrics
+from credit_jax.training.state import TrainState
+from credit_jax.training.steps import Steps
 
 
 def progress_after(
@@ -98,3 +113,101 @@ def _is_better(config: PlateauConfig, value: float, best: float | None) -> bool:
     else:
         bound = best + sign * config.threshold
     return value > bound if config.mode == "max" else value < bound
+
+
+@dataclass
+class EpochNumbers:
+    """Losses, further measured values, waiting times, and the number of bad samples.
+
+    Attributes:
+        losses: losses of each micro-batch.
+        sums: further measured values by name, summed over the micro-batches.
+        waits: seconds that each update of this process waited for data.
+        num_bad: bad samples that were replaced by others.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    waits: list[float] = field(default_factory=list)
+    num_bad: int = 0
+
+    @staticmethod
+    def of(progress: Progress) -> EpochNumbers:
+        """Restores the numbers from a position within an epoch, where a run resumes."""
+        return EpochNumbers(list(progress.epoch_losses), dict(progress.epoch_sums))
+
+    def add(self, losses: np.ndarray, measured: Mapping[str, Any]) -> None:
+        """Adds an update.
+
+        Args:
+            losses: (k,) of its micro-batches.
+            measured: (k,) arrays by name.
+        """
+        self.losses += losses.tolist()
+        for name, values in jax.device_get(dict(measured)).items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(np.sum(values))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """What was measured besides the loss, averaged over the micro-batches."""
+        return {name: total / len(self.losses) for name, total in self.sums.items()}
+
+    def row(self, valid: Mapping[str, float], chosen: bool | Sequence[str]) -> Row:
+        """The columns of training and validation in the log.
+
+        Args:
+            valid: loss and metrics of the validation.
+            chosen: variables whose metrics are logged, see `logged_metrics`.
+        """
+        return {
+            "train_loss": float(np.mean(self.losses)) if self.losses else math.nan,
+            **{
+                f"{phase}_{name}": value
+                for phase, metrics in (("train", self.means), ("valid", valid))
+                for name, value in logged_metrics(metrics, chosen).items()
+            },
+        }
+
+    @property
+    def mean_wait(self) -> float:
+        """Seconds that an update waited for data."""
+        return float(np.mean(self.waits)) if self.waits else 0.0
+
+
+def validate(
+    trainer: TrainerConfig,
+    steps: Steps,
+    loader: Loader | None,
+    state: TrainState,
+    display: Display,
+    *,
+    epoch: int,
+    last: int,
+    seen: Callable[[Batch], None],
+) -> dict[str, float]:
+    """Loss and metrics, averaged over batches as CREDIT does; {} without validation.
+
+    Args:
+        trainer: the trainer section.
+        steps: compiled functions.
+        loader: validation batches.
+        state: state whose averaged or last parameters are evaluated.
+        display: shows the progress.
+        epoch, last: number of this epoch, from 0, and number of epochs of the run.
+        seen: called with each batch.
+    """
+    if loader is None or steps.evaluate is None:
+        return {}
+    total = num_batches(loader, trainer.valid_batches_per_epoch)
+    display.start(f"validation {epoch + 1}/{last}", total=total)
+    weights = steps.fuse(state.evaluation_params, state.evaluation_model_state)
+    collected: dict[str, list[float]] = {}
+    for index, batch in enumerate(itertools.islice(loader.epoch(epoch), total)):
+        noise = Noise(jax.random.key(index))
+        with activity(f"validation batch {index + 1}/{total}"):
+            values = steps.evaluate(*weights, steps.place_valid(batch), noise)
+            for name, value in values.items():
+                collected.setdefault(name, []).append(float(value))
+        seen(batch)
+        display.advance(1, len(batch.x) * jax.process_count())
+    return {name: float(np.mean(values)) for name, values in collected.items()}

@@ -18,16 +18,21 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.training.agreement import Agreement
-from credit_jax.training.ahead import NEAR, NextStage
 from credit_jax.training.batches import (
     batches_left,
     grouped,
     num_batches,
     with_wait,
 )
-from credit_jax.training.curriculum import Stage, entered, left_in, stage_at
-from credit_jax.training.epoch_end import progress_after
-from credit_jax.training.epoch_numbers import EpochNumbers
+from credit_jax.training.curriculum import (
+    NEAR,
+    NextStage,
+    Stage,
+    entered,
+    left_in,
+    stage_at,
+)
+from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import Row
 from credit_jax.training.non_finite import check_finite
 from credit_jax.training.save_schedule import SaveSchedule
@@ -35,7 +40,6 @@ from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start, last_epoch
 from credit_jax.training.state import TrainState
 from credit_jax.training.steps import Loggers, Steps
-from credit_jax.training.validation import validate
 
 FINISHED, EARLY = "finished", "stopped early"
 # Columns of the log that depend on the clock.

@@ -12,11 +12,11 @@ import xarray as xr
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
-from credit_jax.evaluation.open_forecasts import open_forecasts
-from credit_jax.evaluation.score_table import score_table
+from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import (
     LEAD,
     other_scores,
+    score_table,
     seen_in_training,
     write_scores,
 )

@@ -34,22 +34,22 @@ from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.low_rank import LowRank, is_adapter, merged
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.params.packing import Packing
+from credit_jax.parallel.params.packing import (
+    Packing,
+    pack_tree,
+    unpack_on_host,
+    unpacked_targets,
+)
 from credit_jax.parallel.params.spec import ParamSpec, trainable
 from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.loss_state import LossState
 from credit_jax.training.state import (
+    LossState,
     TrainState,
     packed_specs,
     packing_of,
     shardings,
-)
-from credit_jax.training.unpacking import (
-    pack_tree,
-    unpack_on_host,
-    unpacked_targets,
 )
 
 # Items that a checkpoint of another run may lack.

@@ -34,7 +34,6 @@ from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.batches import num_batches
 from credit_jax.training.channel_match import ChannelMatch
-from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
 from credit_jax.training.restore import place_weights
 from credit_jax.training.schedules import (
@@ -45,7 +44,12 @@ from credit_jax.training.schedules import (
     sets_first_rate,
     with_first_rate_at,
 )
-from credit_jax.training.state import TrainState, init_state, with_moments
+from credit_jax.training.state import (
+    TrainState,
+    init_loss_state,
+    init_state,
+    with_moments,
+)
 from credit_jax.training.step import (
     make_eval_step,
     make_train_step,

@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any
 
-from credit_jax.io.activity import description
-from credit_jax.io.heartbeat import answered
+from credit_jax.io.activity import answered, description
 from credit_jax.parallel.processes.coordinator import of_all
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

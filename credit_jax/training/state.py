@@ -1,4 +1,8 @@
-"""The state of a training run: one pytree, split over the mesh."""
+"""The state of a training run: one pytree, split over the mesh.
+
+Parameters of a loss are in it, too, replicated on every device: the loss `base` with
+`var_weighting: learnable`, for example, has the logarithms of variances.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,56 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from credit_jax.losses import Loss, initial_parameters
 from credit_jax.models.arguments import name_problems
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
-from credit_jax.parallel.params.packing import Packing
+from credit_jax.parallel.params.packing import Packing, pack_tree, unpack_on_host
 from credit_jax.parallel.params.spec import trainable
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.loss_state import LossState
-from credit_jax.training.optimizer import ADAM
-from credit_jax.training.optimizer_state import (
+from credit_jax.training.optimizer import (
+    ADAM,
     UniformTransformation,
     optimizer_state_specs,
 )
-from credit_jax.training.unpacking import pack_tree, unpack_on_host
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LossState:
+    """Parameters of a loss and the state of their optimizer.
+
+    Attributes:
+        params: parameters by name.
+        opt_state: state of their optimizer.
+    """
+
+    params: Any
+    opt_state: Any
+
+
+def init_loss_state(
+    loss: Loss, optimizer: optax.GradientTransformation | None
+) -> LossState | None:
+    """The state before the first step; None for a loss without parameters.
+
+    Raises:
+        ValueError: the loss has parameters, and there is no optimizer for them.
+    """
+    params = initial_parameters(loss)
+    if not params:
+        return None
+    if optimizer is None:
+        raise ValueError(
+            f"the loss has parameters of its own ({', '.join(params)}); give "
+            "make_train_step a loss_optimizer, and init_state the loss_state of "
+            "init_loss_state"
+        )
+    return LossState(params, optimizer.init(params))
 
 
 @jax.tree_util.register_dataclass
@@ -50,7 +87,7 @@ class TrainState:
         stored_ema: average of the parameters that are not frozen; see `ema`.
         ema_stats: averaged running statistics of batch norms, float32, or None.
         loss_scale: loss scale of float16, see `training.loss_scale`, or None.
-        loss_state: trained parameters of the loss, see `training.loss_state`, or None.
+        loss_state: trained parameters of the loss, see `training.state`, or None.
         key: key of dropout; each micro-batch folds its number into it.
     """
 

@@ -29,16 +29,21 @@ from credit_jax.parallel.params.spec import split_frozen
 from credit_jax.parallel.scopes import UPDATE
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
-from credit_jax.training.loss_state import LossState, init_loss_state
-from credit_jax.training.optimizer import global_norm
-from credit_jax.training.optimizer_state import update_by_path
+from credit_jax.training.optimizer import global_norm, update_by_path
 from credit_jax.training.rollout import (
     ForecastLoss,
     Trained,
     evaluate_forecast,
     zeros_like,
 )
-from credit_jax.training.state import TrainState, check_state, packing_of, state_specs
+from credit_jax.training.state import (
+    LossState,
+    TrainState,
+    check_state,
+    init_loss_state,
+    packing_of,
+    state_specs,
+)
 from credit_jax.transforms import ONE_STEP, Rollout
 
 Batch = Mapping[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.visualization.canvas import Panel
 from credit_jax.visualization.labels import superscript
-from credit_jax.visualization.panels import Panel
 
 # Dashes of matplotlib's line styles, in units of the SVG.
 DASHES = {"-": "none", "--": "5 3", "-.": "5 2.5 1.2 2.5", ":": "1.5 2.5"}

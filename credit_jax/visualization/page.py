@@ -13,6 +13,7 @@ from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import seen_in_training
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
+from credit_jax.visualization.canvas import Panel, panel_svg
 from credit_jax.visualization.card import card_panel, differences
 from credit_jax.visualization.charts import DASHES, Chart
 from credit_jax.visualization.curves import LOOKS, NAMES, curve_charts
@@ -24,7 +25,6 @@ from credit_jax.visualization.html import (
     image,
 )
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
-from credit_jax.visualization.panels import Panel, panel_svg
 from credit_jax.visualization.score_tables import score_table, skill_table, verdict
 from credit_jax.visualization.spectra import (
     bands_of,

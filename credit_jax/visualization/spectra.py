@@ -11,6 +11,7 @@ import xarray as xr
 
 from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import FORECAST, MEMBERS, TRUTH, WAVENUMBER
+from credit_jax.visualization.canvas import Panel
 from credit_jax.visualization.charts import Chart, Line
 from credit_jax.visualization.labels import (
     channel_text,
@@ -19,7 +20,6 @@ from credit_jax.visualization.labels import (
     squared,
     with_units,
 )
-from credit_jax.visualization.panels import Panel
 from credit_jax.visualization.summary import GLOBAL, chosen_leads
 
 SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"

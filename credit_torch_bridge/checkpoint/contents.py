@@ -14,8 +14,11 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
-from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys, upgraded
-from credit_torch_bridge.checkpoint.unsupported import recognized_model
+from credit_torch_bridge.checkpoint.torch_to_jax import (
+    recognized_model,
+    renamed_keys,
+    upgraded,
+)
 
 
 def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:

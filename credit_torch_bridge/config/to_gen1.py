@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from credit_jax.config.optimize_ic import OptimizeConfig
+from credit_jax.config.assimilation import OptimizeConfig
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import (
     STATE_TRAINER,

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from credit_jax.adjoint import singular_members
+from credit_jax.adjoint import growth
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.data.schedule import Schedule
 from credit_jax.forecast.members import refuse_singular
@@ -53,7 +53,7 @@ def config(world, tmp_path_factory, tiny_model):
 @pytest.fixture(scope="module")
 def computed(config, tmp_path_factory):
     """The folder of the forecasts, and the singular values of each start date."""
-    values, compute = [], singular_members.singular_vectors
+    values, compute = [], growth.singular_vectors
 
     def recorded(*args):
         vectors = compute(*args)
@@ -62,7 +62,7 @@ def computed(config, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("forecasts") / "all"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(singular_members, "singular_vectors", recorded)
+        patch.setattr(growth, "singular_vectors", recorded)
         assert forecast(config, folder, *SINGULAR) == 0
     return folder, np.array(values)
 
@@ -112,7 +112,7 @@ def test_the_norm_of_energy(config, computed, tmp_path, monkeypatch, capsys):
     def factors(outputs, keys, where, instead):
         return {key: 0.5 for key in keys if key.endswith(("/U", "/T"))}
 
-    monkeypatch.setattr(singular_members, "energy_factors", factors)
+    monkeypatch.setattr(growth, "energy_factors", factors)
     assert forecast(config, tmp_path / "energy", *energy) == 0
     store, other = read(tmp_path / "energy"), read(computed[0])
     starts, others = (x.isel(prediction_timedelta=0) for x in (store, other))

@@ -23,7 +23,7 @@ from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.common import entry
 from credit_jax.models.crossformer import attention
 from credit_jax.models.registry import build
-from credit_jax.nn import dropout, layers, packed_matrices
+from credit_jax.nn import layers, packed_matrices
 from credit_jax.nn.context import Context
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel import reductions
@@ -418,7 +418,7 @@ FAULTS = {
         padding_in_the_mean,
         "gradient",
     ),
-    "dropout by rank": ("domain2", dropout, "keep_mask", mask_of_the_rank, "gradient"),
+    "dropout by rank": ("domain2", layers, "keep_mask", mask_of_the_rank, "gradient"),
     "samples by rank": ("fsdp2", Context, "samples", samples_by_rank, "head/conv"),
     "stale gather": ("fsdp2", fsdp, "_all_gathered", stale_gather, "layers"),
     "spectral norm of a shard": (

@@ -154,7 +154,7 @@ def test_the_iterations_are_those_of_credit(config, expected, tmp_path, mesh):
 
 
 MINE = """
-from credit_jax.config.sources.local import LocalConfig
+from credit_jax.config.sources.sections import LocalConfig
 from credit_jax.data.sources.local import open_local
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.losses import LOSSES

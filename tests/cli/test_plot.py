@@ -9,7 +9,7 @@ from PIL import Image
 
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.plot import main
-from credit_jax.evaluation.open_forecasts import open_forecasts
+from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.visualization.choice import choose, truth_of
 from credit_jax.visualization.scene import Scene

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_objects_left")
 
 # One object of each type, made of those of credit_jax.
 MODULE = """
-from credit_jax.config.sources.local import LocalConfig
+from credit_jax.config.sources.sections import LocalConfig
 from credit_jax.data.sources.local import open_local
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.losses import LOSSES

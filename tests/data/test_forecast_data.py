@@ -78,7 +78,7 @@ def test_states_of_other_dates_than_forcing(world, tmp_path):
 def test_a_truth_from_a_source_of_ones_own(world, tmp_path):
     """The file of the truth names it, as a config does."""
     (tmp_path / "mine.py").write_text(
-        "from credit_jax.config.sources.local import LocalConfig\n"
+        "from credit_jax.config.sources.sections import LocalConfig\n"
         "from credit_jax.data.sources.local import open_local\n"
         "from credit_jax.data.sources.registry import SourceEntry\n"
         "mine = SourceEntry(LocalConfig, open_local)\n"

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.evaluation.forecast_files import valid_time
-from credit_jax.evaluation.open_forecasts import open_forecasts
+from credit_jax.evaluation.opening import open_forecasts
 from tests.visualization.stores import STARTS, make_store, write_folder
 
 HOUR = np.timedelta64(1, "h")

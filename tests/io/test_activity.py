@@ -1,12 +1,18 @@
 """What is being done, and when the last line was printed."""
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
 from credit_jax.io import activity as module
 from credit_jax.io.activity import (
+    Heartbeat,
     activity,
+    answered,
     description,
     line_written,
     live_display,
@@ -68,3 +74,153 @@ def test_lines_are_missed_unless_another_process_or_a_bar_shows_them(clock):
     silence(is_silent=False)
     line_written()
     assert seconds_without_line() == 0
+
+
+# As a compilation of XLA, the hash lets other threads run, but answers no signal.
+BUSY = """
+import hashlib, signal, sys
+from credit_jax.io import heartbeat
+from credit_jax.training.signals import StopRequests
+from credit_jax.io.activity import activity
+
+# A shell that runs the tests in the background lets them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+heartbeat._GRACE = 0.3
+def busy():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10**9)
+
+with heartbeat.Heartbeat("train"), activity("compiling step"):
+    if "stop" in sys.argv:
+        with StopRequests():
+            busy()
+    busy()
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts a busy process, which ends with the test."""
+    processes = []
+
+    def start(*args):
+        command = [sys.executable, "-c", BUSY, *args]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **options)
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [(signal.SIGTERM, "ended by SIGTERM"), (signal.SIGINT, "interrupted")],
+)
+def test_a_signal_ends_a_process_that_is_busy(start, number, line):
+    process = start()
+    process.send_signal(number)
+    assert process.stderr.readline() == f"{line}\n"
+    assert process.wait(timeout=60) == -number, "hashing takes minutes"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_run_acknowledges_the_first_signal_and_ends_with_the_second(start, number):
+    process = start("stop")
+    process.send_signal(number)
+    line = process.stderr.readline()
+    assert line.startswith(
+        f"{number.name}: the run is saved and ends after the update in progress; "
+        "now compiling step ("
+    )
+    assert line.endswith(" s). A second signal ends it at once.\n")
+    assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(timeout=60) == -number
+
+
+def test_a_quiet_log_says_what_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    monkeypatch.setattr(module, "_LOOK", 0.02)
+    began = time.monotonic()
+    with Heartbeat("train"):
+        time.sleep(0.5)
+        with activity("reading a batch"):
+            time.sleep(0.5)
+    most = (time.monotonic() - began) / 0.2
+    lines = capsys.readouterr().err.splitlines()
+    assert set(lines) == {"train is running", "reading a batch (0 s)"}
+    assert 2 <= len(lines) <= most, "one every 0.2 s"
+
+
+def test_handlers_are_those_of_before():
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(number) for number in numbers]
+    with Heartbeat("train"):
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_that_the_program_handles_is_left_to_it(capsys):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("term"))
+    try:
+        with Heartbeat("train"):
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["term"]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_that_is_taken_raises(capsys):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Heartbeat("train") as heartbeat, pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert heartbeat.has_answered
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_block_that_answers_is_the_innermost(capsys):
+    with (
+        Heartbeat("train"),
+        answered(lambda name: f"outer {name}"),
+        answered(lambda name: f"inner {name}"),
+    ):
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "inner SIGTERM\n"
+
+
+FORKED = """
+import os, signal, time
+from credit_jax.io.activity import Heartbeat
+
+with Heartbeat("train"):
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    time.sleep(0.5)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_signals_of_a_forked_process_are_its_own():
+    """As those by which a pool ends its workers."""
+    words = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "-15\n", "")

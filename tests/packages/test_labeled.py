@@ -187,7 +187,7 @@ def test_a_package_has_the_same_values(made, data, initial, expected):
 def test_forcing_from_a_source_of_ones_own(made, data, initial, tmp_path):
     """The data file of a package names it, as a config does."""
     (tmp_path / "mine.py").write_text(
-        "from credit_jax.config.sources.local import LocalConfig\n"
+        "from credit_jax.config.sources.sections import LocalConfig\n"
         "from credit_jax.data.sources.local import open_local\n"
         "from credit_jax.data.sources.registry import SourceEntry\n"
         "mine = SourceEntry(LocalConfig, open_local)\n"

@@ -4,9 +4,14 @@ from typing import Any
 
 import jax
 
-from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.setup import Setup
-from credit_jax.training.state import TrainState, place_state, state_of, state_specs
+from credit_jax.training.state import (
+    TrainState,
+    init_loss_state,
+    place_state,
+    state_of,
+    state_specs,
+)
 
 # Seed of the key of dropout and noise.
 SEED = 0

@@ -17,9 +17,8 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config import build_config
 from credit_jax.config.curriculum import Until
 from credit_jax.plan import plan_run
-from credit_jax.training.ahead import NextStage
 from credit_jax.training.base_weights import base_of_run
-from credit_jax.training.curriculum import left_in
+from credit_jax.training.curriculum import NextStage, left_in
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import Outcome
 from credit_jax.training.records import read_records

@@ -1,5 +1,10 @@
 """AdamW and clipping against torch, and the norm of a sharded gradient."""
 
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,14 +13,21 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from credit_jax.models.model_def import ModelDef
+from credit_jax.nn.low_rank import LowRank
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
 from credit_jax.training.optimizer import (
+    ADAM,
+    adamw,
     build_optimizer,
     clip_by_global_norm,
     global_norm,
 )
+from credit_jax.training.state import init_state, state_specs, with_moments
+from credit_jax.training.step import make_train_step
 from tests.support import assert_close, assert_trees_close
 from tests.training.settings import trainer_config
+from tests.training.toy_runs import MODEL_DEF, mse, toy_batches, toy_model, train_toy
 
 SHAPES = {"kernel": (8, 6), "bias": (4,), "scale": ()}
 
@@ -139,3 +151,193 @@ def test_given_norm_is_used(rng):
     own = optimizer.update(grads, state, params, learning_rate=rate)
     given = optimizer.update(grads, state, params, learning_rate=rate, grad_norm=norm)
     assert_trees_close(given[0], own[0], 0.0, "updates")
+
+
+MESH = {"dp": 2, "tp": 2, "domain": 2}
+RATE = optax.cosine_decay_schedule(1e-2, 20)
+EVERY_SECOND = optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation()
+OPTIMIZERS = {
+    "sgd with momentum": optax.sgd(1e-2, momentum=0.9, nesterov=True),
+    "adam, own schedule": optax.adam(RATE),
+    "lion": optax.lion(1e-3, weight_decay=0.1),
+    "amsgrad after our clipping": optax.chain(
+        clip_by_global_norm(0.1), optax.amsgrad(1e-2)
+    ),
+    "two groups": optax.partition(
+        {"matrices": optax.adam(1e-2), "rest": optax.sgd(1e-1)},
+        lambda params: {
+            path: "matrices" if path.startswith("dense/") else "rest" for path in params
+        },
+    ),
+    "hyperparameters as state": optax.inject_hyperparams(optax.adam)(1e-2),
+    "every second step": EVERY_SECOND,
+}
+
+
+@pytest.mark.slow(but=["two groups"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS])
+def test_an_own_optimizer_moves_parameters_as_on_one_device(name: str) -> None:
+    optimizer = OPTIMIZERS[name]
+    start, expected, losses = train_toy(toy_model(), optimizer, 6)
+    _, state, on_mesh = train_toy(toy_model(**MESH), optimizer, 6)
+    assert_close(on_mesh, losses, 1e-6, f"{name}: losses")
+    moved = {path: p - start.params[path] for path, p in state.params.items()}
+    should = {path: p - start.params[path] for path, p in expected.params.items()}
+    assert all(abs(change).max() > 0 for change in should.values()), "all must move"
+    assert_trees_close(moved, should, 1e-4, f"{name}: change of the parameters")
+
+
+def test_state_is_split_like_its_parameters() -> None:
+    model = toy_model(**MESH)
+    specs = state_specs(model, OPTIMIZERS["two groups"])
+    assert specs.params["dense/down"] == P("tp", "dp_shard")
+    found = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), spec)
+        for path, spec in jax.tree_util.tree_flatten_with_path(
+            specs.opt_state, is_leaf=lambda leaf: isinstance(leaf, P)
+        )[0]
+    ]
+    moments = {name: spec for name, spec in found if ".mu." in name or ".nu." in name}
+    paths = {name.split("u.")[-1] for name in moments}
+    assert paths == {"dense/up", "dense/down", "dense/bias"}, "those of the group"
+    for name, spec in moments.items():
+        assert spec == model.specs[name.split("u.")[-1]], name
+    others = [spec for name, spec in found if name not in moments]
+    assert others
+    assert all(spec == P() for spec in others), "counts are whole"
+
+
+def test_state_that_is_not_elementwise_is_refused_where_parameters_are_split() -> None:
+    optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=4)
+    train_toy(toy_model(), optimizer, 1)
+    with pytest.raises(ValueError, match="elementwise") as error:
+        state_specs(toy_model(**MESH), optimizer)
+    text = str(error.value)
+    assert "v_row.dense/down has the shape (6,) for whole parameters and (" in text
+
+
+def test_updates_that_mix_shards_are_refused() -> None:
+    """optax's own clipping would use the norm of local shards."""
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1e-2))
+    train_toy(toy_model(domain=2), optimizer, 1)
+    with pytest.raises(ValueError, match="'dense/bias' differs over the mesh") as error:
+        train_toy(toy_model(**MESH), optimizer, 1)
+    assert "credit_jax.training.optimizer.clip_by_global_norm" in str(error.value)
+
+
+def test_adamw_needs_a_schedule() -> None:
+    with pytest.raises(ValueError, match="no learning rate; pass `schedule`"):
+        train_toy(toy_model(), adamw(), 1)
+
+
+def test_extra_arguments_are_for_those_who_take_them() -> None:
+    """A schedule does not affect an optimizer with its own learning rate."""
+    optimizer = optax.adam(1e-2)
+    _, expected, _ = train_toy(toy_model(), optimizer, 2)
+    schedule = optax.constant_schedule(5.0)
+    _, state, _ = train_toy(toy_model(), optimizer, 2, schedule=schedule)
+    for path, value in expected.params.items():
+        assert np.array_equal(state.params[path], value), path
+
+
+def test_the_learning_rate_counts_micro_batches() -> None:
+    """AdamW's own count is of updates; the schedule gets micro-batches."""
+    seen: list[Any] = []
+
+    def schedule(step: Any) -> Any:
+        jax.debug.callback(lambda s: seen.append(int(s)), step)
+        return 1e-3
+
+    _, state, _ = train_toy(toy_model(), adamw(), 3, schedule=schedule)
+    jax.effects_barrier()
+    assert sorted(seen) == [0, 1, 2]
+    assert int(optax.tree.get(state.opt_state, "count")) == 3
+
+
+def _labels(params: Any) -> dict[str, str]:
+    return {path: "bias" if path.endswith("bias") else "rest" for path in params}
+
+
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}])
+def test_a_parameter_is_frozen_by_its_name(degrees: dict[str, int]) -> None:
+    frozen = optax.multi_transform(
+        {"rest": adamw(weight_decay=0.1), "bias": optax.set_to_zero()}, _labels
+    )
+    schedule = optax.constant_schedule(1e-2)
+    start, state, _ = train_toy(toy_model(**degrees), frozen, 2, schedule=schedule)
+    same = {
+        path: np.array_equal(value, start.params[path])
+        for path, value in state.params.items()
+    }
+    assert same == {path: path == "dense/bias" for path in MODEL_DEF.param_specs}
+
+
+def test_weights_decay_by_name() -> None:
+    """Without a gradient only those that decay move."""
+    decayed = optax.chain(
+        optax.set_to_zero(),
+        optax.add_decayed_weights(
+            -0.5, mask=lambda params: {path: path.endswith("bias") for path in params}
+        ),
+    )
+    start, state, _ = train_toy(toy_model(), decayed, 1)
+    for path, value in state.params.items():
+        factor = 0.5 if path == "dense/bias" else 1.0
+        assert np.array_equal(value, factor * start.params[path]), path
+
+
+@pytest.mark.slow
+def test_a_vector_of_small_parameters_is_updated_as_each_by_itself() -> None:
+    """`adamw` alone is given the vector; in a chain it is given every parameter."""
+    optimizer = adamw(weight_decay=0.1, max_norm=0.1)
+    schedule = optax.constant_schedule(1e-2)
+    runs = [
+        train_toy(toy_model(), one, 3, schedule=schedule)[1]
+        for one in (optimizer, optax.chain(optimizer))
+    ]
+    for state in runs:
+        for name in ("mu", "nu"):
+            moments = optax.tree.get(state.opt_state, name)
+            assert moments.keys() == MODEL_DEF.param_specs.keys()
+            assert all(np.any(moment) for moment in moments.values())
+    assert_trees_close(runs[0].params, runs[1].params, 1e-6, "parameters")
+
+
+ADAPTED = replace(
+    MODEL_DEF,
+    frozen=frozenset(MODEL_DEF.param_specs) - {"dense/bias"},
+    low_rank=LowRank(2, 1.0, frozenset({"dense/up", "dense/down"})),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_def", [MODEL_DEF, ADAPTED], ids=["all", "adapters"])
+def test_moments_of_another_state_go_on_over_meshes(model_def: ModelDef) -> None:
+    """With adapters those of what is trained besides; adapters begin with 0."""
+    optimizer, schedule = adamw(), optax.constant_schedule(1e-2)
+    trained = train_toy(toy_model(), optimizer, 2, schedule=schedule)[1]
+    adam = trained.opt_state[ADAM]
+    mu, nu = (
+        {path: x for path, x in part.items() if path in model_def.trainable}
+        for part in adam[1:]
+    )
+    assert ("dense/up" in mu) == (model_def is MODEL_DEF)
+    moments = optax.ScaleByAdamState(adam.count, mu, nu)
+    updated = []
+    for degrees, go_on in (({}, True), (MESH, True), ({}, False)):
+        model = toy_model(model_def=model_def, **degrees)
+        state = init_state(model, optimizer, jax.random.key(0))
+        if go_on:
+            state = with_moments(state, moments)
+            placed = jax.device_get(state).opt_state[ADAM].mu
+            for path, value in placed.items():
+                assert np.array_equal(value, mu.get(path, np.zeros_like(value))), path
+        step = make_train_step(model, optimizer, mse, schedule=schedule)
+        state, _ = step(state, *toy_batches(model, 1))
+        updated.append(jax.device_get(state))
+    one, mesh, fresh = updated
+    for name in ("mu", "nu"):
+        parts = [getattr(state.opt_state[ADAM], name) for state in (mesh, one)]
+        assert_trees_close(*parts, 1e-5, name)
+    assert_trees_close(mesh.params, one.params, 1e-6, "parameters")
+    assert not np.allclose(one.params["dense/bias"], fresh.params["dense/bias"])

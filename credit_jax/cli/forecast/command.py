@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.adjoint.singular_members import SingularMembers
+from credit_jax.adjoint.growth import SingularMembers
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.cli.commands import (
     DIVERGED,
@@ -42,7 +42,7 @@ from credit_jax.cli.options import join_processes, stop_time
 from credit_jax.cli.score import refuse_other_scores, report
 from credit_jax.config import Config
 from credit_jax.config.messages import counted
-from credit_jax.evaluation.attributes import attributes_of
+from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.campaign import Campaign, CampaignSettings

@@ -7,10 +7,13 @@ from pydantic_core import PydanticCustomError, ValidationError
 
 from credit_jax.config.base import OTHER_KEY, not_available
 from credit_jax.config.custom_objects import load_included, offered_names
-from credit_jax.config.sources.era5 import ArcoConfig, WeatherBenchConfig
-from credit_jax.config.sources.local import LocalConfig
+from credit_jax.config.sources.sections import (
+    ArcoConfig,
+    LocalConfig,
+    TisrConfig,
+    WeatherBenchConfig,
+)
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.config.sources.tisr import TisrConfig
 
 # dataset_type -> class of its section. Those of sub-packages come when a config names
 # them.

@@ -16,7 +16,7 @@ from xarray.backends.locks import HDF5_LOCK
 
 from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
-from credit_jax.io.unwritten import Chunks
+from credit_jax.io.missing_chunks import Chunks
 
 
 class Hdf5Array:

@@ -7,8 +7,7 @@ from credit_jax.config.custom_objects import open_registry
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS, source_config
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.data.sources.era5 import open_arco, open_weatherbench
-from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.local import open_arco, open_local, open_weatherbench
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles

@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.tisr import TisrConfig
+from credit_jax.config.sources.sections import TisrConfig
 from credit_jax.data.sources.solar import integrated_radiation
 from credit_jax.data.sources.source import (
     AnyTime,

@@ -7,8 +7,11 @@ from typing import Literal
 import jax
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.padded_config import CorrectedConfig, PaddedConfig
-from credit_jax.models.common.padding import PaddingConfig
+from credit_jax.models.common.padded_config import (
+    CorrectedConfig,
+    PaddedConfig,
+    PaddingConfig,
+)
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe

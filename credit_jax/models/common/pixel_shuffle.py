@@ -7,7 +7,7 @@ from flax import nnx
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, GroupNorm
-from credit_jax.parallel.domain.shuffle import add, pixel_shuffle_field
+from credit_jax.parallel.domain.rearrange import add, pixel_shuffle_field
 from credit_jax.parallel.params.initializers import constant, icnr, xavier_normal
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import DECODER

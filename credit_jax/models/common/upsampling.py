@@ -13,8 +13,8 @@ from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.domain.conv_transpose import conv_transpose2d_field
+from credit_jax.parallel.domain.rearrange import add
 from credit_jax.parallel.domain.resize import resize_bilinear
-from credit_jax.parallel.domain.shuffle import add
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import DECODER

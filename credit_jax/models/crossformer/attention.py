@@ -16,8 +16,13 @@ from credit_jax.kernels import (
     window_attention,
 )
 from credit_jax.nn.context import Context
-from credit_jax.nn.dropout import drop_attention
-from credit_jax.nn.layers import LayerNorm, Linear, matmul, sum_over_tensor
+from credit_jax.nn.layers import (
+    LayerNorm,
+    Linear,
+    drop_attention,
+    matmul,
+    sum_over_tensor,
+)
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.window_attention import (

@@ -15,8 +15,12 @@ from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import MAX_DEPTH, ModelConfig
 from credit_jax.models.common.entry import FrameFold, mean_problems, unseen_frames
 from credit_jax.models.common.geometry import Geometry, StageGeometry
-from credit_jax.models.common.padded_config import PaddedConfig
-from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
+from credit_jax.models.common.padded_config import (
+    PaddedConfig,
+    PaddingConfig,
+    padding_problems,
+    repeated,
+)
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.ops.padding import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding

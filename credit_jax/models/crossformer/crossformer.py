@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.padding import flat_padding_problems
+from credit_jax.models.common.padded_config import flat_padding_problems
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder

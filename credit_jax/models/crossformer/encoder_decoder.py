@@ -21,7 +21,7 @@ from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.stage import CrossFormerStage
 from credit_jax.nn.context import Context
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.parallel.domain.shuffle import join
+from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.rows.layout import Field
 
 

@@ -12,7 +12,7 @@ from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
 from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.common.padding import repeated
+from credit_jax.models.common.padded_config import repeated
 from credit_jax.models.diffusion.process import NOISED, TIME, Process
 from credit_jax.models.diffusion.schedule import SCHEDULES
 

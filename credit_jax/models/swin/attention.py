@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import attend, attention_logits
 from credit_jax.models.swin.position_bias import OffsetBias, PairBias
 from credit_jax.nn.context import Context
-from credit_jax.nn.dropout import drop_attention, drop_units
-from credit_jax.nn.layers import matmul, sum_over_tensor
+from credit_jax.nn.layers import drop_attention, drop_units, matmul, sum_over_tensor
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import Pair

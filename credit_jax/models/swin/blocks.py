@@ -8,12 +8,11 @@ from flax import nnx
 
 from credit_jax.models.swin.attention import ShiftedWindowAttention
 from credit_jax.nn.context import Context
-from credit_jax.nn.dropout import drop_units
-from credit_jax.nn.layers import LayerNorm, Linear
+from credit_jax.nn.layers import LayerNorm, Linear, drop_units
 from credit_jax.ops.dropout import drop_path
 from credit_jax.ops.gelu import gelu
 from credit_jax.ops.padding import Pair
-from credit_jax.parallel.domain.select import roll_field
+from credit_jax.parallel.domain.rearrange import roll_field
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import FEED_FORWARD
 

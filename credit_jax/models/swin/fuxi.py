@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from credit_jax.config.base import Unavailable
 from credit_jax.models.common.entry import enter
-from credit_jax.models.common.padding import flat_padding_problems
+from credit_jax.models.common.padded_config import flat_padding_problems
 from credit_jax.models.common.patch_embed import PatchEmbed
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.swin.u_transformer_model import (

@@ -15,8 +15,11 @@ from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.common.entry import correct, enter, leave
 from credit_jax.models.common.geometry import Geometry, StageGeometry
-from credit_jax.models.common.padded_config import PaddedConfig
-from credit_jax.models.common.padding import padding_problems, repeated
+from credit_jax.models.common.padded_config import (
+    PaddedConfig,
+    padding_problems,
+    repeated,
+)
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttention
 from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
@@ -26,7 +29,7 @@ from credit_jax.nn.layers import Conv, LayerNorm, matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.padding import Pair
-from credit_jax.parallel.domain.shuffle import add, unpatch_field
+from credit_jax.parallel.domain.rearrange import add, unpatch_field
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.params.initializers import Initializer, torch_uniform
 from credit_jax.parallel.rows.layout import Field

@@ -17,8 +17,13 @@ from credit_jax.nn.parameters import stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.padding import crop_globe
-from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
-from credit_jax.parallel.domain.shuffle import add, join
+from credit_jax.parallel.domain.rearrange import (
+    add,
+    dim_size,
+    join,
+    lat_lon_dims,
+    select,
+)
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.rows.layout import PADDING, Field
 from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING

@@ -23,8 +23,11 @@ from pydantic import PositiveInt
 from credit_jax.models.common.array_specs import FieldSpec
 from credit_jax.models.common.entry import correct, leave
 from credit_jax.models.common.geometry import Geometry, StageGeometry
-from credit_jax.models.common.padded_config import PaddedConfig
-from credit_jax.models.common.padding import padding_problems, repeated
+from credit_jax.models.common.padded_config import (
+    PaddedConfig,
+    padding_problems,
+    repeated,
+)
 from credit_jax.models.swin import checks
 from credit_jax.models.swin.u_transformer import StageSizes, UTransformer
 from credit_jax.nn.context import Context
@@ -33,7 +36,7 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import Pair
-from credit_jax.parallel.domain.shuffle import unpatch_field
+from credit_jax.parallel.domain.rearrange import unpatch_field
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import DECODER, EMBEDDING

@@ -20,7 +20,7 @@ from credit_jax.models.swin.u_transformer_model import (
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.parallel.domain.shuffle import add
+from credit_jax.parallel.domain.rearrange import add
 
 IGNORED = "CREDIT's wrf ignores it"
 

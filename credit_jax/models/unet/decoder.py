@@ -15,14 +15,14 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
+from credit_jax.parallel.domain.field_attention import scse
 from credit_jax.parallel.domain.norm import group_norm
+from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.domain.resize import (
     resize_area,
     resize_bilinear,
     resize_nearest,
 )
-from credit_jax.parallel.domain.shuffle import join
-from credit_jax.parallel.domain.spatial_attention import scse
 from credit_jax.parallel.params.initializers import constant, kaiming_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import NORM

@@ -9,8 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.nn.context import Context
-from credit_jax.nn.dropout import drop_units
-from credit_jax.nn.layers import Conv, Linear
+from credit_jax.nn.layers import Conv, Linear, drop_units
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.gelu import gelu
@@ -21,8 +20,8 @@ from credit_jax.parallel.domain.global_attention import (
     merge_heads,
     split_heads,
 )
+from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.domain.resize import resize_nearest
-from credit_jax.parallel.domain.shuffle import join
 from credit_jax.parallel.params.initializers import (
     Initializer,
     constant,

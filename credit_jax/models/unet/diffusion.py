@@ -15,8 +15,7 @@ from pydantic import BeforeValidator, PositiveInt
 
 from credit_jax.config.base import Unavailable
 from credit_jax.models.common.entry import enter, leave
-from credit_jax.models.common.padded_config import PaddedConfig
-from credit_jax.models.common.padding import padding_problems
+from credit_jax.models.common.padded_config import PaddedConfig, padding_problems
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.models.diffusion.process import NOISED, TIME

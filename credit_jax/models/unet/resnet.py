@@ -14,7 +14,7 @@ from credit_jax.nn.layers import Conv
 from credit_jax.nn.parameters import stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.pool import max_pool2d_field
-from credit_jax.parallel.domain.shuffle import add
+from credit_jax.parallel.domain.rearrange import add
 from credit_jax.parallel.params.initializers import (
     Initializer,
     kaiming_normal,

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from credit_jax.ops.padding import Pair
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
+from credit_jax.parallel.domain.rearrange import dim_size, lat_lon_dims, select
 from credit_jax.parallel.rows.layout import Field, Layout
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from credit_jax.ops import area_taps, linear_taps, nearest_taps
 from credit_jax.ops.resize import Taps
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.select import dim_size
+from credit_jax.parallel.domain.rearrange import dim_size
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import in_rows, reshard
 from credit_jax.parallel.rows.take import take_rows

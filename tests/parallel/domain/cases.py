@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from credit_jax.parallel.domain.conv import conv2d_field, conv2d_scales
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.rearrange import add, join, pixel_shuffle_field
 from credit_jax.parallel.domain.resize import resize_bilinear
-from credit_jax.parallel.domain.shuffle import add, join, pixel_shuffle_field
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import (
     Kind,

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from credit_jax.ops import RunningStatistics
-from credit_jax.parallel.domain.channel_attention import (
+from credit_jax.parallel.domain.field_attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,
+    scse,
+    spatial_attention,
     squeeze_excite,
 )
 from credit_jax.parallel.domain.global_attention import (
@@ -20,25 +22,20 @@ from credit_jax.parallel.domain.global_attention import (
     merge_heads,
     split_heads,
 )
-from credit_jax.parallel.domain.global_pool import (
+from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
+from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
+from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.pool import (
     global_max_pool,
     global_mean_pool,
     mean_over_lat,
     mean_over_lon,
 )
-from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
-from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.rearrange import pixel_shuffle_field, roll_field
 from credit_jax.parallel.domain.resize import (
     resize_area,
     resize_bilinear,
     resize_nearest,
-)
-from credit_jax.parallel.domain.select import roll_field
-from credit_jax.parallel.domain.shuffle import pixel_shuffle_field
-from credit_jax.parallel.domain.spatial_attention import (
-    scse,
-    spatial_attention,
 )
 from credit_jax.parallel.domain.windows import (
     Kind,

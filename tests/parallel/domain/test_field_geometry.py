@@ -7,26 +7,24 @@ import pytest
 import torch
 
 from credit_jax.ops import RunningStatistics
-from credit_jax.parallel.domain.channel_attention import (
+from credit_jax.parallel.domain.field_attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,
+    scse,
+    spatial_attention,
     squeeze_excite,
 )
-from credit_jax.parallel.domain.global_pool import (
+from credit_jax.parallel.domain.norm import group_norm
+from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.pool import (
     global_max_pool,
     global_mean_pool,
     mean_over_lat,
     mean_over_lon,
 )
-from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.rearrange import roll_field
 from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
-from credit_jax.parallel.domain.select import roll_field
-from credit_jax.parallel.domain.spatial_attention import (
-    scse,
-    spatial_attention,
-)
 from credit_jax.parallel.domain.windows import (
     group_layout,
     merge,

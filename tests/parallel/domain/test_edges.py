@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from credit_jax.parallel.domain.incidence import Incidence
+from credit_jax.parallel.domain.edges import Incidence
 from credit_jax.parallel.mesh.axes import DOMAIN
 from tests.parallel.rows.plans import blocks
 

@@ -1,8 +1,8 @@
-"""The sections of ERA5 in public Zarr stores."""
+"""The sections of the sources of files, of ERA5 in clouds, and of solar radiation."""
 
 from typing import ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.messages import got
 from credit_jax.config.sources.source import SourceConfig
@@ -85,3 +85,74 @@ class WeatherBenchConfig(RemoteConfig):
         if self.levels:
             return self.levels
         return _PRESSURE_37 if self.resolution == "full" else _PRESSURE_13
+
+
+class LocalConfig(SourceConfig):
+    """NetCDF and Zarr files; `levels` selects the nearest levels of a file."""
+
+    ignored: ClassVar = {"mode": "files are read where they are"}
+
+    @property
+    def file_templates(self) -> dict[str, str]:
+        """See `SourceConfig.file_templates`."""
+        return {k: str(f.path) for k, f in self.variables.by_type.items()}
+
+    @model_validator(mode="after")
+    def _has_paths(self) -> "LocalConfig":
+        without_path = [
+            k for k, field in self.variables.by_type.items() if field.path is None
+        ]
+        if without_path:
+            raise ValueError(
+                f"variables.{without_path[0]}.path: missing; it names the files"
+            )
+        if self.variables.has_levels and self.levels and not self.level_coord:
+            raise ValueError(
+                "vars_3D with levels needs level_coord, the name of the level "
+                "coordinate"
+            )
+        return self
+
+
+class TisrConfig(SourceConfig):
+    """Incident solar radiation at the top of the atmosphere, which is computed.
+
+    Attributes:
+        num_integration_steps: intervals of the trapezoidal sum over one time step.
+        latlon_grid_path: file with the latitudes and longitudes.
+        lat_spec, lon_spec: first value, last value and number of the latitudes and
+            longitudes (degrees), instead of a file.
+    """
+
+    num_integration_steps: int = Field(default=360, ge=1)
+    latlon_grid_path: str | None = None
+    lat_spec: tuple[float, float, int] | None = None
+    lon_spec: tuple[float, float, int] | None = None
+
+    ignored: ClassVar = {
+        "mode": "it is computed",
+        "device": "it is computed on the CPU, by the threads that read",
+    }
+
+    @model_validator(mode="after")
+    def _computes(self) -> "TisrConfig":
+        fields = self.variables.by_type
+        only = fields.get("dynamic_forcing")
+        if len(fields) != 1 or only is None or only.vars_2D != ("tisr",):
+            raise ValueError(
+                "tisr has one variable, dynamic_forcing: {vars_2D: [tisr]}, and no "
+                "other field types"
+            )
+        if only.vars_3D:
+            raise ValueError("tisr has no levels: remove dynamic_forcing.vars_3D")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_grid(self) -> "TisrConfig":
+        specs = [self.lat_spec is not None, self.lon_spec is not None]
+        if any(specs) != all(specs) or any(specs) == bool(self.latlon_grid_path):
+            raise ValueError(
+                "needs one grid: latlon_grid_path, or both lat_spec and lon_spec "
+                "([first, last, number])"
+            )
+        return self

@@ -6,6 +6,8 @@ import pytest
 from credit_jax.visualization.canvas import (
     INK,
     new_figure,
+    panel_svg,
+    panels_figure,
     png_of,
     save_figure,
     style,
@@ -13,7 +15,6 @@ from credit_jax.visualization.canvas import (
 from credit_jax.visualization.card import card_panel, differences, percent_text
 from credit_jax.visualization.curves import curve_charts
 from credit_jax.visualization.labels import channel_text
-from credit_jax.visualization.panels import panel_svg, panels_figure
 from credit_jax.visualization.spectra import (
     rank_panels,
     rounding_energy,
