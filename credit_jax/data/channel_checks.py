@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from credit_jax.data.further_inputs import InputData
+from credit_jax.data.further_inputs import FurtherInputs, InputData
 from credit_jax.data.opened_data import OpenedData
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import (
