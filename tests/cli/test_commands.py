@@ -249,10 +249,10 @@ import os, sys, time
 import jax
 from jax.sharding import PartitionSpec as P
 from credit_jax.cli.commands import run_module
-from credit_jax.io import heartbeat
+from credit_jax.io import activity
 
 HELP, EXAMPLE = "A command.", ""
-heartbeat.SECONDS, heartbeat._LOOK = 0.3, 0.1
+activity.SECONDS, activity._LOOK = 0.3, 0.1
 
 def add_arguments(parser):
     pass

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from credit_jax.io import activity as module
+from credit_jax.io import activity as log
 from credit_jax.io.activity import (
     Heartbeat,
     activity,
@@ -79,18 +79,18 @@ def test_lines_are_missed_unless_another_process_or_a_bar_shows_them(clock):
 # As a compilation of XLA, the hash lets other threads run, but answers no signal.
 BUSY = """
 import hashlib, signal, sys
-from credit_jax.io import heartbeat
+from credit_jax.io import activity as log
 from credit_jax.training.signals import StopRequests
 from credit_jax.io.activity import activity
 
 # A shell that runs the tests in the background lets them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-heartbeat._GRACE = 0.3
+log._GRACE = 0.3
 def busy():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10**9)
 
-with heartbeat.Heartbeat("train"), activity("compiling step"):
+with log.Heartbeat("train"), activity("compiling step"):
     if "stop" in sys.argv:
         with StopRequests():
             busy()
