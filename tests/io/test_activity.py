@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from credit_jax.io import activity as log
 from credit_jax.io.activity import (
     Heartbeat,
     activity,
