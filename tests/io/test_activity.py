@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from credit_jax.io import activity as module
 from credit_jax.io.activity import (
     Heartbeat,
     activity,
