@@ -10,14 +10,7 @@ from flax import nnx
 from credit_jax.config import ConfigError, not_available, parse
 from credit_jax.config.custom_objects import open_registry
 from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.crossformer import (
-    camulator_keys,
-    crossformer_keys,
-    diffusion_keys,
-    ensemble_keys,
-    nextgen_keys,
-    wxformer_keys,
-)
+from credit_jax.models.crossformer import keys as crossformer_keys
 from credit_jax.models.crossformer.camulator import Camulator, CamulatorConfig
 from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerConfig
 from credit_jax.models.crossformer.diffusion import (
@@ -35,18 +28,17 @@ from credit_jax.models.crossformer.nextgen import (
 )
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.crossformer.wxformer_moe import WXFormerMoE, WXFormerMoEConfig
-from credit_jax.models.debugger import debugger_keys
+from credit_jax.models.debugger import keys as debugger_keys
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
-from credit_jax.models.graph import graph_keys
+from credit_jax.models.graph import keys as graph_keys
 from credit_jax.models.graph.graph import Graph, GraphConfig
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.swin import dscale_keys, fuxi_keys, swin_keys, wrf_keys
+from credit_jax.models.swin import keys as swin_keys
 from credit_jax.models.swin.dscale import Dscale, DscaleConfig
 from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
 from credit_jax.models.swin.swin import Swin, SwinConfig
 from credit_jax.models.swin.wrf import WRF, WRFConfig
-from credit_jax.models.unet import diffusion_keys as diffusion_unet_keys
-from credit_jax.models.unet import unet_keys
+from credit_jax.models.unet import keys as unet_keys
 from credit_jax.models.unet.config import DownscalingUNetConfig, UNetConfig
 from credit_jax.models.unet.diffusion import DiffusionUNet, DiffusionUNetConfig
 from credit_jax.models.unet.unet import UNet
@@ -69,40 +61,40 @@ class ModelEntry(NamedTuple):
 
 
 MODELS: dict[str, ModelEntry] = {
-    "camulator": ModelEntry(CamulatorConfig, Camulator, camulator_keys.TORCH_MODEL),
+    "camulator": ModelEntry(CamulatorConfig, Camulator, crossformer_keys.CAMULATOR),
     "crossformer": ModelEntry(
-        CrossFormerConfig, CrossFormer, crossformer_keys.TORCH_MODEL
+        CrossFormerConfig, CrossFormer, crossformer_keys.CROSSFORMER
     ),
     "crossformer-diffusion": ModelEntry(
-        DiffusionCrossFormerConfig, DiffusionCrossFormer, diffusion_keys.TORCH_MODEL
+        DiffusionCrossFormerConfig, DiffusionCrossFormer, crossformer_keys.DIFFUSION
     ),
     "crossformer-ensemble": ModelEntry(
-        EnsembleConfig, EnsembleCrossFormer, ensemble_keys.TORCH_MODEL
+        EnsembleConfig, EnsembleCrossFormer, crossformer_keys.ENSEMBLE
     ),
     "crossformer-style": ModelEntry(
-        EnsembleConfig, EnsembleCrossFormer, ensemble_keys.TORCH_MODEL
+        EnsembleConfig, EnsembleCrossFormer, crossformer_keys.ENSEMBLE
     ),
     "crossformer_downscaling": ModelEntry(
         DownscalingCrossFormerConfig,
         DownscalingCrossFormer,
-        crossformer_keys.TORCH_MODEL,
+        crossformer_keys.CROSSFORMER,
     ),
     "debugger": ModelEntry(DebuggerConfig, Debugger, debugger_keys.TORCH_MODEL),
-    "dscale": ModelEntry(DscaleConfig, Dscale, dscale_keys.TORCH_MODEL),
-    "fuxi": ModelEntry(FuxiConfig, Fuxi, fuxi_keys.TORCH_MODEL),
+    "dscale": ModelEntry(DscaleConfig, Dscale, swin_keys.DSCALE),
+    "fuxi": ModelEntry(FuxiConfig, Fuxi, swin_keys.FUXI),
     "graph": ModelEntry(GraphConfig, Graph, graph_keys.TORCH_MODEL),
     "nextgen_wxformer": ModelEntry(
-        NextGenWXFormerConfig, NextGenWXFormer, nextgen_keys.TORCH_MODEL
+        NextGenWXFormerConfig, NextGenWXFormer, crossformer_keys.NEXTGEN
     ),
-    "swin": ModelEntry(SwinConfig, Swin, swin_keys.TORCH_MODEL),
-    "unet": ModelEntry(UNetConfig, UNet, unet_keys.TORCH_MODEL),
+    "swin": ModelEntry(SwinConfig, Swin, swin_keys.SWIN),
+    "unet": ModelEntry(UNetConfig, UNet, unet_keys.UNET),
     "unet-diffusion": ModelEntry(
-        DiffusionUNetConfig, DiffusionUNet, diffusion_unet_keys.TORCH_MODEL
+        DiffusionUNetConfig, DiffusionUNet, unet_keys.DIFFUSION
     ),
-    "unet_downscaling": ModelEntry(DownscalingUNetConfig, UNet, unet_keys.TORCH_MODEL),
-    "wrf": ModelEntry(WRFConfig, WRF, wrf_keys.TORCH_MODEL),
-    "wxformer": ModelEntry(WXFormerConfig, WXFormer, wxformer_keys.TORCH_MODEL),
-    "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, wxformer_keys.TORCH_MODEL),
+    "unet_downscaling": ModelEntry(DownscalingUNetConfig, UNet, unet_keys.UNET),
+    "wrf": ModelEntry(WRFConfig, WRF, swin_keys.WRF),
+    "wxformer": ModelEntry(WXFormerConfig, WXFormer, crossformer_keys.WXFORMER),
+    "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, crossformer_keys.WXFORMER),
     "wxformer_moe": ModelEntry(WXFormerMoEConfig, WXFormerMoE),
 }
 open_registry("model", ModelEntry, MODELS, MODELS.__setitem__)

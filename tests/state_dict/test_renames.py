@@ -2,7 +2,7 @@
 
 import pytest
 
-from credit_jax.models.crossformer.wxformer_keys import TORCH_MODEL
+from credit_jax.models.crossformer.keys import WXFORMER
 from credit_jax.state_dict.renames import current_names
 
 # (name in a file, known names, renaming)
@@ -22,4 +22,4 @@ NAMES = [
 
 @pytest.mark.parametrize(("given", "wanted", "name"), NAMES)
 def test_names(given, wanted, name):
-    assert current_names([given], wanted, TORCH_MODEL.renames)[0].name == name
+    assert current_names([given], wanted, WXFORMER.renames)[0].name == name
