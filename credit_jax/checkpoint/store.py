@@ -36,7 +36,7 @@ from credit_jax.checkpoint.trees import (
 )
 from credit_jax.io.activity import activity
 from credit_jax.io.digests import find_damage, record_files, write_records
-from credit_jax.io.write_errors import write_errors
+from credit_jax.io.errors import write_errors
 from credit_jax.parallel.processes.coordinator import of_first, process_number
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from credit_jax.cli.options import (
     read_config,
     stop_time,
 )
-from credit_jax.io.write_errors import WriteError
+from credit_jax.io.errors import WriteError
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.non_finite import NonFiniteLossError

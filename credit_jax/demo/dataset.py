@@ -9,7 +9,11 @@ The dynamical core of dinosaur computes the fields on a Gaussian grid:
 - dynamic forcing: tsi (solar radiation), which depends on season and time of day
 - static: Z_GDS4_SFC and LSM (mountains and land), which the climate model also uses
 
-The same arguments give the same fields on the same machine and versions.
+The same arguments give the same fields on the same machine and versions. The state
+after the spin-up of the default climate comes with the package: spectral coefficients
+in float32, as the model has them, so that what follows is what followed the spin-up on
+the machine that made the file. `python -m tools.spin_up` makes it anew, after a change
+of the climate.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import Array, Float
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -31,7 +36,6 @@ from rich.progress import (
 )
 
 from credit_jax.config.demo import DemoConfig, ForcingConfig
-from credit_jax.demo.spun_up import LAYOUT, is_spun_up, read_spun_up
 from credit_jax.demo.write import (
     FIRST_TIME,
     Axes,
@@ -50,6 +54,15 @@ if TYPE_CHECKING:
 
 DAYS_AT_ONCE = 10
 OUTPUTS_PER_DAY = 4
+FILE = Path(__file__).with_name("spun_up.npz")
+LAYOUT = 1  # version of the data set and of the climate, raised at any change
+# What the state depends on; the other settings begin after the spin-up.
+SETTINGS = {
+    "truncation": "T21",
+    "spinup_days": 200,
+    "seed": 0,
+    "forcing": ForcingConfig(),
+}
 
 
 def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
@@ -218,3 +231,40 @@ def expected_files(demo: DemoConfig | None) -> list[str]:
     days = pd.period_range(FIRST_TIME, periods=demo.days, freq="D")
     names = [f"demo_{year}.zarr" for year in sorted({str(day)[:4] for day in days})]
     return [f"{demo.out}/{name}" for name in (*names, "static.nc", "mean.nc", "std.nc")]
+
+
+def is_spun_up(demo: DemoConfig) -> bool:
+    """Whether the state after the spin-up of a data set comes with the package."""
+    settings = {name: getattr(demo, name) for name in SETTINGS}
+    return settings == SETTINGS and _layout() == LAYOUT
+
+
+def read_spun_up(climate: "Climate") -> tuple[Any, Float[np.ndarray, "lat lon"]]:
+    """Returns the state at the first time of the data set, and the rain before it.
+
+    Args:
+        climate: the climate of the settings `SETTINGS`.
+    """
+    leaves, structure = jax.tree.flatten(climate.initial)
+    with np.load(FILE, allow_pickle=False) as arrays:
+        state = [arrays[f"state_{number}"] for number in range(len(leaves))]
+        return jax.tree.unflatten(structure, state), arrays["rain"]
+
+
+def write_spun_up(state: Any, rain: Float[Array, "lat lon"], file: Path = FILE) -> None:
+    """Writes the file that `read_spun_up` reads.
+
+    Args:
+        state: spectral coefficients at the first time of the data set.
+        rain: (lat, lon) in m of water since 6 hours before.
+        file: path of the file, which is replaced.
+    """
+    leaves = enumerate(jax.tree.leaves(state))
+    arrays: dict[str, Any] = {"layout": LAYOUT, "rain": np.asarray(rain)}
+    arrays |= {f"state_{number}": np.asarray(leaf) for number, leaf in leaves}
+    np.savez_compressed(file, **arrays)
+
+
+def _layout() -> int:
+    with np.load(FILE, allow_pickle=False) as arrays:
+        return int(arrays["layout"])

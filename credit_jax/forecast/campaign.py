@@ -37,8 +37,8 @@ from credit_jax.forecast.sharing import Share, added_up
 from credit_jax.forecast.stores import NoStore, Store
 from credit_jax.forecast.summary import DeviceClock, Summary, Times
 from credit_jax.io.activity import activity
+from credit_jax.io.errors import write_errors
 from credit_jax.io.workers import ReadAhead, Workers
-from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.plan.forecast import ForecastPlan

@@ -13,8 +13,8 @@ import numpy as np
 from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.stores import TaskWriter, WriteJob
+from credit_jax.io.errors import write_errors
 from credit_jax.io.workers import Workers
-from credit_jax.io.write_errors import write_errors
 
 _ADVICE = "--resume makes the forecasts that are missing"
 

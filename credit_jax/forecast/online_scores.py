@@ -27,7 +27,7 @@ from credit_jax.evaluation.opening import ScoreOptions, open_comparison
 from credit_jax.evaluation.regions import Region
 from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.io.write_errors import write_errors
+from credit_jax.io.errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 
 FOLDER = "sums"

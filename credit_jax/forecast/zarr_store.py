@@ -120,7 +120,7 @@ class ZarrStore:
 
         Raises:
             ValueError: of TensorStore; a chunk cannot be written
-                (`credit_jax.io.write_errors`).
+                (`credit_jax.io.errors`).
         """
         members = (task.member,) if self.schedule.num_members > 1 else ()
         place = (task.start, *members, self.leads.index(step))

@@ -1,9 +1,15 @@
-"""Errors that say which file or config key they are about."""
+"""Errors that say which file or config key they are about; those of writing files."""
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jax.errors import JaxRuntimeError
 
 
 @contextmanager
@@ -32,3 +38,94 @@ def errors_of(where: str, *names: str) -> Iterator[None]:
         kind = next(kind for kind in kinds if isinstance(error, kind))
         parts = (where, ", ".join(dict.fromkeys(names)), str(error))
         raise kind(": ".join(filter(None, parts))) from error
+
+
+# The errno in the texts of TensorStore's and HDF5's errors.
+_NUMBER = re.compile(r"(?:os_error_code='|errno = )(\d+)")
+
+
+class WriteError(OSError):
+    """Something could not be written: a full disk, a quota, lost permission.
+
+    Attribute `errno` is that of the operating system's error, if known.
+    """
+
+
+@contextmanager
+def write_errors(path: Path, advice: str = "") -> Iterator[None]:
+    """Converts errors of writing in the block to `WriteError`.
+
+    These are OSErrors, and the RuntimeErrors and ValueErrors that PyTorch, Orbax and
+    TensorStore raise instead. Errors of JAX's runtime, such as that of a collective
+    during a save, are passed on.
+
+    Args:
+        path: what is written, for the message.
+        advice: what the user can do, appended to the message.
+
+    Raises:
+        WriteError: the block raised an OSError, RuntimeError or ValueError.
+    """
+    try:
+        yield
+    except (WriteError, JaxRuntimeError):
+        # A process whose peer has died gets a JaxRuntimeError, too.
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        text = f"{path}: could not be written: {_cause(error)}"
+        failure = WriteError(f"{text}; {advice}" if advice else text)
+        failure.errno = _number(error)
+        raise failure from error
+
+
+@contextmanager
+def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
+    """Makes a folder for the files of the block, and checks that it can be written to.
+
+    Folders that it made are removed again if the block raises an error and leaves them
+    empty.
+
+    Args:
+        path: path of the folder; variables of the environment and `~` are put in.
+        option: option that names it, for the error.
+
+    Yields:
+        The whole path.
+
+    Raises:
+        ValueError: it is not writable.
+    """
+    folder = Path(os.path.expandvars(path)).expanduser().resolve()
+    try:
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{option}: cannot write to {folder}: {error.strerror}; choose another "
+            "folder"
+        ) from None
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):
+            for place in new:
+                place.rmdir()
+        raise
+
+
+def _cause(error: BaseException) -> str:
+    """The operating system's message for an error, if known, else its first line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    number = _number(error)
+    return str(error).split("\n")[0] if number is None else os.strerror(number)
+
+
+def _number(error: BaseException) -> int | None:
+    """The operating system's number for an error, if known."""
+    match = _NUMBER.search(str(error))
+    if match is not None:
+        return int(match.group(1))
+    return error.errno if isinstance(error, OSError) else None

@@ -3,7 +3,7 @@
 A few MB of a compressed chunk can expand to any size, which the metadata do not tell.
 Libraries that decompress a chunk as a whole (numcodecs, HDF5) would take the memory, so
 the content is judged before. TensorStore stops at the size of the chunk by itself, but
-of blosc, whose headers `data.sources.zarr_array` reads.
+of blosc, whose headers `data.sources.stored_arrays` reads.
 """
 
 from __future__ import annotations

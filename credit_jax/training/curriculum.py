@@ -21,7 +21,6 @@ from credit_jax.config.curriculum import Until
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Loader
 from credit_jax.io.activity import activity, duration_text
-from credit_jax.training.batches import num_batches
 from credit_jax.training.records import Work
 from credit_jax.training.schedules import (
     PLATEAU,
@@ -30,7 +29,7 @@ from credit_jax.training.schedules import (
     kind_of,
 )
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import Steps
+from credit_jax.training.steps import Steps, num_batches
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,11 +18,10 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.nn.noise import Noise
-from credit_jax.training.batches import num_batches
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import Row, logged_metrics
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import Steps
+from credit_jax.training.steps import Steps, num_batches
 
 
 def progress_after(

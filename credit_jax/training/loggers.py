@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.io.atomic import new_file
-from credit_jax.io.write_errors import write_errors
+from credit_jax.io.errors import write_errors
 
 Number = int | float
 Row = dict[str, Number]

@@ -18,12 +18,6 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.training.agreement import Agreement
-from credit_jax.training.batches import (
-    batches_left,
-    grouped,
-    num_batches,
-    with_wait,
-)
 from credit_jax.training.curriculum import (
     NEAR,
     NextStage,
@@ -39,7 +33,14 @@ from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start, last_epoch
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import Loggers, Steps
+from credit_jax.training.steps import (
+    Loggers,
+    Steps,
+    batches_left,
+    grouped,
+    num_batches,
+    with_wait,
+)
 
 FINISHED, EARLY = "finished", "stopped early"
 # Columns of the log that depend on the clock.

@@ -17,7 +17,7 @@ import numpy as np
 
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
-from credit_jax.io.write_errors import write_errors
+from credit_jax.io.errors import write_errors
 
 RECORDS_NAME = "training_steps.jsonl"
 _FLUSH_SECONDS = 1.0

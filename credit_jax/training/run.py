@@ -19,8 +19,8 @@ from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.demo.dataset import ensure_demo_data, expected_files
 from credit_jax.io.atomic import move_aside
+from credit_jax.io.errors import WriteError, writable_folder
 from credit_jax.io.folder_lock import folder_lock
-from credit_jax.io.write_errors import WriteError, writable_folder
 from credit_jax.models.flops import gradient_flops
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all

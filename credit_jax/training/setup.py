@@ -32,7 +32,6 @@ from credit_jax.parallel.placement import (
 )
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.base_weights import BaseWeights
-from credit_jax.training.batches import num_batches
 from credit_jax.training.channel_match import ChannelMatch
 from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
 from credit_jax.training.restore import place_weights
@@ -54,7 +53,7 @@ from credit_jax.training.step import (
     make_eval_step,
     make_train_step,
 )
-from credit_jax.training.steps import Steps
+from credit_jax.training.steps import Steps, num_batches
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
-from credit_jax.io.write_errors import write_errors
+from credit_jax.io.errors import write_errors
 from credit_jax.packages.package import is_package, open_package
 from credit_jax.state_dict.key_map import Allocate
 from credit_jax.training.loggers import LOG_NAME

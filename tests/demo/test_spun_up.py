@@ -9,9 +9,14 @@ import xarray as xr
 from rich.console import Console
 
 from credit_jax.config.demo import DemoConfig, ForcingConfig
-from credit_jax.demo.dataset import ensure_demo_data
+from credit_jax.demo.dataset import (
+    FILE,
+    ensure_demo_data,
+    is_spun_up,
+    read_spun_up,
+    write_spun_up,
+)
 from credit_jax.demo.dynamics import build_climate
-from credit_jax.demo.spun_up import FILE, is_spun_up, read_spun_up, write_spun_up
 from tools.spin_up import spin_up
 
 
@@ -56,7 +61,7 @@ def test_what_is_written_is_read(climate, tmp_path, monkeypatch):
     state, rain = climate.advance(climate.initial, 0.0)
     path = tmp_path / "spun_up.npz"
     write_spun_up(state, rain, path)
-    monkeypatch.setattr("credit_jax.demo.spun_up.FILE", path)
+    monkeypatch.setattr("credit_jax.demo.dataset.FILE", path)
     again, same = read_spun_up(climate)
     assert np.array_equal(same, rain)
     assert jax.tree.structure(again) == jax.tree.structure(state)

@@ -15,7 +15,7 @@ from credit_jax.data.schedule import Schedule, Task
 from credit_jax.forecast import zarr_store
 from credit_jax.forecast.outputs import Outputs, OutputVariable
 from credit_jax.forecast.zarr_store import ZarrStore
-from credit_jax.io.write_errors import WriteError, write_errors
+from credit_jax.io.errors import WriteError, write_errors
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from credit_jax.data.sources.hdf5_array import open_hdf5_array
+from credit_jax.data.sources.stored_arrays import open_hdf5_array
 from credit_jax.io import expansion
 from credit_jax.io.expansion import check_expansion, check_pipeline, inner_places
 from credit_jax.io.open_files import OpenFiles

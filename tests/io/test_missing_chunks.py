@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.data.sources.hdf5_array import open_hdf5_array
+from credit_jax.data.sources.stored_arrays import open_hdf5_array
 from credit_jax.io.open_files import OpenFiles
 
 SHAPE, CHUNKS = (6, 4, 8), (2, 4, 3)

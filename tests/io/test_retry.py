@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.data.sources.hdf5_array import Hdf5Array
 from credit_jax.data.sources.reader import Reader
+from credit_jax.data.sources.stored_arrays import Hdf5Array
 from credit_jax.io import retry
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import read_bytes

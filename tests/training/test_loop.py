@@ -17,7 +17,6 @@ from credit_jax.checkpoint import CheckpointStore, PlateauState
 from credit_jax.config import build_config, dump_config
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.plan import plan_run
-from credit_jax.training.batches import grouped
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
@@ -29,7 +28,7 @@ from credit_jax.training.run import run_training
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
-from credit_jax.training.steps import Steps
+from credit_jax.training.steps import Steps, grouped
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
 

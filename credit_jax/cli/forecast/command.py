@@ -49,7 +49,7 @@ from credit_jax.forecast.campaign import Campaign, CampaignSettings
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.online_scores import OnlineScores
 from credit_jax.forecast.summary import Summary
-from credit_jax.io.write_errors import WriteError
+from credit_jax.io.errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package
 from credit_jax.parallel.compiler import compile_sooner, use_cache

@@ -15,8 +15,12 @@ from jaxtyping import Shaped
 
 from credit_jax.config import not_available
 from credit_jax.data.calendars import calendar_of, near_times, to_labels
-from credit_jax.data.sources.hdf5_array import Hdf5Array, open_hdf5_array
-from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
+from credit_jax.data.sources.stored_arrays import (
+    Hdf5Array,
+    ZarrArray,
+    open_hdf5_array,
+    open_zarr_array,
+)
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 from credit_jax.io.retry import is_transient, retried
 

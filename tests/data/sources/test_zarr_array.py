@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.data.sources.zarr_array import open_zarr_array
+from credit_jax.data.sources.stored_arrays import open_zarr_array
 from credit_jax.io.open_files import OpenFiles
 from tests.data.world import make_fields
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.data.sources.hdf5_array import open_hdf5_array
 from credit_jax.data.sources.reader import Reader
+from credit_jax.data.sources.stored_arrays import open_hdf5_array
 from credit_jax.io.open_files import OpenFiles
 from tests.data.world import make_fields
 
