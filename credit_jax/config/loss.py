@@ -58,7 +58,28 @@ class LossOverride(StrictModel):
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
-class BaseLossArgs(StrictModel):
+class WeightArgs(StrictModel):
+    """Weights of variables and latitudes in losses and metrics.
+
+    Attributes:
+        scaler_path: scaler file, for weights by variances.
+        variable_weights: factors by key of a variable; 1 for missing keys.
+        normalize_weights: whether to divide the weights by their mean.
+        include_computed_diagnostics: whether variables that a postblock computes are
+            included.
+        use_latitude_weights: whether to weight by cos(latitude) / mean(cos(latitude)).
+        latitude_weights: file with the latitudes.
+    """
+
+    scaler_path: str | None = None
+    variable_weights: dict[str, float] = Field(default_factory=dict)
+    normalize_weights: bool = True
+    include_computed_diagnostics: bool = True
+    use_latitude_weights: bool = False
+    latitude_weights: str | None = None
+
+
+class BaseLossArgs(WeightArgs):
     """Arguments of the loss `base`, which scores each variable in physical units.
 
     Attributes:
@@ -71,13 +92,6 @@ class BaseLossArgs(StrictModel):
             the target scalers, `manual` and `none` only `variable_weights`; `learnable`
             trains the logarithm of each variable's variance, with the scalers' values
             as initial ones.
-        scaler_path: scaler file, for `inverse_variance` and `learnable`.
-        variable_weights: factors by key of a variable; 1 for missing keys.
-        normalize_weights: whether to divide the weights by their mean.
-        include_computed_diagnostics: whether variables that a postblock computes are
-            included.
-        use_latitude_weights: whether to weight by cos(latitude) / mean(cos(latitude)).
-        latitude_weights: file with the latitudes.
     """
 
     training_loss: str = "mse"
@@ -86,12 +100,6 @@ class BaseLossArgs(StrictModel):
     validation_loss_parameters: dict[str, Any] = Field(default_factory=dict)
     base_loss_overrides: dict[str, LossOverride] = Field(default_factory=dict)
     var_weighting: VarWeighting = "inverse_variance"
-    scaler_path: str | None = None
-    variable_weights: dict[str, float] = Field(default_factory=dict)
-    normalize_weights: bool = True
-    include_computed_diagnostics: bool = True
-    use_latitude_weights: bool = False
-    latitude_weights: str | None = None
 
     @property
     def needs_variances(self) -> bool:

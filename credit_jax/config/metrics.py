@@ -5,11 +5,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from credit_jax.config.base import StrictModel
+from credit_jax.config.loss import WeightArgs
 
 COMBINED = "combined"
 
 
-class MetricArgs(StrictModel):
+class MetricArgs(WeightArgs):
     """Arguments that every metric accepts; those of "combined" share them.
 
     Attributes:
@@ -18,25 +19,12 @@ class MetricArgs(StrictModel):
             the variable's unit in the score; `manual` and `none` use only
             `variable_weights`. null is `inverse_variance` with a `scaler_path`, and
             `none` without.
-        scaler_path: scaler file, for `inverse_variance`.
-        variable_weights: factors by key of a variable; 1 for missing keys.
-        normalize_weights: whether to divide the weights by their mean.
-        include_computed_diagnostics: whether variables that a postblock computes are
-            included.
-        use_latitude_weights: whether to weight by cos(latitude) / mean(cos(latitude)).
-        latitude_weights: file with the latitudes.
 
     Differs from CREDIT: without `var_weighting` and `scaler_path` all variables have
     equal weights, where CREDIT requires a scaler.
     """
 
     var_weighting: Literal["inverse_variance", "manual", "none"] | None = None
-    scaler_path: str | None = None
-    variable_weights: dict[str, float] = Field(default_factory=dict)
-    normalize_weights: bool = True
-    include_computed_diagnostics: bool = True
-    use_latitude_weights: bool = False
-    latitude_weights: str | None = None
 
     @property
     def by_variance(self) -> bool:

@@ -152,10 +152,7 @@ def open_gefs(
 
     gefs.<date>/<hour>/atmos/init/<member>/gfs_data.tile<n>.nc and sfc_data.tile<n>.nc.
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         FileNotFoundError: no time has files.

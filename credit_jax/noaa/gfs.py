@@ -23,10 +23,7 @@ def open_gfs(
     They are <system>.<date>/<hour>/atmos/<name>.nc; from NOAA's bucket only the needed
     byte ranges are read.
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         FileNotFoundError: no time has files.

@@ -72,10 +72,7 @@ def open_goes(
 ) -> FileSource:
     """Opens the images nearest to the times of samples, from folders or catalogs.
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         FileNotFoundError: there is no image, or no file with the grid.

@@ -20,10 +20,7 @@ def open_mrms(
 ) -> FileSource:
     """Finds the files of a source, as `open_local` does, and its part of the grid.
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         FileNotFoundError: a field type has no file.

@@ -23,10 +23,7 @@ def open_local(
 ) -> FileSource:
     """Finds the files of a source, and reads the metadata of the first ones.
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         FileNotFoundError: a field type has no file.
@@ -54,10 +51,7 @@ def open_arco(
     2-D variables are in the store of pressure levels. A static variable that has a time
     dim is read at the time of the other variables.
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         ValueError: a store cannot be read; see `open_files_source`.
@@ -81,10 +75,7 @@ def open_weatherbench(
 ) -> FileSource:
     """Opens ERA5 of WeatherBench 2, whose stores are (longitude, latitude).
 
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
+    The arguments are those of `registry.open_source`.
 
     Raises:
         ValueError: the store cannot be read; see `open_files_source`.

@@ -64,96 +64,88 @@ SEA_LEVEL_PRESSURE = {
 }
 
 
-class SeaLevelArgs(StrictModel):
+class GroundArgs(StrictModel):
+    """Keys that the diagnostics share.
+
+    Attributes:
+        surface_pressure_var: key of surface pressure, Pa.
+        surface_geopotential_var: key of surface geopotential in `static_source_key`,
+            m^2 / s^2.
+        key: entry to read and extend.
+        static_source_key: entry with static fields.
+        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
+            which surface geopotential is read instead, by the last part of its key;
+            CREDIT has no such key.
+    """
+
+    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
+    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
+    key: str = "y_processed"
+    static_source_key: str = "ic_raw"
+    surface_geopotential_file: str | None = None
+
+
+class LevelArgs(GroundArgs):
+    """Keys of the diagnostics of model levels.
+
+    Attributes:
+        temperature_var: key of temperature, K.
+        level_info_file: file with the coefficients of the levels; a name without a
+            folder may be that of a file of this package.
+        levels: levels of the data, counted from 1; null takes all.
+        chunk_size: no effect; all columns are computed at once.
+    """
+
+    temperature_var: str = "ARCO_ERA5/prognostic/3d/temperature"
+    level_info_file: str = "ERA5_Lev_Info.nc"
+    levels: tuple[int, ...] | None = None
+    chunk_size: int = 1000
+
+
+class SeaLevelArgs(GroundArgs):
     """Arguments of `mslp_diagnostic`.
 
     Attributes:
         output_name: key of the result, Pa.
-        surface_pressure_var: key of surface pressure, Pa.
         temperature_var: key of temperature near the surface, K.
-        surface_geopotential_var: key of surface geopotential in `static_source_key`,
-            m^2 / s^2.
-        key: entry to read and extend.
-        static_source_key: entry with static fields.
-        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
-            which surface geopotential is read instead, by the last part of its key;
-            CREDIT has no such key.
     """
 
     output_name: str = "ARCO_ERA5/derived_diagnostic/2d/mean_sea_level_pressure"
-    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
     temperature_var: str = "ARCO_ERA5/prognostic/2d/2m_temperature"
-    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
-    key: str = "y_processed"
-    static_source_key: str = "ic_raw"
-    surface_geopotential_file: str | None = None
 
 
-class GeopotentialArgs(StrictModel):
+class GeopotentialArgs(LevelArgs):
     """Arguments of `geopotential_diagnostic`.
 
     Attributes:
         output_name: key of the result, m^2 / s^2.
-        chunk_size: no effect; all columns are computed at once.
-        surface_geopotential_var: key of surface geopotential in `static_source_key`,
-            m^2 / s^2.
-        surface_pressure_var: key of surface pressure, Pa.
-        temperature_var: key of temperature, K.
         specific_humidity_var: key of specific humidity, kg / kg.
         flip_vertical: whether levels are from the top down.
-        level_info_file: file with the coefficients of the interfaces; a name without a
-            folder may be that of a file of this package.
-        model_a_half_var, model_b_half_var: names of the coefficients a (Pa) and b.
-        key: entry to read and extend.
-        static_source_key: entry with static fields.
-        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
-            which surface geopotential is read instead, by the last part of its key;
-            CREDIT has no such key.
-        levels: levels of the data, counted from 1; null takes all.
+        model_a_half_var, model_b_half_var: names of the coefficients a (Pa) and b of
+            the interfaces.
     """
 
     output_name: str = "ARCO_ERA5/derived_diagnostic/3d/geopotential"
-    chunk_size: int = 1000
-    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
-    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
-    temperature_var: str = "ARCO_ERA5/prognostic/3d/temperature"
     specific_humidity_var: str = "ARCO_ERA5/prognostic/3d/specific_humidity"
     flip_vertical: bool = True
-    level_info_file: str = "ERA5_Lev_Info.nc"
     model_a_half_var: str = "a_half"
     model_b_half_var: str = "b_half"
-    key: str = "y_processed"
-    static_source_key: str = "ic_raw"
-    surface_geopotential_file: str | None = None
-    levels: tuple[int, ...] | None = None
 
 
-class PressureInterpArgs(StrictModel):
+class PressureInterpArgs(LevelArgs):
     """Arguments of `pressure_interp_diagnostic`.
 
     Attributes:
         pressure_levels: pressure levels, hPa.
         interp_variables: keys of 3-D variables, which have the value of the lowest
             level below the ground.
-        temperature_var: key of temperature, K.
         geopotential_var: key of geopotential, m^2 / s^2, such as the result of
             `geopotential_diagnostic`.
-        surface_pressure_var: key of surface pressure, Pa.
-        surface_geopotential_var: key of surface geopotential in `static_source_key`,
-            m^2 / s^2.
         output_suffix: suffix of the names of the results.
         temp_height: height above the ground, m; the surface temperature is derived from
             the nearest level.
-        chunk_size: no effect; all columns are computed at once.
-        level_info_file: file with the coefficients at the centers of levels; a name
-            without a folder may be that of a file of this package.
-        model_a_var, model_b_var: names of the coefficients a (Pa) and b.
-        key: entry to read and extend.
-        static_source_key: entry with static fields.
-        surface_geopotential_file: NetCDF or Zarr file on the grid of the fields, from
-            which surface geopotential is read instead, by the last part of its key;
-            CREDIT has no such key.
-        levels: levels of the data, counted from 1; null takes all.
+        model_a_var, model_b_var: names of the coefficients a (Pa) and b at the centers
+            of levels.
     """
 
     pressure_levels: tuple[float, ...] = (500.0, 850.0)
@@ -162,20 +154,11 @@ class PressureInterpArgs(StrictModel):
         "ARCO_ERA5/prognostic/3d/v_component_of_wind",
         "ARCO_ERA5/prognostic/3d/specific_humidity",
     )
-    temperature_var: str = "ARCO_ERA5/prognostic/3d/temperature"
     geopotential_var: str = "ARCO_ERA5/derived_diagnostic/3d/geopotential"
-    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
-    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
     output_suffix: str = "_PRES"
     temp_height: float = 150.0
-    chunk_size: int = 1000
-    level_info_file: str = "ERA5_Lev_Info.nc"
     model_a_var: str = "a_model"
     model_b_var: str = "b_model"
-    key: str = "y_processed"
-    static_source_key: str = "ic_raw"
-    surface_geopotential_file: str | None = None
-    levels: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,9 +178,7 @@ class SeaLevelPressure(Transform):
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, 1, time, lat, lon) in Pa."""
         args = self.args
-        surface = read_filled(
-            tree, args.key, args.surface_pressure_var, context, PASCAL
-        )
+        surface = surface_of(tree, args, context)
         pressure = mean_sea_level_pressure(
             surface,
             read_filled(tree, args.key, args.temperature_var, context, KELVIN),
@@ -240,9 +221,7 @@ class Geopotential(Transform):
     ) -> dict[str, Any]:
         """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
         args = self.args
-        surface = read_filled(
-            tree, args.key, args.surface_pressure_var, context, PASCAL
-        )
+        surface = surface_of(tree, args, context)
         fields = (
             ground_of(tree, args, surface, self.ground, context),
             surface,
@@ -295,9 +274,7 @@ class PressureInterp(Transform):
         def column(key: str, fill: float) -> Any:
             return read_filled(tree, args.key, key, context, fill)[:, down]
 
-        surface = read_filled(
-            tree, args.key, args.surface_pressure_var, context, PASCAL
-        )
+        surface = surface_of(tree, args, context)
         state = ColumnState(
             column(args.temperature_var, KELVIN),
             column(args.geopotential_var, 0.0),
@@ -387,6 +364,11 @@ def read_filled(
 ) -> Any:
     """A field whose padding rows have a value for which all formulas are finite."""
     return fill_padding(get_field(tree, part, key), fill, context)
+
+
+def surface_of(tree: FieldTree, args: GroundArgs, context: FieldContext | None) -> Any:
+    """Surface pressure, Pa, of the entry that a block extends."""
+    return read_filled(tree, args.key, args.surface_pressure_var, context, PASCAL)
 
 
 def ground_of_file(args: Any) -> Ground | None:
