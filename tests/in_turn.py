@@ -1,32 +1,36 @@
-"""What runs in turn by the number of the commit: slow tests, checks of annotations.
+"""What runs in turn by the number of the commit: slow tests, annotations, benchmarks.
 
-    pytest --slow-since COMMIT    this pytest plugin chooses slow tests
-    python -m tests.in_turn       prints the option of pytest for annotations
+    pytest --slow-since COMMIT             this pytest plugin chooses slow tests
+    python -m tests.in_turn annotations    prints pytest's option for annotations
+    python -m tests.in_turn benchmarks     prints targets of make
 
 Always those that the change since that commit reaches (`tools.touched.reached`); of the
 others those whose turn it is by the number of the last commit, so that each runs at
 least at every fourth. Where git lacks the history, all run. `tests/conftest.py` loads
-this plugin. Annotations are checked in whole runs (Makefile) at every fourth commit,
-and always where pytest is called for some files, as by `make quick`.
+this plugin. Whole runs (Makefile) check the annotations of a fourth of the packages,
+and runs of some files, as by `make quick`, those of all. Of the benchmarks beside the
+tests (.ci/run) one runs at each commit.
 """
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from zlib import crc32
 
 import pytest
 
-from tools.imports import ROOT
+from tools.imports import LIBRARIES, ROOT
 from tools.touched import changed, reached
 
 TURNS = 4
 # Cases of a function that run together.
 TOGETHER = 6
-# Without it, pyproject.toml's packages are imported with checks of their annotations.
-UNCHECKED = "--jaxtyping-packages="
+CHECKER = "tests.typechecker.check"
+# Targets of make, which take minutes each.
+BENCHMARKS = ("accuracy", "accelerator")
 # Files of slow tests that run for each file that changed, if as many reach it.
 AT_LEAST = 6
 
@@ -60,9 +64,26 @@ def pytest_collection_modifyitems(
     items[:] = [item for item in items if runs(item)]
 
 
-def checks_annotations(number: int | None) -> bool:
-    """Whether a whole run checks annotations at the commit of a number."""
-    return number is None or number % TURNS == 0
+def checked_packages(number: int | None) -> list[str]:
+    """Returns the packages whose annotations a whole run at a commit checks.
+
+    Args:
+        number: number of the commit, or None for all packages.
+    """
+    files = (file for name in LIBRARIES for file in sorted((ROOT / name).iterdir()))
+    names = [
+        f"{file.parent.name}.{file.stem}"
+        for file in files
+        if file.suffix == ".py" or (file / "__init__.py").exists()
+    ]
+    return names if number is None else names[number % TURNS :: TURNS]
+
+
+def benchmarks(number: int | None) -> tuple[str, ...]:
+    """Returns the benchmarks that run beside the tests at the commit of a number."""
+    if number is None:
+        return BENCHMARKS
+    return (BENCHMARKS[number % len(BENCHMARKS)],)
 
 
 def turns_of(tests: Iterable[str]) -> dict[str, int]:
@@ -116,5 +137,20 @@ def _git(*command: str) -> str:
     return done.stdout.strip()
 
 
+def main(what: str) -> None:
+    """Prints what runs at the last commit, as words of a command line.
+
+    Args:
+        what: "annotations" or "benchmarks".
+    """
+    number = commit_number()
+    packages = ",".join((*checked_packages(number), CHECKER))
+    words = {
+        "annotations": [f"--jaxtyping-packages={packages}"],
+        "benchmarks": benchmarks(number),
+    }
+    print(*words[what])
+
+
 if __name__ == "__main__":
-    print("" if checks_annotations(commit_number()) else UNCHECKED)
+    main(*sys.argv[1:])

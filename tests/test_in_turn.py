@@ -9,9 +9,11 @@ import pytest
 
 from tests import in_turn
 from tests.in_turn import (
+    BENCHMARKS,
     TOGETHER,
     TURNS,
-    checks_annotations,
+    benchmarks,
+    checked_packages,
     commit_number,
     turns_of,
 )
@@ -70,16 +72,24 @@ def test_each_slow_test_runs_at_every_fourth_commit(repository: Any) -> None:
     assert sorted(runs) == sorted(test.nodeid for test in (*SLOW, *REACHED))
 
 
-def test_annotations_are_checked_at_every_fourth_commit(
-    repository: Any, tmp_path: Path
-) -> None:
-    checked = []
-    for number in range(TURNS):
+def test_each_annotation_is_checked_at_every_fourth_commit() -> None:
+    checked = [name for turn in range(TURNS) for name in checked_packages(turn)]
+    assert sorted(checked) == sorted(checked_packages(None))
+    assert {"credit_jax.models", "credit_jax.train", "credit_torch_bridge.cli"} < {
+        *checked
+    }
+
+
+def test_each_benchmark_runs_at_every_second_commit(repository: Any) -> None:
+    run = []
+    for number in range(len(BENCHMARKS)):
         repository(f"b{number}")
-        checked.append(checks_annotations(commit_number()))
-    assert sum(checked) == 1
-    shutil.rmtree(tmp_path / ".git")
-    assert checks_annotations(commit_number())
+        run += benchmarks(commit_number())
+    assert sorted(run) == sorted(BENCHMARKS)
+
+
+def test_all_benchmarks_run_where_the_number_is_unknown() -> None:
+    assert benchmarks(None) == BENCHMARKS
 
 
 def test_what_a_change_reaches_always_runs(repository: Any) -> None:

@@ -186,32 +186,25 @@ RUNS = {
 LIMITED = ("bash", "-c", f'ulimit -Sv {SPARE // 1024} && exec "$@"', "bash")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+@pytest.mark.slow
+def test_commands_in_4_gib_of_address_space(tmp_path, subtests):
     """All commands on the data, of 10 MB, of a small form of the demo."""
-    folder = tmp_path_factory.mktemp("limited")
-    config = small_demo(folder / "data", epochs=1)
+    config = small_demo(tmp_path / "data", epochs=1)
     config["slurm"] = {
         **{"project": "P", "walltime": "01:00:00", "mem": "64G"},
         **{"nodes": 1, "ngpus": 1, "ncpus": 8},
     }
-    (folder / "small.yml").write_text(yaml.safe_dump(config, sort_keys=False))
-    np.save(folder / "x.npy", np.zeros((1, 36, 1, 32, 64), np.float32))
+    (tmp_path / "small.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+    np.save(tmp_path / "x.npy", np.zeros((1, 36, 1, 32, 64), np.float32))
     root = str(Path(__file__).parents[2])
-    results = {}
     for command, options in RUNS.items():
-        results[command] = subprocess.run(
-            [*LIMITED, sys.executable, "-m", "credit_jax", command, *options],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-        )
-    return results
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", RUNS)
-def test_commands_in_4_gib_of_address_space(command, runs):
-    print(runs[command].stdout, runs[command].stderr)
-    assert runs[command].returncode == 0
+        with subtests.test(command):
+            done = subprocess.run(
+                [*LIMITED, sys.executable, "-m", "credit_jax", command, *options],
+                cwd=tmp_path,
+                env=os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"},
+                capture_output=True,
+                text=True,
+            )
+            print(done.stdout, done.stderr)
+            assert done.returncode == 0

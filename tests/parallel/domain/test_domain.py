@@ -54,14 +54,17 @@ def compare(
             assert_close(a, e, gradient, f"{name}, gradient of {kind} {number}")
 
 
-# All cases with the same number of shards share programs, to compile fewer. On 3 shards
-# they run in float64.
+# All cases with the same number of shards are one test, as they share programs, to
+# compile fewer. On 3 shards they run in float64.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
-@pytest.mark.parametrize("name", CASES)
-def test_sharded_is_single(name, num_shards):
-    actual, expected = outcomes(num_shards)[name], outcomes(1)[name]
-    compare(f"{name} on {num_shards}", actual, expected, VALUE, GRADIENT)
+def test_sharded_is_single(num_shards, subtests):
+    expected = outcomes(1)
+    for name, actual in outcomes(num_shards).items():
+        with subtests.test(name):
+            what = f"{name} on {num_shards}"
+            compare(what, actual, expected[name], VALUE, GRADIENT)
+    assert outcomes(num_shards).keys() == CASES.keys()
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -73,10 +76,11 @@ def test_plain_definitions_on_3_shards_are_those_of_one_device(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [3])
-def test_sharded_is_single_in_float64(num_shards):
+def test_sharded_is_single_in_float64(num_shards, subtests):
     expected = double_outcomes(1)
     for name, actual in double_outcomes(num_shards).items():
-        assert actual.value.dtype == np.float64, name
-        what = f"{name} on {num_shards}, float64"
-        compare(what, actual, expected[name], DOUBLE, DOUBLE)
+        with subtests.test(name):
+            assert actual.value.dtype == np.float64
+            what = f"{name} on {num_shards}, float64"
+            compare(what, actual, expected[name], DOUBLE, DOUBLE)
     assert jax.numpy.zeros(1).dtype == np.float32, "float64 leaks into other tests"
