@@ -69,7 +69,8 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     rng = np.random.default_rng(0)
 
     def drawn(array: Any) -> Any:
-        size = np.std(array) or 1.0
+        # On the host: of a jax.Array, each shape would compile a program.
+        size = np.std(np.asarray(array)) or 1.0
         return (size * rng.standard_normal(array.shape)).astype(array.dtype)
 
     by_params = jax.tree.map(lambda p: jax.device_put(drawn(p), p.sharding), params)
@@ -108,7 +109,7 @@ def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
     rows = case.model_def.image_height
 
     def drawn(array: Any) -> Any:
-        size = np.std(array) or 1.0
+        size = np.std(np.asarray(array)) or 1.0
         return jax.device_put(size * rng.standard_normal(array.shape), array.sharding)
 
     with jax.enable_x64(True):
