@@ -42,7 +42,7 @@ from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.accelerators import ACCELERATORS
-from credit_jax.plan.mesh_search import Choice, Cluster, MeshSearch, replicas
+from credit_jax.plan.mesh_search import Cluster, MeshChoice, MeshSearch, replicas
 
 NAME, NODE = "mesh_choice", 8
 ACCOUNTS = ROOT / ".cache" / "mesh_choice"
@@ -305,12 +305,12 @@ def _agreement(rates: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def choice_of(program: Mapping[str, Any]) -> Choice:
+def choice_of(program: Mapping[str, Any]) -> MeshChoice:
     """The choice that a compiled program is of."""
     dims = ParallelDims(
         **parse_mesh(program["mesh"]), world_size=num_devices(program["mesh"])
     )
-    return Choice(
+    return MeshChoice(
         dims,
         program["remat"],
         program["over_domain"],

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.trajectory.our_side import Record
-from credit_jax.training.loggers import Row
+from credit_jax.training.loggers import LogRow
 from tests.reference.training import CreditRun
 
 FIRST = 20
@@ -27,7 +27,9 @@ BOUNDS: Mapping[str, float] = MappingProxyType(
 )
 
 
-def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, float]:
+def errors_of(
+    record: Record, run: CreditRun, rows: Sequence[LogRow]
+) -> dict[str, float]:
     """Relative differences, the largest of each kind.
 
     Args:
@@ -65,14 +67,16 @@ def _relative(actual: Sequence[float], expected: np.ndarray) -> np.ndarray:
     return away / np.maximum(np.abs(expected), 1e-12)
 
 
-def _logged(ours: Sequence[Row], theirs: Sequence[Row], phase: str) -> list[float]:
+def _logged(
+    ours: Sequence[LogRow], theirs: Sequence[LogRow], phase: str
+) -> list[float]:
     """The largest difference of each epoch, over all numbers of a phase in the log."""
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} epochs, CREDIT has {len(theirs)}")
     return [max(_of_epoch(*rows, phase)) for rows in zip(ours, theirs, strict=True)]
 
 
-def _of_epoch(row: Row, other: Row, phase: str) -> list[float]:
+def _of_epoch(row: LogRow, other: LogRow, phase: str) -> list[float]:
     names = [n for n in row if n.startswith(f"{phase}_") and not n.endswith("_len")]
     missing = [name for name in names if name not in other]
     if missing or not names:
@@ -81,7 +85,7 @@ def _of_epoch(row: Row, other: Row, phase: str) -> list[float]:
     return [abs(row[name] - other[name]) / _scale(name, other) for name in finite]
 
 
-def _scale(name: str, row: Row) -> float:
+def _scale(name: str, row: LogRow) -> float:
     """The scale that a number of the log is compared with: by default itself.
 
     Correlations and scores may be zero, so their scale is at least one; that of a bias

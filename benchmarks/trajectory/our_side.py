@@ -21,12 +21,12 @@ from credit_jax.models.conversion import from_state_dict
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
+from credit_jax.training.loggers import LOG_NAME, CsvLog, LogRow, read_log
 from credit_jax.training.loop import TrainingLoop
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import start_of_run
-from credit_jax.training.steps import Loggers, Steps
+from credit_jax.training.steps import CompiledSteps, Loggers
 from credit_jax.transforms import Rollout
 from tests.reference.start import start_of
 from tests.reference.training import CreditRun
@@ -48,7 +48,7 @@ class Record:
     gradient_norm: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
     batch_error: float = 0.0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LogRow] = field(default_factory=list)
     params: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -115,7 +115,9 @@ def setup_on(config_path: Path, mesh: str, spread: float = 0.0) -> Setup:
     return prepare(plan, jax.devices()[:count])
 
 
-def _watched(steps: Steps, setup: Setup, run: CreditRun, record: Record) -> Steps:
+def _watched(
+    steps: CompiledSteps, setup: Setup, run: CreditRun, record: Record
+) -> CompiledSteps:
     """The steps of a run, wrapped to record their inputs and outputs."""
     rollout, ranks = setup.objective.rollout, setup.model.axes.num_data
     batches = 0

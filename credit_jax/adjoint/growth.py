@@ -25,7 +25,7 @@ from credit_jax.transforms.unit_names import differ
 
 # Key -> array that broadcasts to (level, lat, lon): the squared norm is the sum over
 # all variables and points of weight times square.
-Weights = Mapping[str, np.ndarray]
+NormWeights = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class SingularVectors:
 
 
 def singular_vectors(
-    forecast: ForecastMap, state: State, count: int, weights: Weights, seed: int = 0
+    forecast: ForecastMap, state: State, count: int, weights: NormWeights, seed: int = 0
 ) -> SingularVectors:
     """Computes singular vectors by Lanczos' method on M' M, with products alone.
 
@@ -117,7 +117,7 @@ def singular_vectors(
     )
 
 
-def _root(weights: Weights, key: str, shape: tuple[int, ...]) -> np.ndarray:
+def _root(weights: NormWeights, key: str, shape: tuple[int, ...]) -> np.ndarray:
     """Roots of the weights of a variable, of the shape of the state."""
     if shape[2] != 1:
         raise ValueError(

@@ -74,7 +74,7 @@ class TrajectoryLoss(ForecastMap):
 
 
 @dataclass(frozen=True)
-class Iteration:
+class StateIteration:
     """One update of an initial state.
 
     Attributes:
@@ -92,7 +92,7 @@ def optimize_state(
     loss: TrajectoryLoss,
     config: OptimizeConfig,
     num_steps: int,
-    progress: Callable[[Iteration], None] = lambda iteration: None,
+    progress: Callable[[StateIteration], None] = lambda iteration: None,
 ) -> dict[str, Array]:
     """Fits an initial state.
 
@@ -127,7 +127,7 @@ def optimize_state(
         for _ in range(config.iterations):
             value, gradient = of_window.run("gradient", state, jnp.float32(1.0))
             rate = next(rates)
-            iteration = Iteration(window, rate, float(value))
+            iteration = StateIteration(window, rate, float(value))
             if not math.isfinite(iteration.loss):
                 raise FloatingPointError(
                     f"the loss of {window} steps is {iteration.loss}; take a smaller "

@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit_jax.adjoint.linear import adjoint
 from credit_jax.adjoint.maps import ForecastMap
-from credit_jax.adjoint.target import Target
+from credit_jax.adjoint.target import SensitivityTarget
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
@@ -28,14 +28,14 @@ class Sensitivity:
             latitude, longitude), in units of the number by those of the variable.
     """
 
-    target: Target
+    target: SensitivityTarget
     value: float
     gradient: xr.Dataset
 
 
 def sensitivity(
     forecast: ForecastMap,
-    target: Target,
+    target: SensitivityTarget,
     outputs: Outputs,
     times: Sequence[np.datetime64],
 ) -> Sensitivity:

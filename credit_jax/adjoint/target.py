@@ -20,7 +20,7 @@ _SIGN = {"N": 1.0, "E": 1.0, "S": -1.0, "W": -1.0}
 
 
 @dataclass(frozen=True)
-class Target:
+class SensitivityTarget:
     """The mean over a region of a predicted variable, weighted by area.
 
     Attributes:
@@ -69,7 +69,7 @@ class Target:
         return weights
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> SensitivityTarget:
     """Parses the text of a target.
 
     Raises:
@@ -83,7 +83,7 @@ def parse_target(text: str) -> Target:
         raise ValueError(f"--of: got {text!r}, expected {_FORM}")
     named = match["region"]
     region = REGIONS[0] if named is None else _region(named.strip())
-    return Target(text.strip(), match["channel"], region)
+    return SensitivityTarget(text.strip(), match["channel"], region)
 
 
 def _region(text: str) -> Region:

@@ -22,7 +22,7 @@ from credit_jax.physics.harmonics import (
 )
 
 # Name and level of a channel; NaN for a variable without levels.
-Channel = tuple[str, float]
+VariableLevel = tuple[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ class BackgroundCovariance:
         balance: (degree, channel, channel), K less 1; None without winds.
     """
 
-    channels: tuple[Channel, ...]
+    channels: tuple[VariableLevel, ...]
     harmonics: Harmonics
     deviation: np.ndarray
     root: np.ndarray

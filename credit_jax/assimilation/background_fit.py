@@ -12,8 +12,8 @@ from jaxtyping import Float
 
 from credit_jax.assimilation.background import (
     BackgroundCovariance,
-    Channel,
     Harmonics,
+    VariableLevel,
     symmetric_root,
 )
 from credit_jax.config import Config, not_available
@@ -21,7 +21,7 @@ from credit_jax.config.assimilation import BackgroundConfig
 from credit_jax.config.dates import duration
 from credit_jax.config.messages import got
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.grid_file import Variable
+from credit_jax.evaluation.grid_file import GridVariable
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
@@ -120,7 +120,7 @@ def fit_forecasts(
 
 
 def _winds(
-    config: BackgroundConfig, variables: Mapping[str, Variable], where: str
+    config: BackgroundConfig, variables: Mapping[str, GridVariable], where: str
 ) -> tuple[str, ...]:
     """Names of the eastward and the northward wind, or ().
 
@@ -181,7 +181,7 @@ def default_truncation(latitude: np.ndarray, longitude: np.ndarray) -> int:
 
 def fit_background(
     differences: Callable[[], Iterable[Float[np.ndarray, "channel lat lon"]]],
-    channels: Iterable[Channel],
+    channels: Iterable[VariableLevel],
     latitude: np.ndarray,
     longitude: np.ndarray,
     truncation: int,

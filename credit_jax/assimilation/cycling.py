@@ -25,8 +25,8 @@ from credit_jax.assimilation.observations import TrajectoryGrid, first_row
 from credit_jax.assimilation.operators import Observer
 from credit_jax.assimilation.variational import (
     Analysis,
+    CGIteration,
     Guess,
-    Iteration,
     MissingFieldError,
     Window,
     analyze,
@@ -34,7 +34,7 @@ from credit_jax.assimilation.variational import (
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.messages import counted
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import NetcdfStore
@@ -59,7 +59,7 @@ _COLUMNS = ("time", "latitude", "longitude", "level", "value", "error")
 
 
 def trajectory_grid(
-    outputs: Outputs, schedule: Schedule, first: int, last: int
+    outputs: Outputs, schedule: ForecastSchedule, first: int, last: int
 ) -> TrajectoryGrid:
     """The points of forecasts, at all steps from one start to the end of a window.
 
@@ -162,7 +162,7 @@ class Cycling:
         observed = self.observer.observed(self.observations.loc[inside], grid)
         window = Window(forecast, background, self.covariance, self.observer, observed)
 
-        def progress(iteration: Iteration) -> None:
+        def progress(iteration: CGIteration) -> None:
             self.show(
                 f"{_label(start)}: outer {iteration.outer}, inner {iteration.inner}: "
                 f"cost {iteration.cost:.6g}, gradient {iteration.gradient_norm:.3g}"

@@ -30,7 +30,7 @@ _CONVERGED = 1e-4
 
 
 @dataclass(frozen=True)
-class Iteration:
+class CGIteration:
     """An iteration of conjugate gradients.
 
     Attributes:
@@ -240,7 +240,7 @@ class Analysis:
 
     first: Guess
     last: Guess
-    iterations: tuple[Iteration, ...]
+    iterations: tuple[CGIteration, ...]
     note: str = ""
 
     @property
@@ -257,7 +257,7 @@ class Analysis:
 def analyze(
     window: Window,
     config: AssimilationConfig,
-    progress: Callable[[Iteration], None] = lambda iteration: None,
+    progress: Callable[[CGIteration], None] = lambda iteration: None,
 ) -> Analysis:
     """Minimizes the cost by Gauss-Newton steps, each by conjugate gradients.
 
@@ -272,9 +272,9 @@ def analyze(
         FloatingPointError: a forecast is not finite.
     """
     first = last = window.first
-    iterations: list[Iteration] = []
+    iterations: list[CGIteration] = []
 
-    def report(iteration: Iteration) -> None:
+    def report(iteration: CGIteration) -> None:
         iterations.append(iteration)
         progress(iteration)
 
@@ -298,7 +298,7 @@ def gauss_newton_step(
     guess: Guess,
     config: AssimilationConfig,
     outer: int,
-    progress: Callable[[Iteration], None],
+    progress: Callable[[CGIteration], None],
 ) -> np.ndarray:
     """Solves (1 + G' R^-1 G) dv = - gradient of J.
 
@@ -330,7 +330,7 @@ def gauss_newton_step(
         residual = right - applied
         cost = guess.cost - solution @ (right + residual) / 2
         norm = float(np.linalg.norm(residual))
-        progress(Iteration(outer, count, float(cost), norm))
+        progress(CGIteration(outer, count, float(cost), norm))
 
     # Rounding of float32 products makes residuals that should be orthogonal less and
     # less so, differently on every mesh. In the place of a preconditioner each of them

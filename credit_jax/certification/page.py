@@ -9,7 +9,7 @@ from credit_jax.certification.certify import Certificate, MeshVerdict
 from credit_jax.certification.verdict import Check
 from credit_jax.visualization.html import (
     Cell,
-    Row,
+    TableRow,
     definitions,
     document,
     element,
@@ -82,13 +82,13 @@ def _checks(certificate: Certificate) -> tuple[Check, ...]:
     return max((v.checks for v in certificate.verdicts), key=len, default=())
 
 
-def _rows(certificate: Certificate) -> Iterator[Row]:
+def _rows(certificate: Certificate) -> Iterator[TableRow]:
     quantities = [check.quantity for check in _checks(certificate)]
 
-    def row(name: str, verdict: MeshVerdict, checks: Sequence[Check]) -> Row:
+    def row(name: str, verdict: MeshVerdict, checks: Sequence[Check]) -> TableRow:
         cells = {check.quantity: _cell(check) for check in checks}
         errors = [cells.get(quantity, Cell("")) for quantity in quantities]
-        return Row(name, [_state(verdict), *errors])
+        return TableRow(name, [_state(verdict), *errors])
 
     for verdict in certificate.verdicts:
         if verdict.checks or not verdict.in_float64:

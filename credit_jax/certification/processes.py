@@ -16,7 +16,7 @@ from pathlib import Path
 
 from credit_jax.certification.certify import folder_name
 from credit_jax.certification.measure import BOTH, Measured
-from credit_jax.certification.worker import Job, read_measured
+from credit_jax.certification.worker import MeasurementJob, read_measured
 
 
 class Processes:
@@ -29,8 +29,8 @@ class Processes:
         config: path of the YAML file.
         folder: folder for numbers and checkpoints.
         reference: name of the mesh that the others are compared with.
-        checkpoint: see `Job`.
-        cache: see `Job`.
+        checkpoint: see `MeasurementJob`.
+        cache: see `MeasurementJob`.
         num_devices: largest number of devices of a mesh.
         at_once: number of processes.
         run: folder where the first weights of the reference are written as the
@@ -100,11 +100,11 @@ class Processes:
             process.answer(job)
         return read_measured(Path(job.out))
 
-    def _job(self, mesh: str, x64: bool, parts: Sequence[str]) -> Job:
+    def _job(self, mesh: str, x64: bool, parts: Sequence[str]) -> MeasurementJob:
         folder = self._folder / folder_name(x64=x64, parts=parts)
         folder.mkdir(parents=True, exist_ok=True)
         is_reference = mesh == self._reference
-        return Job(
+        return MeasurementJob(
             config=str(self._config),
             mesh=mesh,
             x64=x64,
@@ -157,7 +157,7 @@ class _Process:
         )
         os.close(errors)
 
-    def answer(self, job: Job) -> str:
+    def answer(self, job: MeasurementJob) -> str:
         """Does a job and returns what the process answers.
 
         Raises:

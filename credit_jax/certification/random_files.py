@@ -39,7 +39,7 @@ _FLAT = ("latitude", "longitude")
 
 
 @dataclass
-class Store:
+class RandomFile:
     """Variables of one file.
 
     Attributes:
@@ -85,7 +85,7 @@ def _coordinates(grid: tuple[int, int]) -> dict[str, np.ndarray]:
 def write_files(config: Config) -> None:
     """Writes the data of a config, and the files of its grid."""
     grid = grid_of(config.model)
-    stores: dict[str, Store] = {}
+    stores: dict[str, RandomFile] = {}
     model_levels = int(config.model.get("levels", 1))
     for data in (config.data, config.validation_data):
         for source in data.source.values():
@@ -101,7 +101,7 @@ def write_files(config: Config) -> None:
         path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
     }
     for path in {*stores, *extra, *_latitude_files(config)}:
-        dataset = stores.get(path, Store(grid)).dataset(len(path))
+        dataset = stores.get(path, RandomFile(grid)).dataset(len(path))
         dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
         _write(dataset, path)
 
@@ -119,7 +119,7 @@ def _times(data: DataConfig, source: SourceConfig) -> Any:
 
 
 def _add_source(
-    stores: dict[str, Store],
+    stores: dict[str, RandomFile],
     source: SourceConfig,
     times: Any,
     model: Mapping[str, Any],
@@ -137,7 +137,7 @@ def _add_source(
                 continue
             template = str(section.path) if not remote else _store_of(source, deep)
             for path, path_times in _paths(template, times if timed else times[:1]):
-                store = stores.setdefault(path, Store(grid))
+                store = stores.setdefault(path, RandomFile(grid))
                 store.transposed = source.dataset_type == "weatherbench2_era5"
                 head = ("time",) if timed else ()
                 head += (level,) if deep else ()

@@ -1,8 +1,9 @@
 """A process of a certificate: `python -m credit_jax.certification.worker`.
 
-Each line of standard input is a job, the fields of `Job` as JSON, and each job that is
-done a line of standard output: with `place` the first place that differs, as JSON. The
-numbers of the others go to their `out`, an .npz file. At an error the process ends.
+Each line of standard input is a job, the fields of `MeasurementJob` as JSON, and each
+job that is done a line of standard output: with `place` the first place that differs,
+as JSON. The numbers of the others go to their `out`, an .npz file. At an error the
+process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from credit_jax.training.run_weights import open_weights
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasurementJob:
     """What a process of a certificate does for one mesh.
 
     Attributes:
@@ -69,7 +70,7 @@ class Job:
     place: bool = False
 
 
-def run(job: Job) -> str:
+def run(job: MeasurementJob) -> str:
     """Does what a job says, and returns the place if it asks for one."""
     expected = None if job.start is None else read_measured(Path(job.start))
     meshes = [job.mesh] if expected is None else [job.mesh, expected.mesh]
@@ -147,7 +148,7 @@ def main() -> int:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         for line in sys.stdin:
             try:
-                place = run(Job(**json.loads(line)))
+                place = run(MeasurementJob(**json.loads(line)))
             except (ValueError, OSError) as error:
                 print(error, file=sys.stderr)
                 return 2

@@ -39,7 +39,7 @@ from credit_jax.config.dates import date_label, duration
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.load import read_with_objects
 from credit_jax.data.calendars import STANDARD, shift_all
-from credit_jax.data.schedule import Schedule, Task, steps_of
+from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
 from credit_jax.forecast import Forecaster
 from credit_jax.packages.package import Package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -177,7 +177,7 @@ def _sections(
     return {"assimilation": read_with_objects(args.assimilation)}
 
 
-def _check_windows(schedule: Schedule) -> None:
+def _check_windows(schedule: ForecastSchedule) -> None:
     """Checks that each window starts where the one before ends.
 
     Raises:

@@ -77,7 +77,7 @@ class Command(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CommandEntry:
     """Module and summary of a command, known without importing it.
 
     Attributes:
@@ -121,7 +121,7 @@ def run_module(name: str, argv: Sequence[str] | None, *, prog: str) -> int:
 
 
 def run_group(
-    commands: Mapping[str, Entry],
+    commands: Mapping[str, CommandEntry],
     argv: Sequence[str] | None,
     *,
     prog: str,
@@ -165,7 +165,10 @@ def run_group(
 
 
 def _list_commands(
-    parser: argparse.ArgumentParser, commands: Mapping[str, Entry], *, options: bool
+    parser: argparse.ArgumentParser,
+    commands: Mapping[str, CommandEntry],
+    *,
+    options: bool,
 ) -> None:
     """Adds the commands; `options` also adds the options of importable ones."""
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -175,7 +178,7 @@ def _list_commands(
             _fill(command, load_command(entry))
 
 
-def load_command(entry: Entry) -> Command:
+def load_command(entry: CommandEntry) -> Command:
     """Imports the module of a command."""
     if entry.platforms:
         os.environ.setdefault("JAX_PLATFORMS", entry.platforms)
@@ -183,7 +186,7 @@ def load_command(entry: Entry) -> Command:
 
 
 @contextmanager
-def _needed(entry: Entry) -> Iterator[None]:
+def _needed(entry: CommandEntry) -> Iterator[None]:
     """Turns a missing package that the entry's extra installs into a CommandError."""
     try:
         yield

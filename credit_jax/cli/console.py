@@ -10,62 +10,66 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from credit_jax.cli.commands import Entry, run_group
+from credit_jax.cli.commands import CommandEntry, run_group
 
 DESCRIPTION = "CREDIT's weather models as pure JAX functions, exact on every mesh."
 
-MODULES: Mapping[str, Entry] = MappingProxyType(
+MODULES: Mapping[str, CommandEntry] = MappingProxyType(
     {
-        "init": Entry(
+        "init": CommandEntry(
             "credit_jax.cli.init.command", "a config for your own files", "", "cpu"
         ),
-        "check": Entry(
+        "check": CommandEntry(
             "credit_jax.cli.check.command", "report on a config, no training"
         ),
-        "preprocess": Entry(
+        "preprocess": CommandEntry(
             "credit_jax.cli.preprocess", "fit the scalers of a config", "", "cpu"
         ),
-        "train": Entry("credit_jax.cli.train", "train a model"),
-        "submit": Entry(
+        "train": CommandEntry("credit_jax.cli.train", "train a model"),
+        "submit": CommandEntry(
             "credit_jax.cli.submit.command",
             "training as jobs of PBS or SLURM",
             "",
             "cpu",
         ),
-        "forecast": Entry(
+        "forecast": CommandEntry(
             "credit_jax.cli.forecast.command", "forecasts of a model, to files"
         ),
-        "package": Entry(
+        "package": CommandEntry(
             "credit_jax.cli.package",
             "a trained model as a folder to hand on",
             "",
             "cpu",
         ),
-        "plot": Entry(
+        "plot": CommandEntry(
             "credit_jax.cli.plot", "maps of forecasts, figures of scores", "", "cpu"
         ),
-        "sensitivity": Entry(
+        "sensitivity": CommandEntry(
             "credit_jax.cli.sensitivity", "what a number of a forecast depends on"
         ),
-        "optimize-ic": Entry(
+        "optimize-ic": CommandEntry(
             "credit_jax.cli.optimize_ic", "fit an initial state to later ones"
         ),
-        "assimilate": Entry(
+        "assimilate": CommandEntry(
             "credit_jax.cli.assimilate", "analyses from forecasts and observations"
         ),
-        "score": Entry("credit_jax.cli.score", "scores of forecasts, to files"),
-        "certify": Entry(
+        "score": CommandEntry("credit_jax.cli.score", "scores of forecasts, to files"),
+        "certify": CommandEntry(
             "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"
         ),
-        "mesh": Entry("credit_jax.cli.mesh", "which mesh to train on", "", "cpu"),
-        "predict": Entry("credit_jax.cli.predict", "one forward pass of a model"),
-        "demo": Entry("credit_jax.cli.demo", "make the demo data set"),
+        "mesh": CommandEntry(
+            "credit_jax.cli.mesh", "which mesh to train on", "", "cpu"
+        ),
+        "predict": CommandEntry(
+            "credit_jax.cli.predict", "one forward pass of a model"
+        ),
+        "demo": CommandEntry("credit_jax.cli.demo", "make the demo data set"),
     }
 )
 # Converting and comparing need no accelerator.
-BRIDGE: Mapping[str, Entry] = MappingProxyType(
+BRIDGE: Mapping[str, CommandEntry] = MappingProxyType(
     {
-        name: Entry(f"credit_torch_bridge.cli.{name}", summary, "bridge", "cpu")
+        name: CommandEntry(f"credit_torch_bridge.cli.{name}", summary, "bridge", "cpu")
         for name, summary in {
             "convert": "a checkpoint of CREDIT to credit_jax, or back",
             "inspect": "what is in a checkpoint",

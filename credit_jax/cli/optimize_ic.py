@@ -21,7 +21,7 @@ import pandas as pd
 
 from credit_jax.adjoint import TrajectoryLoss, optimize_state
 from credit_jax.adjoint.maps import map_of_plan
-from credit_jax.adjoint.optimization import Iteration
+from credit_jax.adjoint.optimization import StateIteration
 from credit_jax.cli.commands import (
     DIVERGED,
     OK,
@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
     stacked = np.moveaxis(y, 2, 0)[:, :, :, None]
     targets = place_batch({"y": stacked}, model.mesh)["y"]
     loss = TrajectoryLoss.of(forecast, objective.loss, targets)
-    rows: list[Iteration] = []
+    rows: list[StateIteration] = []
 
-    def progress(iteration: Iteration) -> None:
+    def progress(iteration: StateIteration) -> None:
         rows.append(iteration)
         if len(rows) % section.iterations == 0 and jax.process_index() == 0:
             print_line(
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def loss_notes(rows: Sequence[Iteration]) -> list[str]:
+def loss_notes(rows: Sequence[StateIteration]) -> list[str]:
     """A line if the loss of the last window has not fallen.
 
     Args:
@@ -227,7 +227,7 @@ def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:
     return training
 
 
-def _write_log(rows: Sequence[Iteration], path: Path) -> None:
+def _write_log(rows: Sequence[StateIteration], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["iteration", "window", "learning_rate", "loss"])
         writer.writeheader()

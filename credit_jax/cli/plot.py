@@ -32,7 +32,7 @@ from credit_jax.visualization.choice import choose, find_lead, truth_of
 from credit_jax.visualization.curves import NAMES, curve_charts
 from credit_jax.visualization.labels import channel_text, region_text
 from credit_jax.visualization.page import write_page
-from credit_jax.visualization.projections import PLAIN, PROJECTIONS, Projection
+from credit_jax.visualization.projections import PLAIN, PROJECTIONS, MapProjection
 from credit_jax.visualization.scene import Scene
 from credit_jax.visualization.spectra import rank_panels, spectrum_charts
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels
@@ -139,7 +139,7 @@ def plot_forecast(args: argparse.Namespace, out: Path) -> None:
     """
     if not args.variable:
         raise ValueError("--variable NAME is needed with --forecast")
-    projection = Projection(args.projection)
+    projection = MapProjection(args.projection)
     window = find_window(args.region) if args.region else None
     files = open_forecasts(args.forecast)
     choice = choose(

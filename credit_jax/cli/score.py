@@ -33,7 +33,7 @@ from credit_jax.evaluation.opening import (
 )
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.scores import other_scores, score_table, write_scores
-from credit_jax.forecast.archive import Record, record_beside
+from credit_jax.forecast.archive import ForecastRecord, record_beside
 from credit_jax.io.errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan.forecast import forecast_truth
@@ -195,7 +195,7 @@ def report(scores: Any, folder: str | Path) -> None:
     print_line(f"scores: {page}, {paths[0]}, {paths[1]}")
 
 
-def _config(record: Record, files: ForecastFiles) -> Config | None:
+def _config(record: ForecastRecord, files: ForecastFiles) -> Config | None:
     """The config that the forecasts were made with, if it is recorded."""
     raw = record.config
     if raw is None and "config" in files.grid.dataset.attrs:

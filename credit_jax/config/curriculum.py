@@ -11,7 +11,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.data import MAX_TIMES, BackpropSteps
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
-from credit_jax.config.schedules import Schedule
+from credit_jax.config.schedules import ScheduleConfig
 
 Unit = Literal["updates", "epochs"]
 
@@ -75,7 +75,7 @@ class CurriculumStage(StrictModel):
     until: Annotated[Until | None, BeforeValidator(_until)] = None
     forecast_len: int | None = Field(None, ge=1, le=MAX_TIMES)
     learning_rate: float | None = Field(None, gt=0)
-    scheduler: Schedule | None = Field(None, discriminator="scheduler_type")
+    scheduler: ScheduleConfig | None = Field(None, discriminator="scheduler_type")
     train_batch_size: int | None = Field(None, ge=1)
     grad_accum_every: int | None = Field(None, ge=1)
     batches_per_epoch: int | None = Field(None, ge=0)

@@ -118,7 +118,7 @@ class PlateauConfig(StrictModel):
     ignored: ClassVar = {"verbose": "PyTorch's schedule has no such argument any more"}
 
 
-Schedule = (
+ScheduleConfig = (
     LinearWarmupCosineConfig
     | CosineAnnealingRestartsConfig
     | CosineAnnealingConfig

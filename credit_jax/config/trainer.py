@@ -12,7 +12,7 @@ from credit_jax.config.data import BackpropSteps
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
-from credit_jax.config.schedules import Schedule
+from credit_jax.config.schedules import ScheduleConfig
 
 MatmulPrecision = Literal["highest", "high", "default"]
 
@@ -181,7 +181,7 @@ class TrainerConfig(StrictModel):
     use_ema: bool = False
     ema_decay: float = Field(0.9999, ge=0, lt=1)
     use_scheduler: bool = False
-    scheduler: Schedule | None = Field(None, discriminator="scheduler_type")
+    scheduler: ScheduleConfig | None = Field(None, discriminator="scheduler_type")
     finetune: FinetuneConfig | None = None
     curriculum: tuple[CurriculumStage, ...] = ()
     load_weights: bool = False

@@ -19,7 +19,7 @@ from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source, SourceFields
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.named_fields.coordinates import Axes, Coordinates
+from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates
 
 # Names of latitude and longitude, as CREDIT looks for them.
 _TWO_DIMENSIONAL = (("latitude", "longitude"), ("lat", "lon"))
@@ -293,7 +293,7 @@ def open_forecast_data(
         for name, section in data.source.items()
     }
     known = {} if like is None else like.sources
-    axes = {name: known.get(name, Axes()) for name in data.source}
+    axes = {name: known.get(name, GridCoordinates()) for name in data.source}
     axes |= {name: source.axes() for name, source in x.sources.items()}
     schema = ChannelSchema.from_config(data, levels, axes=axes)
     return ForecastData(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.forecast_data import ForecastData
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.data.values import BadValuesError, check_fields
@@ -66,7 +66,7 @@ class ForecastReader:
 
     data: ForecastData
     pipeline: Pipeline
-    schedule: Schedule
+    schedule: ForecastSchedule
     schema: ChannelSchema
     perturb: Perturb | None = None
     finite: bool = True

@@ -12,8 +12,8 @@ import numpy as np
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
-    Axes,
     CoordinateValues,
+    GridCoordinates,
     Kind,
     as_values,
     places_of,
@@ -25,7 +25,7 @@ def read_fields(
     path: str | Path,
     key: str,
     open_files: OpenFiles,
-    data: Axes = UNKNOWN,
+    data: GridCoordinates = UNKNOWN,
     levels: Mapping[str, CoordinateValues | None] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """Reads all variables of a NetCDF or Zarr file, in float32, by name.

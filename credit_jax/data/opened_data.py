@@ -14,7 +14,7 @@ from credit_jax.data.clock import SourceClock, common_calendar, source_clock
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.named_fields.coordinates import Axes, Coordinates
+from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates
 
 
 def arrange(
@@ -35,13 +35,17 @@ def arrange(
     Raises:
         ValueError: see `Source.at`.
     """
-    grid = Axes() if like is None or not same_grid else like.grid
+    grid = GridCoordinates() if like is None or not same_grid else like.grid
     arranged: dict[str, Source] = {}
     for name, source in sources.items():
         axes = source.axes()
-        known = Axes() if like is None else like.sources.get(name, Axes())
+        known = (
+            GridCoordinates()
+            if like is None
+            else like.sources.get(name, GridCoordinates())
+        )
         if same_grid:
-            levels = Axes(None, None, known.levels, known.where)
+            levels = GridCoordinates(None, None, known.levels, known.where)
             grid = grid.over(axes.grid)
             known = grid.over(levels) if known.levels is None else levels.over(grid)
         arranged[name] = source.at(known.over(axes))
@@ -114,7 +118,7 @@ class OpenedData:
     def coordinates(self) -> Coordinates:
         """The coordinates of the sources, and those of the first grid that has them."""
         axes = {name: source.axes() for name, source in self.sources.items()}
-        grid = Axes()
+        grid = GridCoordinates()
         for source_axes in axes.values():
             grid = grid.over(source_axes.grid)
         return Coordinates(

@@ -30,7 +30,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ForecastSchedule:
     """All forecasts of a command.
 
     Attributes:
@@ -111,7 +111,7 @@ def make_schedule(
     init_times: Sequence[str] = (),
     num_steps: int | None = None,
     length: str | None = None,
-) -> Schedule:
+) -> ForecastSchedule:
     """Builds the schedule from the `inference:` section or the command line.
 
     Args:
@@ -140,7 +140,7 @@ def make_schedule(
         raise ValueError(f"--steps must be at least 1, got {num_steps}")
     text = inference.output.output_interval
     interval = None if text is None else duration(text)
-    schedule = Schedule(
+    schedule = ForecastSchedule(
         starts, num_steps, timestep, calendar, inference.members, interval
     )
     if not schedule.written:
@@ -215,7 +215,7 @@ def _num_steps(length: str, timestep: pd.Timedelta) -> int:
     return count
 
 
-def analyses(config: PerturbationConfig, schedule: Schedule) -> list[int]:
+def analyses(config: PerturbationConfig, schedule: ForecastSchedule) -> list[int]:
     """Steps before a start date at which its members need states; 0 is the start.
 
     Raises:

@@ -18,7 +18,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.io.atomic import new_file
-from credit_jax.named_fields.coordinates import Axes, CoordinateValues
+from credit_jax.named_fields.coordinates import CoordinateValues, GridCoordinates
 from credit_jax.transforms import Pipeline, TreeSchema
 
 # Field types of the input in the order of CREDIT's samples.
@@ -41,7 +41,7 @@ class Frame(Protocol):
 
 
 @runtime_checkable
-class ChannelCounts(Protocol):
+class ModelChannels(Protocol):
     """The channel counts in the config of a model."""
 
     @property
@@ -117,7 +117,7 @@ class ChannelSchema:
         data: DataConfig,
         num_levels: Mapping[str, int],
         input_name: str = MAIN_INPUT,
-        axes: Mapping[str, Axes] = MappingProxyType({}),
+        axes: Mapping[str, GridCoordinates] = MappingProxyType({}),
     ) -> "ChannelSchema":
         """Builds the schema of the samples of a data section.
 
@@ -281,7 +281,7 @@ def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
 
 
 def channel_problems(
-    schema: ChannelSchema, model: ChannelCounts, where: str = "data.source"
+    schema: ChannelSchema, model: ModelChannels, where: str = "data.source"
 ) -> list[str]:
     """Compares the channels of the data with those of a model.
 

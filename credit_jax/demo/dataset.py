@@ -38,8 +38,8 @@ from rich.progress import (
 from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.demo.write import (
     FIRST_TIME,
-    Axes,
-    Statistics,
+    DemoCoordinates,
+    LevelStatistics,
     YearWriter,
     days_of_year,
     new_dataset,
@@ -126,8 +126,8 @@ def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> Non
             "with: pip install 'credit-jax[demo]'"
         ) from error
     climate = build_climate(demo.truncation, demo.seed, demo.forcing)
-    axes = Axes(climate.sigma, climate.latitude, climate.longitude)
-    statistics, writer = Statistics(), YearWriter(folder, axes)
+    axes = DemoCoordinates(climate.sigma, climate.latitude, climate.longitude)
+    statistics, writer = LevelStatistics(), YearWriter(folder, axes)
     training_end = FIRST_TIME + pd.Timedelta(days=demo.days - demo.held_out_days)
     for times, fields in _chunks(demo, climate, advance):
         fields["tsi"] = solar_fields(axes, times)

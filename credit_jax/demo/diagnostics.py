@@ -11,11 +11,11 @@ from credit_jax.demo import physics
 from credit_jax.demo.discretization import (
     REFERENCE_TEMPERATURE,
     Discretization,
-    State,
+    SpectralState,
 )
 
 
-def fields_of(disc: Discretization, state: State) -> dict[str, Array]:
+def fields_of(disc: Discretization, state: SpectralState) -> dict[str, Array]:
     """Computes U, V, T, Q (level, lat, lon) and SP, V500, Z500 (lat, lon), north first.
 
     Units are m s-1 (U, V, V500), K, kg kg-1, Pa and m2 s-2 (Z500). Negative Q, which

@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from credit_jax.demo import physics
 
-State = primitive_equations.State
+SpectralState = primitive_equations.State
 
 NUM_LEVELS = 8
 REFERENCE_PRESSURE = 1e5  # Pa, p0 of Held and Suarez (1994)

@@ -26,7 +26,7 @@ from credit_jax.demo.discretization import (
     REFERENCE_PRESSURE,
     REFERENCE_TEMPERATURE,
     Discretization,
-    State,
+    SpectralState,
     discretize,
 )
 from credit_jax.demo.forcing import DAY, forcing_step
@@ -53,9 +53,9 @@ class Climate:
             (lat, lon).
     """
 
-    advance: Callable[[State, float], tuple[State, Array]]
-    fields: Callable[[State], dict[str, Array]]
-    initial: State
+    advance: Callable[[SpectralState, float], tuple[SpectralState, Array]]
+    fields: Callable[[SpectralState], dict[str, Array]]
+    initial: SpectralState
     latitude: Float[np.ndarray, " lat"]
     longitude: Float[np.ndarray, " lon"]
     sigma: Float[np.ndarray, " level"]
@@ -94,12 +94,12 @@ def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Ca
     force = forcing_step(disc, seconds, forcing)
     num_steps = round(OUTPUT_HOURS * 3600 / seconds)
 
-    def step(carry: tuple[State, Array, Array], _: None) -> tuple:
+    def step(carry: tuple[SpectralState, Array, Array], _: None) -> tuple:
         state, rain, day = carry
         state, new_rain = force(dynamics(state), day)
         return (state, rain + new_rain, day + seconds / DAY), None
 
-    def advance(state: State, day: Array) -> tuple[State, Array]:
+    def advance(state: SpectralState, day: Array) -> tuple[SpectralState, Array]:
         start = (state, jnp.zeros(disc.latitude.shape), jnp.float32(day))
         (state, rain, _), _ = jax.lax.scan(step, start, length=num_steps)
         return state, to_north_first(rain)
@@ -107,7 +107,9 @@ def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Ca
     return advance
 
 
-def _dynamics_step(disc: Discretization, seconds: float) -> Callable[[State], State]:
+def _dynamics_step(
+    disc: Discretization, seconds: float
+) -> Callable[[SpectralState], SpectralState]:
     """Builds one step of the primitive equations and a filter of the shortest waves."""
     step = seconds * disc.second
     equations = primitive_equations.PrimitiveEquationsSigma(
@@ -124,7 +126,7 @@ def _dynamics_step(disc: Discretization, seconds: float) -> Callable[[State], St
     )
 
 
-def _initial_state(disc: Discretization, seed: int) -> State:
+def _initial_state(disc: Discretization, seed: int) -> SpectralState:
     """A dry isothermal state at rest, with a pressure wave at a random position."""
     make, _ = primitive_equations_states.isothermal_rest_atmosphere(
         disc.coords,

@@ -22,7 +22,7 @@ from credit_jax.demo.discretization import (
     REFERENCE_PRESSURE,
     REFERENCE_TEMPERATURE,
     Discretization,
-    State,
+    SpectralState,
 )
 
 DAY = 86400.0  # s
@@ -34,12 +34,14 @@ SURFACE_COOLING_DAYS = 4.0  # 1 / k_s, the same
 EVAPORATION_TIME = 21600.0  # s, time scale of the relaxation at sigma 1
 RELATIVE_HUMIDITY = 0.8  # target of the relaxation
 
-Advance = Callable[[State, Float[Array, ""]], tuple[State, Float[Array, "lon lat"]]]
+ForcedStep = Callable[
+    [SpectralState, Float[Array, ""]], tuple[SpectralState, Float[Array, "lon lat"]]
+]
 
 
 def forcing_step(
     disc: Discretization, seconds: float, forcing: ForcingConfig
-) -> Advance:
+) -> ForcedStep:
     """Builds one time step of the forcing, by the backward Euler method.
 
     Args:
@@ -57,8 +59,8 @@ def forcing_step(
     nodal, modal = disc.grid.to_nodal, disc.grid.to_modal
 
     def step(
-        state: State, day: Float[Array, ""]
-    ) -> tuple[State, Float[Array, "lon lat"]]:
+        state: SpectralState, day: Float[Array, ""]
+    ) -> tuple[SpectralState, Float[Array, "lon lat"]]:
         kelvins = (nodal(state.temperature_variation) + reference) / disc.kelvin
         surface = jnp.exp(nodal(state.log_surface_pressure)) / disc.pascal
         pressure = jnp.asarray(disc.sigma) * surface

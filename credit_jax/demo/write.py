@@ -55,7 +55,7 @@ Times: TypeAlias = Any  # pd.DatetimeIndex, some fields of which type stubs lack
 
 
 @dataclasses.dataclass(frozen=True)
-class Axes:
+class DemoCoordinates:
     """Coordinates of the data set.
 
     Attributes:
@@ -97,7 +97,7 @@ class Axes:
         return coordinates
 
 
-class Statistics:
+class LevelStatistics:
     """Accumulates mean and standard deviation of each level, in float64."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Statistics:
             old + squares + gap**2 * before * count / total,
         )
 
-    def write(self, folder: Path, axes: Axes) -> None:
+    def write(self, folder: Path, axes: DemoCoordinates) -> None:
         """Writes mean.nc and std.nc (population standard deviation)."""
         for file, long in (("mean", "mean"), ("std", "standard deviation")):
             dataset = xr.Dataset(coords={"level": axes.level})
@@ -138,7 +138,7 @@ class Statistics:
 class YearWriter:
     """Appends fields to one Zarr store per year."""
 
-    def __init__(self, folder: Path, axes: Axes) -> None:
+    def __init__(self, folder: Path, axes: DemoCoordinates) -> None:
         self._folder = folder
         self._axes = axes
 
@@ -166,12 +166,14 @@ class YearWriter:
         )
 
 
-def write_static(folder: Path, axes: Axes, fields: dict[str, np.ndarray]) -> None:
+def write_static(
+    folder: Path, axes: DemoCoordinates, fields: dict[str, np.ndarray]
+) -> None:
     """Writes static.nc with fields (lat, lon) and their coordinates."""
     write_netcdf(_dataset(fields, axes, None), folder / "static.nc")
 
 
-def solar_fields(axes: Axes, times: Times) -> np.ndarray:
+def solar_fields(axes: DemoCoordinates, times: Times) -> np.ndarray:
     """`tsi` at the given times, (time, lat, lon) in W m-2."""
     day = days_of_year(times)[:, None, None]
     latitude = np.radians(axes.latitude)[None, :, None]
@@ -185,7 +187,9 @@ def days_of_year(times: Times) -> np.ndarray:
     return times.day_of_year.to_numpy() - 1.0 + hours / 24.0
 
 
-def _dataset(fields: dict[str, np.ndarray], axes: Axes, times: Times) -> xr.Dataset:
+def _dataset(
+    fields: dict[str, np.ndarray], axes: DemoCoordinates, times: Times
+) -> xr.Dataset:
     dims = ("time", "level", "latitude", "longitude")
     variables = {}
     for name, field in fields.items():

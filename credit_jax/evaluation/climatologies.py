@@ -17,7 +17,7 @@ from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.climatology import part_of_year
 from credit_jax.data.named_data import NamedData
-from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
+from credit_jax.evaluation.grid_file import GridFile, GridVariable, LevelSelection
 from credit_jax.evaluation.references import (
     Reference,
     open_dataset,
@@ -44,7 +44,7 @@ class ClimatologyFields(Protocol):
         ...
 
     @property
-    def variables(self) -> Mapping[str, Variable]:
+    def variables(self) -> Mapping[str, GridVariable]:
         """The available variables by name."""
         ...
 
@@ -79,7 +79,7 @@ class FileClimatology:
         return self.file.latitude, self.file.longitude
 
     @property
-    def variables(self) -> Mapping[str, Variable]:
+    def variables(self) -> Mapping[str, GridVariable]:
         variables = self.file.variables
         means = {
             k.removesuffix(_MEAN): v for k, v in variables.items() if k.endswith(_MEAN)
@@ -177,7 +177,7 @@ class TrainingClimatology:
         )
 
     @property
-    def variables(self) -> Mapping[str, Variable]:
+    def variables(self) -> Mapping[str, GridVariable]:
         return self.reference.variables
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:

@@ -12,16 +12,21 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.evaluation.climatologies import ClimatologyFields
-from credit_jax.evaluation.grid_file import Alignment, LevelSelection, Variable, align
+from credit_jax.evaluation.grid_file import (
+    Alignment,
+    GridVariable,
+    LevelSelection,
+    align,
+)
 from credit_jax.evaluation.references import Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
-from credit_jax.evaluation.sums import Channel
+from credit_jax.evaluation.sums import ScoredChannel
 from credit_jax.named_fields.coordinates import common_places
 from credit_jax.transforms.unit_names import differ
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ScoreComparison:
     """The channels of the scores, and their positions in forecast and references.
 
     Attributes:
@@ -35,7 +40,7 @@ class Comparison:
         training_dates: how many dates are in the training period.
     """
 
-    channels: tuple[Channel, ...]
+    channels: tuple[ScoredChannel, ...]
     forecast: LevelSelection
     truth: Reference
     in_truth: LevelSelection
@@ -64,11 +69,11 @@ class Comparison:
 
 
 def compare(
-    variables: Mapping[str, Variable],
+    variables: Mapping[str, GridVariable],
     coordinates: tuple[np.ndarray, np.ndarray],
     truth: Reference,
     names: Sequence[str] = (),
-) -> Comparison:
+) -> ScoreComparison:
     """Finds the channels that forecast and truth have in common.
 
     Args:
@@ -92,7 +97,7 @@ def compare(
             f"{truth.where} has {', '.join(truth.variables)}"
         )
     to_truth = align(*coordinates, truth.coordinates(), f"--truth: {truth.where}")
-    channels: list[Channel] = []
+    channels: list[ScoredChannel] = []
     ours: dict[str, tuple[int, ...] | None] = {}
     theirs: dict[str, tuple[int, ...] | None] = {}
     others = [] if names else [name for name in variables if name not in common]
@@ -105,7 +110,7 @@ def compare(
         ours[name], theirs[name] = pair
         texts = variable.units or other.units, variable.long_name or other.long_name
         if variable.levels is None or pair[0] is None:
-            channels.append(Channel(name, None, *texts))
+            channels.append(ScoredChannel(name, None, *texts))
             continue
         named, places = variable, pair[0]
         if _one_is_numbered(variable.levels, other.levels):
@@ -116,7 +121,7 @@ def compare(
         assert places is not None
         units = variable.level_units or other.level_units
         channels += [
-            Channel(name, float(named.levels[k]), *texts, level_units=units)
+            ScoredChannel(name, float(named.levels[k]), *texts, level_units=units)
             for k in places
         ]
         if len(pair[0]) < len(variable.levels):
@@ -133,18 +138,18 @@ def compare(
             "them"
         )
     parts = tuple(channels), ours, truth, theirs, to_truth
-    return Comparison(*parts, notes=tuple(notes))
+    return ScoreComparison(*parts, notes=tuple(notes))
 
 
 def levels_in(
-    channels: Sequence[Channel], other: ClimatologyFields, option: str
+    channels: Sequence[ScoredChannel], other: ClimatologyFields, option: str
 ) -> dict[str, tuple[int, ...] | None]:
     """Positions of the levels of the scores in a climatology, by variable.
 
     Raises:
         ValueError: a variable or a level is missing.
     """
-    by_name: dict[str, list[Channel]] = {}
+    by_name: dict[str, list[ScoredChannel]] = {}
     for channel in channels:
         by_name.setdefault(channel.variable, []).append(channel)
     indices: dict[str, tuple[int, ...] | None] = {}
@@ -155,7 +160,7 @@ def levels_in(
                 f"{', '.join(other.variables) or 'no fields'}"
             )
         levels = [c.level for c in group if c.level is not None]
-        variable = Variable(np.array(levels) if levels else None, group[0].units)
+        variable = GridVariable(np.array(levels) if levels else None, group[0].units)
         theirs = other.variables[name]
         _check_units(name, variable, theirs, other.where)
         _, indices[name] = _common_levels(name, variable, theirs, other.where)
@@ -167,7 +172,9 @@ def levels_in(
     return indices
 
 
-def _check_units(name: str, variable: Variable, other: Variable, where: str) -> None:
+def _check_units(
+    name: str, variable: GridVariable, other: GridVariable, where: str
+) -> None:
     if variable.units and other.units and differ(variable.units, other.units):
         raise ValueError(
             f"{name} is in {variable.units!r} in the forecast and in {other.units!r} "
@@ -176,7 +183,7 @@ def _check_units(name: str, variable: Variable, other: Variable, where: str) -> 
 
 
 def _common_levels(
-    name: str, variable: Variable, other: Variable, where: str
+    name: str, variable: GridVariable, other: GridVariable, where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """Positions of the common levels in both, in the order of the first."""
     if variable.levels is None and other.levels is None:
@@ -228,7 +235,7 @@ def _listed(values: Sequence[float] | np.ndarray | None) -> str:
 
 
 def attributes_of(
-    where: str, comparison: Comparison, provenance: Mapping[str, Any]
+    where: str, comparison: ScoreComparison, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the attributes that describe the provenance of scores.
 

@@ -31,7 +31,7 @@ _HECTOPASCAL = (
 
 
 @dataclass(frozen=True, eq=False)
-class Variable:
+class GridVariable:
     """A variable of a file.
 
     Attributes:
@@ -92,7 +92,7 @@ class GridFile:
         return self._coordinate(LONGITUDES)
 
     @cached_property
-    def variables(self) -> dict[str, Variable]:
+    def variables(self) -> dict[str, GridVariable]:
         """The variables that have rows and columns, by name."""
         return {
             str(name): self._variable(array)
@@ -130,18 +130,18 @@ class GridFile:
         fields = [self.read(name, places, levels) for name, levels in selection.items()]
         return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
 
-    def _variable(self, array: xr.DataArray) -> Variable:
+    def _variable(self, array: xr.DataArray) -> GridVariable:
         level = self._level_dim(array)
         texts = [str(array.attrs.get(key, "")) for key in ("units", "long_name")]
         if level is None:
-            return Variable(None, *texts)
+            return GridVariable(None, *texts)
         if level not in self.dataset.coords:
-            return Variable(np.arange(array.sizes[level], dtype=float), *texts)
+            return GridVariable(np.arange(array.sizes[level], dtype=float), *texts)
         values = self.dataset[level].values.astype(float)
         attributes = self.dataset[level].attrs
         if str(attributes.get("units", "")).lower() in _PASCAL:
             values = values / 100
-        return Variable(values, *texts, level_units=level_units(values, attributes))
+        return GridVariable(values, *texts, level_units=level_units(values, attributes))
 
     def _level_dim(self, array: xr.DataArray) -> str | None:
         known = {*self.others, *_ROWS, *_COLUMNS}

@@ -36,7 +36,7 @@ from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.mesh.axes import MeshAxes
 
 ScoredFields = Float[Array, "start channel rows lon"]
-Points = Bool[Array, "start channel rows lon"]
+PointMask = Bool[Array, "start channel rows lon"]
 Ensemble = Float[Array, "start member channel rows lon"]
 # "system/quantity" -> (start, channel, region, ...); quantities as above, and
 # "weight" (of errors), "anomaly_weight", "power_weight": sums of w alone.
@@ -180,7 +180,7 @@ def _of_members(name: str, error: Ensemble) -> dict[str, ScoredFields]:
 
 
 def _ranks(
-    error: Ensemble, known: Points, weights: PointWeights
+    error: Ensemble, known: PointMask, weights: PointWeights
 ) -> Float[Array, "start channel region rank"]:
     """Sums of weights by rank; ties with n members share it over n + 1 ranks."""
     below = (error < 0).sum(axis=1)

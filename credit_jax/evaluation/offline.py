@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from credit_jax.evaluation.comparison import Comparison
+from credit_jax.evaluation.comparison import ScoreComparison
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums, ScoreGrid
 from credit_jax.evaluation.regions import BANDS, Region
@@ -28,7 +28,7 @@ NUM_AHEAD = 2
 
 def score_files(
     files: ForecastFiles,
-    comparison: Comparison,
+    comparison: ScoreComparison,
     grid: ScoreGrid,
     mesh: Mesh | None = None,
     num_members: int | None = None,
@@ -63,7 +63,7 @@ def score_files(
 
 
 def dims_of_scores(
-    comparison: Comparison, grid: ScoreGrid, leads: np.ndarray, num_members: int
+    comparison: ScoreComparison, grid: ScoreGrid, leads: np.ndarray, num_members: int
 ) -> ScoreDims:
     """Returns the dims of the scores."""
     names = [tuple(item.name for item in part) for part in (grid.regions, grid.bands)]
@@ -84,7 +84,7 @@ def _is_circle(longitude: np.ndarray) -> bool:
 
 
 def _read(
-    files: ForecastFiles, comparison: Comparison, num_members: int
+    files: ForecastFiles, comparison: ScoreComparison, num_members: int
 ) -> Iterator[Any]:
     """Yields the forecast and its references for each start date and lead time."""
     for number, start in enumerate(files.starts):

@@ -11,9 +11,9 @@ import numpy as np
 from credit_jax.config.data import DateRange, in_training
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
-from credit_jax.evaluation.comparison import Comparison, compare, levels_in
+from credit_jax.evaluation.comparison import ScoreComparison, compare, levels_in
 from credit_jax.evaluation.forecast_files import ForecastFiles
-from credit_jax.evaluation.grid_file import Variable, align
+from credit_jax.evaluation.grid_file import GridVariable, align
 from credit_jax.evaluation.netcdf_forecasts import open_netcdf, start_folders
 from credit_jax.evaluation.references import open_truth
 from credit_jax.evaluation.scores import NONE_TRAINED
@@ -48,10 +48,10 @@ class ScoreOptions:
 
 def open_comparison(
     options: ScoreOptions,
-    variables: Mapping[str, Variable],
+    variables: Mapping[str, GridVariable],
     coordinates: tuple[np.ndarray, np.ndarray],
     times: np.ndarray,
-) -> Comparison:
+) -> ScoreComparison:
     """Opens the references of some forecasts.
 
     Args:
@@ -76,8 +76,8 @@ def open_comparison(
 
 
 def _with_training_dates(
-    comparison: Comparison, options: ScoreOptions, times: np.ndarray
-) -> Comparison:
+    comparison: ScoreComparison, options: ScoreOptions, times: np.ndarray
+) -> ScoreComparison:
     """The comparison with what is known of the training period."""
     ranges = options.training_dates
     if not ranges and options.training is not None:
@@ -91,11 +91,11 @@ def _with_training_dates(
 
 
 def _with_climatology(
-    comparison: Comparison,
+    comparison: ScoreComparison,
     options: ScoreOptions,
     coordinates: tuple[np.ndarray, np.ndarray],
     files: OpenFiles,
-) -> Comparison:
+) -> ScoreComparison:
     if options.climatology == NO_CLIMATOLOGY:
         return comparison
     if options.climatology is None and options.training is None:

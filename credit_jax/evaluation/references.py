@@ -23,7 +23,7 @@ from credit_jax.data.calendars import near_times, rounding_of, to_labels
 from credit_jax.data.named_data import NamedData
 from credit_jax.data.opened_data import OpenedData, open_data
 from credit_jax.data.sources.source import Source, field_key, variables_of
-from credit_jax.evaluation.grid_file import GridFile, LevelSelection, Variable
+from credit_jax.evaluation.grid_file import GridFile, GridVariable, LevelSelection
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms.base import variable_of
 
@@ -40,7 +40,7 @@ class Reference(Protocol):
         ...
 
     @property
-    def variables(self) -> Mapping[str, Variable]:
+    def variables(self) -> Mapping[str, GridVariable]:
         """The available variables by name."""
         ...
 
@@ -80,7 +80,7 @@ class FileReference:
         return self.file.where
 
     @property
-    def variables(self) -> Mapping[str, Variable]:
+    def variables(self) -> Mapping[str, GridVariable]:
         return self.file.variables
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +133,7 @@ class DataReference:
     moved: frozenset[str]
 
     @property
-    def variables(self) -> Mapping[str, Variable]:
+    def variables(self) -> Mapping[str, GridVariable]:
         return {name: variable for name, (_, variable) in self._known.items()}
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
@@ -193,9 +193,9 @@ class DataReference:
         return np.unique(self.opened.clocks[source.name].input_times(times)[..., -1])
 
     @cached_property
-    def _known(self) -> dict[str, tuple[str, Variable]]:
+    def _known(self) -> dict[str, tuple[str, GridVariable]]:
         """Name -> key and description, from the first source that has the variable."""
-        by_name: dict[str, tuple[str, Variable]] = {}
+        by_name: dict[str, tuple[str, GridVariable]] = {}
         for source in self.opened.sources.values():
             units = source.units()
             known = source.config.level_values or source.axes().levels
@@ -206,7 +206,7 @@ class DataReference:
                     if key in self.moved:
                         continue
                     unit = units.get(key, ("", ""))[0]
-                    described = Variable(levels if dims == "3d" else None, unit)
+                    described = GridVariable(levels if dims == "3d" else None, unit)
                     name = variable_of(self.names.get(key, key))
                     by_name.setdefault(name, (key, described))
         return by_name

@@ -34,7 +34,7 @@ _ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
-class Channel:
+class ScoredChannel:
     """A channel of the scores.
 
     Attributes:
@@ -131,7 +131,7 @@ class ScoreDims:
         num_members: number of members of each start date.
     """
 
-    channels: tuple[Channel, ...]
+    channels: tuple[ScoredChannel, ...]
     leads: np.ndarray
     regions: tuple[str, ...]
     bands: tuple[str, ...]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from credit_jax.config.data import DateRange, raw_ranges
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import holds_forecasts
 from credit_jax.forecast.identity import differences
 from credit_jax.io.atomic import new_file
@@ -41,7 +41,7 @@ class Archive:
     """
 
     folder: Path
-    schedule: Schedule
+    schedule: ForecastSchedule
     identity: Mapping[str, Any]
     provenance: Mapping[str, Any]
     coordinates: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def marker_name(start: str, member: int) -> str:
 
 
 @dataclass(frozen=True)
-class Record:
+class ForecastRecord:
     """The contents of the record of a folder.
 
     Attributes:
@@ -179,17 +179,17 @@ class Record:
         return tuple((first, last) for first, last in pairs)
 
 
-def record_beside(where: str) -> Record:
+def record_beside(where: str) -> ForecastRecord:
     """The record of the folder of forecasts, or of that of their store."""
     place = Path(where)
     return read_record(place.parent if place.suffix == ".zarr" else place)
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> ForecastRecord:
     """The record of a folder of forecasts; an empty one if there is none."""
     path = folder / RECORD
     if not path.is_file():
-        return Record(None, {})
+        return ForecastRecord(None, {})
     content = _content(path)
     identity, provenance = content["identity"], dict(content["provenance"])
     names = [
@@ -199,7 +199,7 @@ def read_record(folder: Path) -> Record:
     ]
     missing = [name for name in names if not (folder / DONE / name).exists()]
     config = provenance.pop("config", None)
-    return Record(config, provenance, len(missing), len(names))
+    return ForecastRecord(config, provenance, len(missing), len(names))
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from credit_jax.parallel.placement import batch_spec
 from credit_jax.transforms import FORCING, FieldTree, Rollout
 from credit_jax.transforms.rollout import CARRY
 
-Outputs = dict[str, Float[Array, "batch level time rows lon"]]
+StepFields = dict[str, Float[Array, "batch level time rows lon"]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ForecastStep:
         constants: FieldTree,
         forcing: FieldTree,
         noise: Noise | None = None,
-    ) -> tuple[dict[str, Any], Outputs]:
+    ) -> tuple[dict[str, Any], StepFields]:
         """Runs one step; the buffers of `state` are donated.
 
         Args:
@@ -183,7 +183,7 @@ class ForecastStep:
         forcing: FieldTree,
         noise: Noise | None,
         order: list[str] | None = None,
-    ) -> tuple[dict[str, Any], Outputs]:
+    ) -> tuple[dict[str, Any], StepFields]:
         def local_step(params: Weights, model_state: ModelState, arguments: Any) -> Any:
             return self.local(params, model_state, arguments, order)
 
@@ -201,7 +201,7 @@ class ForecastStep:
         model_state: ModelState,
         arguments: Any,
         order: list[str] | None = None,
-    ) -> tuple[dict[str, Any], Outputs]:
+    ) -> tuple[dict[str, Any], StepFields]:
         """One step on local rows, inside of `shard_map`.
 
         Args:
@@ -239,7 +239,7 @@ class ForecastStep:
         further = {k: forcing.get(k, state[k]) for k in inputs if k != "x"}
         return {**following, **further}, tree
 
-    def chosen(self, tree: FieldTree) -> Outputs:
+    def chosen(self, tree: FieldTree) -> StepFields:
         """The fields to return, at the time of the prediction.
 
         Raises:

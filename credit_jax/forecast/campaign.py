@@ -34,8 +34,8 @@ from credit_jax.forecast.perturbation import (
     member_noise,
 )
 from credit_jax.forecast.sharing import Share, added_up
-from credit_jax.forecast.stores import NoStore, Store
-from credit_jax.forecast.summary import DeviceClock, Summary, Times
+from credit_jax.forecast.stores import ForecastStore, NoStore
+from credit_jax.forecast.summary import CampaignTimes, DeviceClock, Summary
 from credit_jax.io.activity import activity
 from credit_jax.io.errors import write_errors
 from credit_jax.io.workers import ReadAhead, Workers
@@ -90,7 +90,7 @@ class Campaign:
     step: ForecastStep
     weights: Any
     reader: ForecastReader
-    store: Store
+    store: ForecastStore
     archive: Archive
     outputs: Outputs
     groups: Sequence[Sequence[Task]]
@@ -106,7 +106,7 @@ class Campaign:
         model: ParallelModel,
         weights: Any,
         outputs: Outputs,
-        store: Store,
+        store: ForecastStore,
         archive: Archive,
         groups: Sequence[Sequence[Task]],
         size: int,
@@ -341,12 +341,12 @@ class _Threads:
                 self.prepared.prepare(batch.full, batch.mine)
 
     @property
-    def times(self) -> Times:
+    def times(self) -> CampaignTimes:
         """Durations of the parts of the campaign."""
         waits = self.clock.awaited + self.files.blocked
         write = self.host.seconds - waits + self.files.seconds
         read = self.reader.seconds - (self.prepared.waited if self.prepared else 0.0)
-        return Times(self.clock.busy, read, write, self.clock.total)
+        return CampaignTimes(self.clock.busy, read, write, self.clock.total)
 
     def __enter__(self) -> _Threads:
         return self

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.stores import TaskWriter, WriteJob
 from credit_jax.io.errors import write_errors
@@ -79,7 +79,7 @@ class Delivery:
     """
 
     files: Workers
-    schedule: Schedule
+    schedule: ForecastSchedule
     fill_nan: bool
 
     def deliver(

@@ -22,7 +22,7 @@ import pandas as pd
 import xarray as xr
 
 from credit_jax.config.inference import OutputConfig
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast.outputs import Outputs, as_dates
 from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_file
@@ -49,7 +49,7 @@ class NetcdfStore:
 
     folder: Path
     outputs: Outputs
-    schedule: Schedule
+    schedule: ForecastSchedule
     config: OutputConfig
     first_step: int = 1
 

@@ -18,9 +18,9 @@ import xarray as xr
 from jaxtyping import Array
 
 from credit_jax.data.calendars import shift_all
-from credit_jax.data.schedule import Schedule, Task
-from credit_jax.evaluation.comparison import Comparison
-from credit_jax.evaluation.grid_file import Variable, level_units
+from credit_jax.data.schedule import ForecastSchedule, Task
+from credit_jax.evaluation.comparison import ScoreComparison
+from credit_jax.evaluation.grid_file import GridVariable, level_units
 from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums
 from credit_jax.evaluation.offline import dims_of_scores, grid_of
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
@@ -46,9 +46,9 @@ class OnlineScores:
     """
 
     measure: MeshSums
-    comparison: Comparison
+    comparison: ScoreComparison
     dims: ScoreDims
-    schedule: Schedule
+    schedule: ForecastSchedule
     folder: Path
 
     def stream(self, groups: Sequence[Sequence[Task]]) -> Iterator[Any]:
@@ -161,7 +161,7 @@ class GroupScores:
 def online_scores(
     options: ScoreOptions,
     regions: tuple[Region, ...],
-    schedule: Schedule,
+    schedule: ForecastSchedule,
     model: ParallelModel,
     outputs: Outputs,
     size: int,
@@ -191,7 +191,7 @@ def online_scores(
         if values is not None:
             about = outputs.attributes_of_levels(variable.level_dim)
             units = level_units(values, about)
-        variables[variable.name] = Variable(values, *texts, level_units=units)
+        variables[variable.name] = GridVariable(values, *texts, level_units=units)
     grid = grid_of(outputs.latitude, outputs.longitude, regions)
     keys = {variable.name: variable.key for variable in outputs.variables}
     MeshSums(model.mesh, grid, size, schedule.num_members)
@@ -207,7 +207,7 @@ def online_scores(
     return OnlineScores(measure, comparison, dims, schedule, folder)
 
 
-def _times(schedule: Schedule) -> np.ndarray:
+def _times(schedule: ForecastSchedule) -> np.ndarray:
     """All start dates and valid times of written steps."""
     steps = [step * schedule.timestep for step in schedule.written]
     times = [shift_all(schedule.starts, step, schedule.calendar) for step in steps]

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config.inference import PerturbationConfig
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
 from credit_jax.physics.harmonics import legendre_functions
@@ -242,7 +242,7 @@ class PreparedPerturbation:
         return add(fields, lambda key, place, _: ready[tasks[place]].get(key))
 
 
-def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
+def member_keys(seed: int, schedule: ForecastSchedule) -> np.ndarray:
     """(start, member, 2) uint32: the key of every member of every start date.
 
     Noise inside a model is drawn with the same keys, by another function of them.
@@ -270,7 +270,7 @@ def gaussian(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarra
 def noise_perturbation(
     config: PerturbationConfig,
     seed: int,
-    schedule: Schedule,
+    schedule: ForecastSchedule,
     latitude: np.ndarray,
     longitude: np.ndarray,
 ) -> NoisePerturbation:
@@ -318,7 +318,7 @@ class MemberNoise:
 
 
 def member_noise(
-    seed: int, schedule: Schedule, model: ParallelModel
+    seed: int, schedule: ForecastSchedule, model: ParallelModel
 ) -> MemberNoise | None:
     """The noise of the members of a schedule; None for models that draw none."""
     if not model.model_def.draws_noise:

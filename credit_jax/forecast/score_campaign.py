@@ -17,7 +17,7 @@ from credit_jax.forecast.campaign import Campaign, CampaignSettings
 from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.online_scores import online_scores
 from credit_jax.forecast.outputs import outputs_of
-from credit_jax.forecast.stores import NoStore, Store
+from credit_jax.forecast.stores import ForecastStore, NoStore
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.plan.forecast import ForecastPlan
@@ -31,7 +31,7 @@ def score_campaign(
     *,
     options: ScoreOptions | None = None,
     batch: int = 1,
-    store: Store | None = None,
+    store: ForecastStore | None = None,
     attributes: Mapping[str, Any] | None = None,
     fill_nan: bool = False,
 ) -> xr.Dataset:

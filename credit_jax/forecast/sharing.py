@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from credit_jax.forecast.autoregression import Outputs
+from credit_jax.forecast.autoregression import StepFields
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.mesh.credit import local_dp_ranks, writing_dp_ranks
@@ -55,7 +55,7 @@ class Share:
         each = self.size // self._axes.num_data
         return tuple(r * each + i for r in ranks for i in range(each))
 
-    def with_whole_rows(self, outputs: Outputs) -> Outputs:
+    def with_whole_rows(self, outputs: StepFields) -> StepFields:
         """All-gathers the rows of the fields, if they span several processes.
 
         A collective: every process must call it, in the same order.
@@ -64,7 +64,7 @@ class Share:
             return outputs
         return self._gather(outputs)
 
-    def on_host(self, outputs: Outputs) -> dict[str, np.ndarray]:
+    def on_host(self, outputs: StepFields) -> dict[str, np.ndarray]:
         """The samples of this process in the result of `with_whole_rows`, float32."""
         return {key: _local(field) for key, field in outputs.items()}
 
@@ -76,7 +76,7 @@ class Share:
     def _gather(self) -> Any:
         place = NamedSharding(self.mesh, PartitionSpec(batch_spec(self._axes)[0]))
 
-        def whole(outputs: Outputs) -> Outputs:
+        def whole(outputs: StepFields) -> StepFields:
             return {
                 key: jax.lax.with_sharding_constraint(field, place)
                 for key, field in outputs.items()

@@ -29,7 +29,7 @@ class TaskWriter(Protocol):
 
 
 @runtime_checkable
-class Store(Protocol):
+class ForecastStore(Protocol):
     """A destination of forecasts."""
 
     @property
@@ -52,10 +52,10 @@ class NoStore:
     first_step = 1
 
     def create(self) -> None:
-        """See `Store.create`."""
+        """See `ForecastStore.create`."""
 
     def writer(self, task: Task) -> NoWriter:
-        """See `Store.writer`."""
+        """See `ForecastStore.writer`."""
         return NoWriter()
 
 

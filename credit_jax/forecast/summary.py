@@ -12,7 +12,7 @@ import jax
 
 
 @dataclass(frozen=True)
-class Times:
+class CampaignTimes:
     """Durations of the parts of a campaign, in seconds.
 
     Attributes:
@@ -42,14 +42,14 @@ class Summary:
         num_forecasts: number of forecasts made.
         num_done: number of forecasts that were already done.
         missing: values that were not finite, by variable.
-        times: see `Times`.
+        times: see `CampaignTimes`.
         stopped: reason why it ended before the last group; None if it is complete.
     """
 
     num_forecasts: int
     num_done: int
     missing: dict[str, int]
-    times: Times
+    times: CampaignTimes
     stopped: str | None = None
 
 

@@ -25,7 +25,7 @@ import tensorstore
 import zarr
 
 from credit_jax.data.calendars import STANDARD
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs, OutputVariable, as_dates
@@ -62,7 +62,7 @@ class ZarrStore:
 
     folder: Path
     outputs: Outputs
-    schedule: Schedule
+    schedule: ForecastSchedule
     attributes: Mapping[str, Any] = field(default_factory=dict)
     zarr_format: int = 3
     first_step: int = 0

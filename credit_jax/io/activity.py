@@ -25,7 +25,7 @@ from typing import Any
 
 
 @dataclass
-class _Log:
+class _ActivityLog:
     """State of the log of this process.
 
     Attributes:
@@ -42,7 +42,7 @@ class _Log:
     num_bars: int = 0
 
 
-_log = _Log()
+_log = _ActivityLog()
 
 
 @contextmanager

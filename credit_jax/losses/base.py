@@ -104,10 +104,6 @@ def initial_parameters(loss: Loss) -> dict[str, Array]:
 Pointwise: TypeAlias = Callable[[Array, Array, FieldContext], Array]
 
 
-class NoParameters(StrictModel):
-    """Parameters of a loss that has none."""
-
-
 @dataclass(frozen=True)
 class LossEntry:
     """An entry of the registry of losses.
@@ -122,13 +118,13 @@ class LossEntry:
     """
 
     build: Callable[[Any], Loss]
-    parameters: type[StrictModel] = NoParameters
+    parameters: type[StrictModel] = StrictModel
     build_pointwise: Callable[[Any], Pointwise] | None = None
     num_members: int = 1
 
 
 def pointwise(
-    build: Callable[[Any], Pointwise], parameters: type[StrictModel] = NoParameters
+    build: Callable[[Any], Pointwise], parameters: type[StrictModel] = StrictModel
 ) -> LossEntry:
     """Makes the entry of a loss that is `context.mean` of values at every point.
 

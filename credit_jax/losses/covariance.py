@@ -11,7 +11,7 @@ from credit_jax.losses.base import Loss, Scalar
 from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.parallel.collectives import sum_parts
 
-Points = Float[Array, "batch variable rows lon"]
+VariableFields = Float[Array, "batch variable rows lon"]
 Matrix = Float[Array, "variable variable"]
 
 
@@ -63,11 +63,11 @@ def build_covmse(settings: CovarianceParameters) -> Loss:
     return loss
 
 
-def _points(field: Float[Array, "batch channel time rows lon"]) -> Points:
+def _points(field: Float[Array, "batch channel time rows lon"]) -> VariableFields:
     return field.reshape(field.shape[0], -1, *field.shape[3:])
 
 
-def _covariance(values: Points, context: FieldContext) -> Matrix:
+def _covariance(values: VariableFields, context: FieldContext) -> Matrix:
     """Sample covariance over all samples and grid points of the mesh."""
     reducer = context.reducer
     rows = context.local_rows(np.ones(reducer.rows.size, values.dtype))

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 from credit_jax.config import StrictModel
 from credit_jax.losses.base import (
     LossEntry,
-    NoParameters,
     Pointwise,
     absolute,
     pointwise,
@@ -78,7 +77,7 @@ def xsigmoid(pred: AnyShape, target: AnyShape) -> AnyShape:
 
 
 def elementwise(
-    function: Elementwise, parameters: type[StrictModel] = NoParameters
+    function: Elementwise, parameters: type[StrictModel] = StrictModel
 ) -> LossEntry:
     """Makes the entry of the loss `context.mean(function(prediction, target))`.
 

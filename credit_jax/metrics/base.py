@@ -70,10 +70,6 @@ class Pair:
 Score: TypeAlias = Callable[..., Array]
 
 
-class NoParameters(StrictModel):
-    """Parameters of a metric that has none."""
-
-
 class AnomalyParameters(StrictModel):
     """Parameters of a metric that compares with a climatology.
 
@@ -106,5 +102,5 @@ class MetricEntry:
     """
 
     score: Score
-    parameters: type[StrictModel] = NoParameters
+    parameters: type[StrictModel] = StrictModel
     scale_power: int = 2

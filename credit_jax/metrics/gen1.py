@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from credit_jax.named_fields import FieldContext, FieldTree, widened
 
 ACC_FLOOR, CLIMATOLOGY_FLOOR = 1e-7, 1e-8
-PerChannel = Float[Array, " channel"]
+ChannelValues = Float[Array, " channel"]
 ChannelFields = Float[Array, "batch channel time rows lon"]
 
 
@@ -118,7 +118,7 @@ def ensemble_fields(tree: FieldTree, context: FieldContext) -> dict[str, Channel
     return {"ens_std": _spread(members), "ens_mean": mean, "ens_rmse": error}
 
 
-def _errors(error: ChannelFields, context: FieldContext) -> dict[str, PerChannel]:
+def _errors(error: ChannelFields, context: FieldContext) -> dict[str, ChannelValues]:
     return {
         "rmse": _rms(error, context),
         "mse": context.channel_mean(jnp.square(error)),
@@ -126,7 +126,7 @@ def _errors(error: ChannelFields, context: FieldContext) -> dict[str, PerChannel
     }
 
 
-def _rms(values: ChannelFields, context: FieldContext) -> PerChannel:
+def _rms(values: ChannelFields, context: FieldContext) -> ChannelValues:
     """Mean over samples and times of the root mean square over the globe."""
     squares = context.sample_mean(jnp.square(values))
     return context.data_mean(jnp.sqrt(squares)).mean(axis=-1)
@@ -141,14 +141,14 @@ def _spread(
 
 def _correlation(
     prediction: ChannelFields, target: ChannelFields, context: FieldContext
-) -> PerChannel:
+) -> ChannelValues:
     products = _products(prediction, target, context)
     return products[0] / (jnp.sqrt(products[1] * products[2]) + ACC_FLOOR)
 
 
 def _products(
     prediction: ChannelFields, target: ChannelFields, context: FieldContext
-) -> tuple[PerChannel, PerChannel, PerChannel]:
+) -> tuple[ChannelValues, ChannelValues, ChannelValues]:
     """Weighted sums over all points of p' t', p'^2 and t'^2."""
     plain = dataclasses.replace(context, row_weights=None)
     first, second = (
@@ -163,7 +163,7 @@ def _products(
     return sums[0], sums[1], sums[2]
 
 
-def _named(scores: dict[str, PerChannel], names: Sequence[str]) -> dict[str, Array]:
+def _named(scores: dict[str, ChannelValues], names: Sequence[str]) -> dict[str, Array]:
     by_variable = {
         f"{score}_{name}": values[i]
         for i, name in enumerate(names)

@@ -21,7 +21,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 PerChannel = Float[np.ndarray, " channel"]
 # Names or indices of the channels that a scaler was fitted to; () if it has none.
-Columns: TypeAlias = tuple[Any, ...]
+ColumnNames: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class StandardScaler:
 
     mean: PerChannel
     variance: PerChannel
-    columns: Columns
+    columns: ColumnNames
     channels_last: bool
 
 
@@ -69,7 +69,7 @@ class MinMaxScaler:
 
     minimum: PerChannel
     maximum: PerChannel
-    columns: Columns
+    columns: ColumnNames
     channels_last: bool
 
 
@@ -100,7 +100,7 @@ class QuantileScaler:
     max_val: float
     fast_transform: bool
     num_knots: int
-    columns: Columns
+    columns: ColumnNames
     channels_last: bool
 
 

@@ -29,7 +29,7 @@ CoordinateValues: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Axes:
+class GridCoordinates:
     """The coordinates of the fields of one source.
 
     Attributes:
@@ -44,12 +44,12 @@ class Axes:
     levels: CoordinateValues | None = None
     where: str = field(default="the data", compare=False)
 
-    def over(self, other: Axes) -> Axes:
+    def over(self, other: GridCoordinates) -> GridCoordinates:
         """Returns these coordinates, and those of `other` where they are unknown."""
         pairs = zip(self.values, other.values, strict=True)
         known = any(value is not None for value in self.values)
         where = self.where if known else other.where
-        return Axes(*(b if a is None else a for a, b in pairs), where=where)
+        return GridCoordinates(*(b if a is None else a for a, b in pairs), where=where)
 
     @property
     def values(
@@ -61,12 +61,12 @@ class Axes:
         return self.latitude, self.longitude, self.levels
 
     @property
-    def grid(self) -> Axes:
+    def grid(self) -> GridCoordinates:
         """The coordinates without levels."""
-        return Axes(self.latitude, self.longitude, None, self.where)
+        return GridCoordinates(self.latitude, self.longitude, None, self.where)
 
 
-UNKNOWN = Axes()
+UNKNOWN = GridCoordinates()
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Coordinates:
     latitude: CoordinateValues | None = None
     longitude: CoordinateValues | None = None
     calendar: str | None = None
-    sources: Mapping[str, Axes] = field(default_factory=dict)
+    sources: Mapping[str, GridCoordinates] = field(default_factory=dict)
     where: str = "the data"
 
     def to_json(self) -> dict[str, Any]:
@@ -102,16 +102,18 @@ class Coordinates:
         }
 
     @property
-    def grid(self) -> Axes:
+    def grid(self) -> GridCoordinates:
         """Those of x and y."""
-        return Axes(self.latitude, self.longitude, None, self.where)
+        return GridCoordinates(self.latitude, self.longitude, None, self.where)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> Coordinates:
         """The inverse of `to_json`."""
         names = ("latitude", "longitude", "levels")
         sources = {
-            name: Axes(*(as_values(axes.get(key)) for key in names), where=where)
+            name: GridCoordinates(
+                *(as_values(axes.get(key)) for key in names), where=where
+            )
             for name, axes in values.get("sources", {}).items()
         }
         latitude, longitude = (

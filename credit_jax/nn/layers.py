@@ -94,7 +94,7 @@ def drop_attention(
 
 
 # The dim of the kernel of a layer that is sharded over tp.
-Split = Literal["column", "row"] | None
+TensorSplit = Literal["column", "row"] | None
 
 
 def matmul(
@@ -103,7 +103,7 @@ def matmul(
     context: Context | None = None,
     *,
     shape: tuple[int, int] | None = None,
-    split: Split = None,
+    split: TensorSplit = None,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
     """Returns `x @ kernel`, in float8 if the context's precision selects the matrix.
@@ -196,7 +196,7 @@ class Linear(nnx.Module):
         use_bias: bool = True,
     ) -> None:
         init = torch_uniform(channel_in)
-        self.split: Split = None
+        self.split: TensorSplit = None
         self.use_bias = use_bias
         self.shape = (channel_in, channel_out)
         self.kernel = parameter(
@@ -256,6 +256,38 @@ def sum_over_tensor(
     return psum(partial, tensor).astype(x.dtype)
 
 
+class OutProjection(nnx.Module):
+    """Row-parallel projection of an attention's heads: `psum` over tp, then the bias.
+
+    Args of the constructor:
+        channels: number of channels of the field.
+        heads, dim_head: number of heads, and of channels of a head.
+    """
+
+    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        init = torch_uniform(heads * dim_head)
+        self.shape = (heads * dim_head, channels)
+        self.kernel = parameter(
+            init,
+            (heads, dim_head, channels),
+            ("heads", "head_dim", "embed"),
+            matrix_out=(2,),
+        )
+        self.bias = parameter(init, (channels,), ("embed",))
+
+    def __call__(
+        self, x: Float[Array, "*batch heads head_dim"], context: Context
+    ) -> Float[Array, "*batch channel"]:
+        kernel = self.kernel[...]
+        whole = sum_over_tensor(
+            x.reshape(*x.shape[:-2], -1),
+            kernel.reshape(-1, kernel.shape[-1]),
+            context,
+            shape=self.shape,
+        )
+        return add_bias(whole, self.bias[...])
+
+
 class Conv(nnx.Module):
     """Two-dimensional convolution of a field, NHWC, as torch.nn.Conv2d.
 
@@ -287,7 +319,7 @@ class Conv(nnx.Module):
     ) -> None:
         shape = (kernel_size, kernel_size, channel_in // groups, channel_out)
         default = torch_uniform(math.prod(shape[:3]))
-        self.split: Split = None
+        self.split: TensorSplit = None
         self.stride = (stride, stride)
         self.groups = groups
         self.use_bias = use_bias

@@ -19,8 +19,8 @@ from jaxtyping import Array
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.spec import ParamSpec
 
-Block = TypeVar("Block", bound=nnx.Module)
-Variable = TypeVar("Variable", bound=nnx.Variable)
+ModuleType = TypeVar("ModuleType", bound=nnx.Module)
+VariableType = TypeVar("VariableType", bound=nnx.Variable)
 
 
 class Parameter(nnx.Variable):
@@ -61,8 +61,8 @@ def batch_stat(
 
 
 def from_param_spec(
-    param_spec: ParamSpec, kind: type[Variable] = Parameter
-) -> Variable:
+    param_spec: ParamSpec, kind: type[VariableType] = Parameter
+) -> VariableType:
     """Returns a variable of type `kind` with this spec and without a value."""
     value = jax.ShapeDtypeStruct(param_spec.shape, param_spec.dtype)
     return kind(value, param_spec=param_spec)
@@ -87,7 +87,7 @@ def of_call(array: Array, ndim: int, call: Array | int) -> Array:
     return lax.dynamic_index_in_dim(array, call, keepdims=False)
 
 
-def stack_blocks(make: Callable[[], Block], num: int) -> Block:
+def stack_blocks(make: Callable[[], ModuleType], num: int) -> ModuleType:
     """Returns `num` equal blocks as one module, variables stacked on a leading dim."""
     graph, state = nnx.split(make())
     stacked = jax.tree.map(
@@ -101,8 +101,8 @@ def stack_blocks(make: Callable[[], Block], num: int) -> Block:
 
 
 def named_variables(
-    module: nnx.Module, kind: type[Variable]
-) -> Iterator[tuple[str, Variable]]:
+    module: nnx.Module, kind: type[VariableType]
+) -> Iterator[tuple[str, VariableType]]:
     """Yields (path, variable) of every variable of a kind, sorted by path."""
     for path, variable in nnx.to_flat_state(nnx.state(module, kind)):
         yield "/".join(map(str, path)), variable

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.padding import IntPair, pad_spatial
 from credit_jax.ops.space_to_depth import LAYOUTS, space_to_depth_conv
 
-Padding = tuple[Pair, Pair]
+Padding = tuple[IntPair, IntPair]
 AnyPadding = Padding | str
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -22,9 +22,9 @@ def conv2d(
     x: Float[Array, "batch height width channel_in"],
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
-    stride: Pair = (1, 1),
+    stride: IntPair = (1, 1),
     padding: AnyPadding = NO_PADDING,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """Cross-correlation, as torch.nn.functional.conv2d.
@@ -60,12 +60,12 @@ def conv2d(
 
 
 def explicit_padding(
-    padding: Sequence[Pair] | str,
+    padding: Sequence[IntPair] | str,
     kernel: Sequence[int],
     *,
     stride: Sequence[int],
     dilation: Sequence[int],
-) -> tuple[Pair, ...]:
+) -> tuple[IntPair, ...]:
     """Returns the number of zeros (low, high) for each spatial dim.
 
     "same" gives dilation * (kernel - 1) zeros in total, the smaller half in front.
@@ -95,7 +95,7 @@ def explicit_padding(
     )
 
 
-def same_padding(kernel: int, dilation: int = 1) -> Pair:
+def same_padding(kernel: int, dilation: int = 1) -> IntPair:
     """Returns the zeros (low, high) that keep the length at stride 1.
 
     They are dilation * (kernel - 1) in total.
@@ -110,11 +110,11 @@ def same_padding(kernel: int, dilation: int = 1) -> Pair:
 def checked_padding(
     sizes: Sequence[int],
     kernel: Sequence[int],
-    padding: Sequence[Pair] | str,
+    padding: Sequence[IntPair] | str,
     *,
     stride: Sequence[int],
     dilation: Sequence[int],
-) -> tuple[Pair, ...]:
+) -> tuple[IntPair, ...]:
     """Returns `explicit_padding` of a convolution that has at least one output.
 
     Args:
@@ -138,7 +138,7 @@ def checked_padding(
 
 
 Triple = tuple[int, int, int]
-Padding3d = tuple[Pair, Pair, Pair]
+Padding3d = tuple[IntPair, IntPair, IntPair]
 AnyPadding3d = Padding3d | str
 
 NO_PADDING_3D: Padding3d = ((0, 0), (0, 0), (0, 0))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import NO_PADDING, NO_PADDING_3D, Padding, Padding3d, Triple
 from credit_jax.ops.dense import Product, dense
-from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.padding import IntPair, pad_spatial
 from credit_jax.ops.space_to_depth import (
     dense_taps,
     depth_to_space,
@@ -28,10 +28,10 @@ def conv_transpose2d(
     x: Float[Array, "batch height width channel_in"],
     kernel: Float[Array, "kernel_h kernel_w channel_in group_out"],
     *,
-    stride: Pair = (1, 1),
+    stride: IntPair = (1, 1),
     padding: Padding = NO_PADDING,
-    output_padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
+    output_padding: IntPair = (0, 0),
+    dilation: IntPair = (1, 1),
     groups: int = 1,
     product: Product = dense,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
@@ -107,7 +107,7 @@ def conv_transpose_out_size(
     size: int,
     kernel: int,
     stride: int = 1,
-    padding: Pair = (0, 0),
+    padding: IntPair = (0, 0),
     output_padding: int = 0,
     dilation: int = 1,
 ) -> int:
@@ -125,7 +125,7 @@ def check_transposed(
     kernel: int,
     *,
     stride: int,
-    padding: Pair,
+    padding: IntPair,
     output_padding: int,
     dilation: int,
 ) -> int:
@@ -159,7 +159,7 @@ def _conv_transpose(
     kernel: Array,
     *,
     stride: Sequence[int],
-    padding: Sequence[Pair],
+    padding: Sequence[IntPair],
     output_padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
-Pair = tuple[int, int]
+IntPair = tuple[int, int]
 
 
 def next_power_of_2(size: int) -> int:
@@ -17,7 +17,7 @@ def next_power_of_2(size: int) -> int:
 
 
 def pad(
-    x: Shaped[Array, "*shape"], widths: Sequence[Pair], value: float = 0
+    x: Shaped[Array, "*shape"], widths: Sequence[IntPair], value: float = 0
 ) -> Shaped[Array, "*padded"]:
     """Pads every dim with `value` at both ends.
 
@@ -33,7 +33,7 @@ def pad(
 
 
 def pad_spatial(
-    x: Shaped[Array, "batch *spatial channel"], widths: Sequence[Pair]
+    x: Shaped[Array, "batch *spatial channel"], widths: Sequence[IntPair]
 ) -> Shaped[Array, "batch *padded channel"]:
     """Pads every spatial dim with zeros at both ends.
 
@@ -45,14 +45,18 @@ def pad_spatial(
 
 
 def pad_dim(
-    x: Shaped[Array, "*shape"], dim: int, width: Pair, value: float = 0
+    x: Shaped[Array, "*shape"], dim: int, width: IntPair, value: float = 0
 ) -> Shaped[Array, "*padded"]:
     """`pad` along one dim."""
     return pad(x, [width if d == dim else (0, 0) for d in range(x.ndim)], value)
 
 
 def conv_out_size(
-    size: int, kernel: int, stride: int = 1, padding: Pair = (0, 0), dilation: int = 1
+    size: int,
+    kernel: int,
+    stride: int = 1,
+    padding: IntPair = (0, 0),
+    dilation: int = 1,
 ) -> int:
     """Returns the output length of a convolution along one dim.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import conv2d, conv3d
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 
 
 def patch_embed2d(
@@ -67,7 +67,7 @@ def pixel_shuffle(
 
 
 def unpatch(
-    x: Float[Array, "batch height width channels"], patch: Pair
+    x: Float[Array, "batch height width channels"], patch: IntPair
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """Rearranges the vector of each point to a patch, as the heads of FuXi and Swin do.
 

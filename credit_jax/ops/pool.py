@@ -14,16 +14,16 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import NO_PADDING, Padding
-from credit_jax.ops.padding import Pair, pad_dim
+from credit_jax.ops.padding import IntPair, pad_dim
 
 HEIGHT, WIDTH = 1, 2
 
 
 def avg_pool2d(
     x: Float[Array, "batch height width channel"],
-    kernel: Pair,
+    kernel: IntPair,
     *,
-    stride: Pair | None = None,
+    stride: IntPair | None = None,
     padding: Padding = NO_PADDING,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -57,11 +57,11 @@ def avg_pool2d(
 
 def max_pool2d(
     x: Float[Array, "batch height width channel"],
-    kernel: Pair,
+    kernel: IntPair,
     *,
-    stride: Pair | None = None,
+    stride: IntPair | None = None,
     padding: Padding = NO_PADDING,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     ceil_mode: bool = False,
 ) -> Float[Array, "batch height_out width_out channel"]:
     """Maximum of each window, as torch.nn.functional.max_pool2d.
@@ -120,7 +120,7 @@ class PoolingWindows:
 
     size: int
     stride: int
-    padding: Pair
+    padding: IntPair
     dilation: int
     ceil_mode: bool
 
@@ -158,10 +158,10 @@ class PoolingWindows:
 
 
 def pool_windows(
-    kernel: Pair,
-    stride: Pair | None,
+    kernel: IntPair,
+    stride: IntPair | None,
     padding: Padding,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     *,
     ceil_mode: bool,
 ) -> tuple[PoolingWindows, PoolingWindows]:

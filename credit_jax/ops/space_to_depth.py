@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.dense import Product, dense
-from credit_jax.ops.padding import Pair, conv_out_size, pad, pad_spatial
+from credit_jax.ops.padding import IntPair, conv_out_size, pad, pad_spatial
 
 LAYOUTS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
@@ -89,7 +89,7 @@ def points_together(
     x: Array,
     kernel: Array,
     stride: Sequence[int],
-    padding: Sequence[Pair],
+    padding: Sequence[IntPair],
     counts: Sequence[int],
     conv: Callable[..., Array],
 ) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 
 
 def attention_logits(
@@ -43,7 +43,7 @@ def attend(
     return jnp.einsum("...ij,...jd->...id", weights, values)
 
 
-def scaled_offsets(window: Pair) -> np.ndarray:
+def scaled_offsets(window: IntPair) -> np.ndarray:
     """Returns log-scaled offsets between tokens: inputs of Swin V2's bias network.
 
     sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1), as in timm's Swin
@@ -62,14 +62,14 @@ def scaled_offsets(window: Pair) -> np.ndarray:
     return np.sign(table) * logs.astype(np.float32) / np.float32(math.log2(8))
 
 
-def token_offsets(window: Pair) -> np.ndarray:
+def token_offsets(window: IntPair) -> np.ndarray:
     """Returns (h w, h w, 2), rows and columns from token j to token i of a window."""
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")
     tokens = np.stack(grid, -1).reshape(-1, 2)
     return tokens[:, None] - tokens[None, :]
 
 
-def beyond_edge(window: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
+def beyond_edge(window: IntPair, shift: IntPair) -> tuple[np.ndarray, np.ndarray]:
     """Returns which pairs of tokens of an edge window come from opposite edges.
 
     After the field is rolled by -s rows, the last s rows of its last windows come from

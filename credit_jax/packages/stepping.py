@@ -27,7 +27,7 @@ from credit_jax.data.forecast_data import (
     open_forecast_data,
 )
 from credit_jax.data.forecast_reader import ForecastReader, Perturb
-from credit_jax.data.schedule import Schedule, Task, analyses
+from credit_jax.data.schedule import ForecastSchedule, Task, analyses
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.autoregression import ForecastStep
@@ -38,7 +38,7 @@ from credit_jax.forecast.perturbation import (
     member_noise,
 )
 from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
-from credit_jax.named_fields.coordinates import Axes, Coordinates, as_values
+from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates, as_values
 from credit_jax.named_fields.tree import by_source
 from credit_jax.packages.channel_table import channel_groups, order_of
 from credit_jax.packages.grids import read_grid
@@ -364,7 +364,7 @@ def load_forecaster(
     else:
         checkpoint = replace(checkpoint, channels=schema.names)
     no_dates = np.array([], "datetime64[ns]")
-    schedule = Schedule(no_dates, 1, opened.timestep, opened.calendar)
+    schedule = ForecastSchedule(no_dates, 1, opened.timestep, opened.calendar)
     reader = ForecastReader(state, pipeline, schedule, schema)
     units = checkpoint.units, reader.units
     for line in check_forecast_units(*units, inference, str(checkpoint.path)):
@@ -410,13 +410,13 @@ def _located(
         latitude, longitude = np.array(like.latitude), np.array(like.longitude)
     else:
         latitude, longitude = opened.latitude_longitude()
-    grid = Axes(as_values(latitude), as_values(longitude), where=where)
+    grid = GridCoordinates(as_values(latitude), as_values(longitude), where=where)
     return pipeline.at(tree_schema, grid), (latitude, longitude)
 
 
-def _recorded_grid(like: Coordinates | None) -> Axes:
+def _recorded_grid(like: Coordinates | None) -> GridCoordinates:
     """The first grid among the sources of recorded coordinates."""
-    grid = Axes()
+    grid = GridCoordinates()
     for axes in like.sources.values() if like else ():
         grid = grid.over(axes.grid)
     return grid

@@ -21,7 +21,7 @@ from credit_jax.parallel.mesh.axes import ORDER
 MOVED = "moved"
 
 # (source, destination)
-Pair = tuple[int, int]
+SourceTarget = tuple[int, int]
 
 
 def keep_moved(x: Array) -> Array:
@@ -43,7 +43,7 @@ def group_halos(on: bool) -> AbstractContextManager[None]:
 
 
 def ppermute_each(
-    arrays: Sequence[Array], axis: str | None, pairs: Sequence[Sequence[Pair]]
+    arrays: Sequence[Array], axis: str | None, pairs: Sequence[Sequence[SourceTarget]]
 ) -> list[Array]:
     """`lax.ppermute` of several arrays, as one group inside of `group_halos(True)`.
 

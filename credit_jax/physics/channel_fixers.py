@@ -22,7 +22,7 @@ from credit_jax.physics.rows import fill_padding
 # (batch, channel, time, lat, lon).
 ChannelArray = Float[Any, "batch _ _ lat lon"]
 # (channels) -> their fields before or after the step, in physical units.
-Read = Callable[[slice], Any]
+ReadChannels = Callable[[slice], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class ChannelFixer(Protocol):
     """A function that corrects some channels."""
 
     def __call__(
-        self, before: Read, after: Read, context: FieldContext | None
+        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected channels and their values in physical units.
 
@@ -79,7 +79,7 @@ class TracerLimits:
     limits: Mapping[int, tuple[float, float | None]]
 
     def __call__(
-        self, before: Read, after: Read, context: FieldContext | None
+        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns all channels from the first to the last limited one."""
         place = slice(min(self.limits), max(self.limits) + 1)
@@ -113,7 +113,7 @@ class DryMass:
     num_fixed: int
 
     def __call__(
-        self, before: Read, after: Read, context: FieldContext | None
+        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected surface pressure, or humidity on pressure levels."""
         if self.pressure is None:
@@ -146,7 +146,7 @@ class Precipitation:
     seconds: int
 
     def __call__(
-        self, before: Read, after: Read, context: FieldContext | None
+        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected precipitation."""
         place = _one(self.precipitation)
@@ -182,7 +182,7 @@ class Energy:
     seconds: int
 
     def __call__(
-        self, before: Read, after: Read, context: FieldContext | None
+        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected temperature."""
         start, end = self._air(before), self._air(after)
@@ -197,7 +197,7 @@ class Energy:
             context,
         )
 
-    def _air(self, read: Read) -> physics.Air:
+    def _air(self, read: ReadChannels) -> physics.Air:
         return physics.Air(
             read(self.temperature),
             read(self.humidity),
@@ -255,7 +255,7 @@ class ChannelFixers:
 
 def _reader(
     array: ChannelArray, units: ChannelUnits | None, context: FieldContext | None
-) -> Read:
+) -> ReadChannels:
     def read(place: slice) -> Any:
         some = array[:, place] if units is None else units.physical(array, place)
         return fill_padding(some, 1.0, context)
@@ -267,7 +267,7 @@ def _one(channel: int) -> slice:
     return slice(channel, channel + 1)
 
 
-def _pressure(read: Read, channel: int | None, place: slice) -> Any:
+def _pressure(read: ReadChannels, channel: int | None, place: slice) -> Any:
     """Surface pressure; zeros on pressure levels, where it is not used."""
     if channel is not None:
         return read(_one(channel))
@@ -276,7 +276,7 @@ def _pressure(read: Read, channel: int | None, place: slice) -> Any:
 
 
 def _moisture(
-    before: Read, after: Read, humidity: slice, pressure: int | None
+    before: ReadChannels, after: ReadChannels, humidity: slice, pressure: int | None
 ) -> tuple[physics.Moisture, physics.Moisture]:
     start, end = (
         physics.Moisture(read(humidity), _pressure(read, pressure, humidity))

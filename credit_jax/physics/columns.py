@@ -16,7 +16,7 @@ Surface = Float[Any, "batch 1 time lat lon"]
 
 
 @dataclass(frozen=True, eq=False)
-class Levels:
+class VerticalLevels:
     """Levels of pressure p = a + b ps; b is 0 for pressure levels.
 
     Attributes:

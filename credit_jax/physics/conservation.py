@@ -14,9 +14,14 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.coordinates import UNKNOWN, Axes, places_of, take_places
+from credit_jax.named_fields.coordinates import (
+    UNKNOWN,
+    GridCoordinates,
+    places_of,
+    take_places,
+)
 from credit_jax.physics.arrays import namespace
-from credit_jax.physics.columns import LevelFields, Levels, Surface
+from credit_jax.physics.columns import LevelFields, Surface, VerticalLevels
 from credit_jax.physics.constants import (
     EARTH_RADIUS,
     GRAVITY,
@@ -39,11 +44,11 @@ class PhysicsGrid:
             those that are known.
     """
 
-    levels: Levels
+    levels: VerticalLevels
     weights: Float[np.ndarray, "lat lon"]
-    axes: Axes = UNKNOWN
+    axes: GridCoordinates = UNKNOWN
 
-    def at(self, data: Axes) -> PhysicsGrid:
+    def at(self, data: GridCoordinates) -> PhysicsGrid:
         """Returns the grid with rows and columns in the order of the data.
 
         Raises:
@@ -56,7 +61,7 @@ class PhysicsGrid:
         a, b = (take_places(x, order, 0) for x in (self.levels.a, self.levels.b))
         weights = take_places(take_places(self.weights, rows, 0), columns, 1)
         levels = replace(self.levels, a=a, b=b)
-        known = Axes(
+        known = GridCoordinates(
             data.latitude or axes.latitude,
             data.longitude or axes.longitude,
             axes.levels and (data.levels or axes.levels),

@@ -11,8 +11,12 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.io.open_files import opened
-from credit_jax.named_fields.coordinates import Axes, CoordinateValues, as_values
-from credit_jax.physics.columns import Levels
+from credit_jax.named_fields.coordinates import (
+    CoordinateValues,
+    GridCoordinates,
+    as_values,
+)
+from credit_jax.physics.columns import VerticalLevels
 from credit_jax.physics.conservation import PhysicsGrid, area_weights
 
 # Coefficients a in Pa and b of hybrid levels.
@@ -57,7 +61,7 @@ def read_grid(
         names: names of longitude and latitude, degrees, (lon,) and (lat,) or both
             (lat, lon); then of a (Pa) and b of hybrid levels, or of pressure (Pa).
         hybrid: whether the levels are hybrid.
-        midpoint: see `Levels`.
+        midpoint: see `VerticalLevels`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -79,14 +83,14 @@ def read_grid(
     a, b = levels if hybrid else (levels[0], np.zeros_like(levels[0]))
     origin = f"{path}: {', '.join(names[2:])}"
     straight = (lat == lat[:, :1]).all() and (lon == lon[:1]).all()
-    axes = Axes(
+    axes = GridCoordinates(
         as_values(lat[:, 0]) if straight else None,
         as_values(lon[0]) if straight else None,
         None if hybrid or midpoint else as_values(a),
         path,
     )
     numbers = level_numbers(path, names[2], between=midpoint)
-    levels_of = Levels(a, b, midpoint, origin, numbers)
+    levels_of = VerticalLevels(a, b, midpoint, origin, numbers)
     return PhysicsGrid(levels_of, area_weights(lon, lat), axes)
 
 

@@ -19,7 +19,7 @@ from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.named_data import NamedData
-from credit_jax.data.schedule import Schedule, analyses, make_schedule
+from credit_jax.data.schedule import ForecastSchedule, analyses, make_schedule
 from credit_jax.data.schema import channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
@@ -79,7 +79,7 @@ class ForecastPlan:
     inference: InferenceConfig
     data: DataConfig
     model: ModelPlan
-    schedule: Schedule
+    schedule: ForecastSchedule
     reader: ForecastReader
     rollout: Rollout
     schema: ChannelSchema
@@ -251,7 +251,7 @@ def _notes(
     inference: InferenceConfig,
     pipeline: Pipeline,
     opened: ForecastData,
-    schedule: Schedule,
+    schedule: ForecastSchedule,
     like: Coordinates | None,
 ) -> list[str]:
     """What changes no plan, but values or times in it that a reader may not expect."""

@@ -37,7 +37,7 @@ WORKSPACE = 1.6
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of one device, by purpose."""
 
     parts: dict[str, int]
@@ -53,7 +53,9 @@ class Memory:
         return sum(self.parts.get(name, 0) for name in PER_SAMPLE)
 
 
-def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memory:
+def estimate_memory(
+    config: Config, model_def: ModelDef, axes: MeshAxes
+) -> MemoryEstimate:
     """Estimates the peak memory of a training step on one device.
 
     Args:
@@ -86,7 +88,7 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
         BATCH: _batch(config, model_def, axes),
         LATER_INPUTS: _carried(config, model_def, axes),
     }
-    return Memory({name: size for name, size in parts.items() if size})
+    return MemoryEstimate({name: size for name, size in parts.items() if size})
 
 
 def rules_of(trainer: TrainerConfig) -> ShardingRules:

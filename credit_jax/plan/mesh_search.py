@@ -23,7 +23,7 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.params.remat import ACTIVATIONS
 from credit_jax.plan.accelerators import Accelerator
-from credit_jax.plan.memory import Memory, estimate_memory, local_size, rules_of
+from credit_jax.plan.memory import MemoryEstimate, estimate_memory, local_size, rules_of
 from credit_jax.plan.replica import ReplicaWork, replica_work
 from credit_jax.plan.run import model_options, precision_of
 
@@ -49,7 +49,7 @@ Program: TypeAlias = tuple[ParallelDims, str]
 
 
 @dataclass(frozen=True)
-class Choice:
+class MeshChoice:
     """A mesh, and how a run uses it.
 
     Attributes:
@@ -117,7 +117,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Times:
+class UpdateTimes:
     """Seconds of an update, by what they are spent on.
 
     Attributes:
@@ -155,9 +155,9 @@ class Ranked:
         loses: why it is not the first, in one word; "" for the first.
     """
 
-    choice: Choice
+    choice: MeshChoice
     memory: float
-    times: Times | None = None
+    times: UpdateTimes | None = None
     rate: float = 0.0
     loses: str = ""
 
@@ -345,7 +345,7 @@ class MeshSearch:
             "--batch, or other --devices"
         )
 
-    def _choices(self, degrees: Sequence[ParallelDims]) -> Iterator[Choice]:
+    def _choices(self, degrees: Sequence[ParallelDims]) -> Iterator[MeshChoice]:
         """Every mesh and its uses, with one sample at a time."""
         for inner in degrees:
             ranks = self.cluster.num_devices // inner.world_size
@@ -360,9 +360,9 @@ class MeshSearch:
                 for remat in ACTIVATIONS:
                     for over_domain in (False, True)[: 1 + (inner.domain > 1)]:
                         for reshard in (True, False)[: 1 + (shard > 1)]:
-                            yield Choice(dims, remat, over_domain, reshard)
+                            yield MeshChoice(dims, remat, over_domain, reshard)
 
-    def _fitted(self, choice: Choice) -> Ranked:
+    def _fitted(self, choice: MeshChoice) -> Ranked:
         """A choice with the most samples at a time that fit, or why it does not run."""
         ranks, trainer = choice.dims.batch_size, self.config.trainer
         fixed, sample = self._bytes(choice)
@@ -383,14 +383,14 @@ class MeshSearch:
         times = self.times(row.choice)
         return replace(row, times=times, rate=self.batch / times.total)
 
-    def _trace_all(self, choices: Iterable[Choice]) -> None:
+    def _trace_all(self, choices: Iterable[MeshChoice]) -> None:
         """Counts the work that the times of these choices need."""
         needed = dict.fromkeys(p for choice in choices for p in _programs(choice))
         new = [program for program in needed if program not in self._work]
         trace = self.trace or (lambda programs: map(self.traced, programs))
         self._work |= zip(new, trace(new), strict=True)
 
-    def _bytes(self, choice: Choice) -> tuple[float, float]:
+    def _bytes(self, choice: MeshChoice) -> tuple[float, float]:
         """Bytes of a device without samples, and of each sample."""
         axes = choice.dims.mesh_axes
         plain = replace(choice, over_domain=False, reshard=True)
@@ -404,10 +404,10 @@ class MeshSearch:
             self._memory[sampled] = (0.0, self._estimated(plain, alone).of_samples)
         return self._memory[stored][0], self._memory[sampled][1]
 
-    def _estimated(self, choice: Choice, axes: Any) -> Memory:
+    def _estimated(self, choice: MeshChoice, axes: Any) -> MemoryEstimate:
         return estimate_memory(_with(self.config, choice), self.model_def, axes)
 
-    def times(self, choice: Choice) -> Times:
+    def times(self, choice: MeshChoice) -> UpdateTimes:
         """Returns the seconds of an update; see docs/mesh.md."""
         device, dims = self.cluster.accelerator, choice.dims
         replica = dims.ep * dims.tp * dims.domain
@@ -439,7 +439,7 @@ class MeshSearch:
         moments = UPDATE_BYTES + (AVERAGE_BYTES if trainer.use_ema else 0)
         update = moments * stored / device.bandwidth
         started = UPDATE_KERNELS * len(self.model_def.param_specs) * device.launch
-        return Times(
+        return UpdateTimes(
             work=micro * (min(even, work.seconds) + weights),
             idle=micro * (work.seconds - min(even, work.seconds)),
             recomputation=micro * recomputed,
@@ -466,7 +466,7 @@ class MeshSearch:
             **options,
         )
 
-    def _sizes(self, choice: Choice) -> tuple[float, float]:
+    def _sizes(self, choice: MeshChoice) -> tuple[float, float]:
         """Parameters that a device stores, and that it computes with."""
         axes = choice.dims.mesh_axes
         key = (axes, choice.over_domain)
@@ -479,7 +479,7 @@ class MeshSearch:
             self._parameters[key] = (float(stored), float(computed))
         return self._parameters[key]
 
-    def _gathers(self, choice: Choice) -> float:
+    def _gathers(self, choice: MeshChoice) -> float:
         """Seconds of the gathers and scatters of a micro-batch."""
         dims, (_, computed) = choice.dims, self._sizes(choice)
         item = FLOAT32 if precision_of(self.config.trainer).compute.itemsize > 2 else 2
@@ -496,7 +496,7 @@ class MeshSearch:
             seconds += sent / self.cluster.link(dims.domain)
         return seconds
 
-    def _sums(self, choice: Choice) -> float:
+    def _sums(self, choice: MeshChoice) -> float:
         """Seconds of the sums of gradients of an update."""
         dims = choice.dims
         stored, _ = self._sizes(choice)
@@ -509,7 +509,7 @@ class MeshSearch:
         return sent + math.ceil(size / _SUMMED) * self.cluster.accelerator.message
 
 
-def _programs(choice: Choice) -> tuple[Program, ...]:
+def _programs(choice: MeshChoice) -> tuple[Program, ...]:
     """Those of the replica of a choice, of one device, and of one with its remat.
 
     The last is that of the replica with weights that are gathered twice, if they are.
@@ -527,7 +527,7 @@ def _programs(choice: Choice) -> tuple[Program, ...]:
     return programs
 
 
-def _with(config: Config, choice: Choice) -> Config:
+def _with(config: Config, choice: MeshChoice) -> Config:
     """A config with the remat and the FSDP of a choice, one sample at a time."""
     trainer = config.trainer
     fsdp = trainer.fsdp.model_copy(

@@ -8,14 +8,14 @@ from credit_jax.config.dates import duration_text
 from credit_jax.config.inference import PerturbationConfig
 from credit_jax.config.messages import counted
 from credit_jax.data import ChannelSchema
-from credit_jax.data.schedule import Schedule, steps_of
+from credit_jax.data.schedule import ForecastSchedule, steps_of
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 
 
 def check_perturbation(
     config: PerturbationConfig,
-    schedule: Schedule,
+    schedule: ForecastSchedule,
     schema: ChannelSchema,
     model: ModelConfig,
     findings: Findings,
@@ -46,7 +46,7 @@ def singular_cost(config: PerturbationConfig, each: str = "each start date") -> 
 
 
 def singular_problems(
-    config: PerturbationConfig, schedule: Schedule, model: ModelConfig
+    config: PerturbationConfig, schedule: ForecastSchedule, model: ModelConfig
 ) -> list[str]:
     """Why members cannot be perturbed by singular vectors, a line each.
 

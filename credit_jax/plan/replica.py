@@ -47,7 +47,7 @@ _PART = re.compile(rf"\b({'|'.join(PARTS)})\b")
 
 
 @dataclass
-class Work:
+class KernelWork:
     """Kernels and transfers of a part of a program, on one device.
 
     Attributes:
@@ -65,10 +65,10 @@ class Work:
     messages: float = 0.0
     sent: float = 0.0
 
-    def plus(self, other: Work, times: float = 1.0) -> Work:
+    def plus(self, other: KernelWork, times: float = 1.0) -> KernelWork:
         """The sum with a multiple of other work."""
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return Work(*(mine + times * theirs for mine, theirs in pairs))
+        return KernelWork(*(mine + times * theirs for mine, theirs in pairs))
 
 
 @dataclass
@@ -82,11 +82,11 @@ class ReplicaWork:
         stored: what is done to stored shards of weights: spectral norm.
     """
 
-    first: Work = field(default_factory=Work)
-    further: Work = field(default_factory=Work)
-    stored: Work = field(default_factory=Work)
+    first: KernelWork = field(default_factory=KernelWork)
+    further: KernelWork = field(default_factory=KernelWork)
+    stored: KernelWork = field(default_factory=KernelWork)
 
-    def of_samples(self, samples: float) -> Work:
+    def of_samples(self, samples: float) -> KernelWork:
         """The work of a micro-batch of some samples, without that on stored shards."""
         return self.first.plus(self.further, samples - 1)
 
@@ -113,7 +113,7 @@ def replica_work(
     works = []
     for samples in (1, 2):
         program = _traced(model, samples, accelerator)
-        work = {True: Work(), False: Work()}
+        work = {True: KernelWork(), False: KernelWork()}
         # On GPUs programs are compiled with `xla_gpu_exclude_nondeterministic_ops`.
         for kernel in traced_kernels(program, ordered=accelerator.platform == "cuda"):
             part = (_PART.findall(kernel.scopes) or [""])[-1]
@@ -176,7 +176,7 @@ def _arguments(model: ParallelModel, samples: int) -> tuple[Any, ...]:
 
 
 def _count(
-    work: Work,
+    work: KernelWork,
     kernel: TracedKernel,
     degrees: Mapping[str, int],
     accelerator: Accelerator,

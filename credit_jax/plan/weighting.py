@@ -28,7 +28,7 @@ from credit_jax.plan.findings import Findings
 
 Latitude = Float[np.ndarray, " lat"]
 # Sections that weigh rows and variables.
-Section = Literal["loss", "metrics"]
+WeightedSection = Literal["loss", "metrics"]
 # A section is built with these latitudes, but never run, where no file is read.
 _STAND_IN = np.zeros(1)
 LATITUDE_NAMES = ("latitude", "lat")
@@ -50,7 +50,7 @@ class WeightFiles:
     loader: Loader | None
 
     def latitude(
-        self, config: Config, section: Section, findings: Findings
+        self, config: Config, section: WeightedSection, findings: Findings
     ) -> Latitude | None:
         """Returns the latitudes of all rows for a section that weighs rows by area.
 
@@ -102,7 +102,7 @@ class WeightFiles:
         return take_places(latitude, places, 0)
 
     def variance_reader(
-        self, section: Section, channels: Mapping[str, int], findings: Findings
+        self, section: WeightedSection, channels: Mapping[str, int], findings: Findings
     ) -> Callable[[str], dict[str, float]]:
         """Returns a function that reads the variances of a scaler file.
 

@@ -19,7 +19,7 @@ from credit_jax.state_dict.arrangement import SAME, Arrangement
 from credit_jax.state_dict.key_table import Ignore
 from credit_jax.state_dict.problems import Shape, compare_shapes, raise_problems
 from credit_jax.state_dict.renames import RenamedKey, current_names
-from credit_jax.state_dict.torch_model import Rename
+from credit_jax.state_dict.torch_model import KeyRename
 
 # Whole arrays on the host, by our path or by PyTorch's key.
 Arrays = dict[str, np.ndarray]
@@ -77,7 +77,7 @@ class KeyMap:
 
     entries: tuple[KeyEntry, ...]
     ignored: tuple[Ignore, ...] = ()
-    renames: tuple[Rename, ...] = ()
+    renames: tuple[KeyRename, ...] = ()
     frozen: frozenset[str] = frozenset()
     lists_frozen: bool = True
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)

@@ -111,7 +111,7 @@ def pixel_shuffle_decoder() -> Iterator[Rule]:
 
 
 @runtime_checkable
-class EncoderDecoder(Protocol):
+class CrossFormerSizes(Protocol):
     """Sizes of a crossformer that its blocks depend on."""
 
     @property
@@ -125,7 +125,7 @@ class EncoderDecoder(Protocol):
         ...
 
 
-def encoder_decoder_blocks(config: EncoderDecoder) -> list[str]:
+def encoder_decoder_blocks(config: CrossFormerSizes) -> list[str]:
     """Blocks of crossformer encoders and decoders: see `TorchModel.block_names`."""
     names = [] if config.patch == (1, 1) else ["cube_embedding"]
     for stage, depth in enumerate(config.depth):
@@ -133,6 +133,6 @@ def encoder_decoder_blocks(config: EncoderDecoder) -> list[str]:
     return [*names, *(f"up_block{number}" for number in (1, 2, 3, 4))]
 
 
-def unused_patch_embedding(config: EncoderDecoder) -> list[str]:
+def unused_patch_embedding(config: CrossFormerSizes) -> list[str]:
     """The patch embedding if a patch is one point: CREDIT creates but ignores it."""
     return ["cube_embedding"] if config.patch == (1, 1) else []

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from credit_jax.state_dict.torch_model import Rename
+from credit_jax.state_dict.torch_model import KeyRename
 
 # Prefixes and infixes of modules that wrap another one.
 _PREFIX = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
@@ -19,7 +19,7 @@ _INNER = re.compile(
     r"|^_checkpoint_wrapped_module\."
 )
 # A domain-parallel layer has the layer that it replaces as its attribute `conv`.
-_DOMAIN = Rename(re.compile(r"(.*)\.conv\.([^.]+)"), r"\1.\2")
+_DOMAIN = KeyRename(re.compile(r"(.*)\.conv\.([^.]+)"), r"\1.\2")
 _IS_DOMAIN = re.compile(r"\.conv(?:s\.\d+)?\.conv\.")
 
 WRAPPER, DOMAIN, OLD_LAYOUT = "wrapper removed", "domain layer", "older layout"
@@ -41,7 +41,7 @@ class RenamedKey:
 
 
 def current_names(
-    keys: Iterable[str], known: Collection[str], renames: Iterable[Rename] = ()
+    keys: Iterable[str], known: Collection[str], renames: Iterable[KeyRename] = ()
 ) -> list[RenamedKey]:
     """Maps the keys of a file to names in the key table.
 
@@ -70,7 +70,7 @@ def current_names(
     return renamed
 
 
-def _renamed(key: str, known: set[str], renames: tuple[Rename, ...]) -> RenamedKey:
+def _renamed(key: str, known: set[str], renames: tuple[KeyRename, ...]) -> RenamedKey:
     plain = _INNER.sub("", _PREFIX.sub("", key))
     unwrapped = (WRAPPER,) if plain != key else ()
     for name, steps in _candidates(plain, renames):
@@ -80,7 +80,7 @@ def _renamed(key: str, known: set[str], renames: tuple[Rename, ...]) -> RenamedK
 
 
 def _candidates(
-    plain: str, renames: tuple[Rename, ...]
+    plain: str, renames: tuple[KeyRename, ...]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields possible current names of a key, and the changes that lead to them."""
     yield plain, ()
@@ -96,7 +96,7 @@ def _candidates(
                 yield name, (*steps, OLD_LAYOUT)
 
 
-def _apply(rename: Rename, key: str) -> str | None:
+def _apply(rename: KeyRename, key: str) -> str | None:
     match = rename.pattern.fullmatch(key)
     return match and match.expand(rename.replacement)
 

@@ -13,7 +13,7 @@ from credit_jax.state_dict.key_table import KeyTable
 
 
 @dataclass(frozen=True)
-class Rename:
+class KeyRename:
     """Keys of an older version of CREDIT and their current names.
 
     Attributes:
@@ -88,7 +88,7 @@ class TorchModel:
     key_table: KeyTable
     block_names: Callable[[Any], list[str]]
     idle_modules: Callable[[Any], list[str]] = lambda _: []
-    renames: tuple[Rename, ...] = ()
+    renames: tuple[KeyRename, ...] = ()
     removed: tuple[RemovedLayer, ...] = ()
     upgrade: Upgrade | None = None
     lists_frozen: bool = True

@@ -56,7 +56,7 @@ _OTHER_FILES = (
     "are normalized otherwise than those that they were trained on"
 )
 
-Read = Callable[[ModelDef], tuple[Arrays, HostModelState]]
+ReadWeights = Callable[[ModelDef], tuple[Arrays, HostModelState]]
 ReadMoments = Callable[[ModelDef], optax.ScaleByAdamState]
 
 
@@ -79,7 +79,7 @@ class BaseWeights:
 
     base: Base
     where: str
-    read: Read
+    read: ReadWeights
     channels: ChannelSchema | None = None
     coordinates: Coordinates | None = None
     units: VariableUnits = field(default_factory=dict)

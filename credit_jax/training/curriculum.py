@@ -21,7 +21,7 @@ from credit_jax.config.curriculum import Until
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Loader
 from credit_jax.io.activity import activity, duration_text
-from credit_jax.training.records import Work
+from credit_jax.training.records import MicroBatchWork
 from credit_jax.training.schedules import (
     PLATEAU,
     epoch_schedule,
@@ -29,7 +29,7 @@ from credit_jax.training.schedules import (
     kind_of,
 )
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import Steps, num_batches
+from credit_jax.training.steps import CompiledSteps, num_batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ class Stage:
 
     trainer: TrainerConfig
     loader: Loader
-    steps: Callable[..., Steps]
-    work: Work
+    steps: Callable[..., CompiledSteps]
+    work: MicroBatchWork
     lengths: dict[str, int] = field(default_factory=dict)
     until: Until | None = None
     sets_rate: bool = False
@@ -218,7 +218,9 @@ class NextStage:
         with activity("compiling the program of the next stage"):
             self._thread.join()
 
-    def steps(self, stage: Stage, schedule_step: int) -> tuple[Steps | None, str]:
+    def steps(
+        self, stage: Stage, schedule_step: int
+    ) -> tuple[CompiledSteps | None, str]:
         """The functions of a stage that begins, when they are compiled.
 
         Args:

@@ -19,9 +19,9 @@ from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.nn.noise import Noise
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import Row, logged_metrics
+from credit_jax.training.loggers import LogRow, logged_metrics
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import Steps, num_batches
+from credit_jax.training.steps import CompiledSteps, num_batches
 
 
 def progress_after(
@@ -151,7 +151,7 @@ class EpochNumbers:
         """What was measured besides the loss, averaged over the micro-batches."""
         return {name: total / len(self.losses) for name, total in self.sums.items()}
 
-    def row(self, valid: Mapping[str, float], chosen: bool | Sequence[str]) -> Row:
+    def row(self, valid: Mapping[str, float], chosen: bool | Sequence[str]) -> LogRow:
         """The columns of training and validation in the log.
 
         Args:
@@ -175,7 +175,7 @@ class EpochNumbers:
 
 def validate(
     trainer: TrainerConfig,
-    steps: Steps,
+    steps: CompiledSteps,
     loader: Loader | None,
     state: TrainState,
     display: Display,

@@ -136,11 +136,11 @@ class LastForecast:
     first_step: int = 0
 
     def create(self) -> None:
-        """See `Store.create`."""
+        """See `ForecastStore.create`."""
         self.store.create()
 
     def writer(self, task: Task) -> TaskWriter:
-        """See `Store.writer`."""
+        """See `ForecastStore.writer`."""
         return self.store.writer(Task(0, 0)) if task.start == self.start else NoWriter()
 
 

@@ -13,7 +13,7 @@ from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import write_errors
 
 Number = int | float
-Row = dict[str, Number]
+LogRow = dict[str, Number]
 
 LOG_NAME = "training_log.csv"
 # CREDIT's order; other columns follow as they come.
@@ -50,7 +50,7 @@ class CsvLog:
             keep_before: rows of earlier epochs are kept; 0 begins a new log.
         """
         self.path = Path(path)
-        self.rows: list[Row] = []
+        self.rows: list[LogRow] = []
         if keep_before > 0 and self.path.exists():
             rows = read_log(self.path)
             self.rows = [row for row in rows if row["epoch"] < keep_before]
@@ -74,10 +74,10 @@ class CsvLog:
         return first + [name for name in names if name not in first]
 
 
-def read_log(path: str | Path) -> list[Row]:
+def read_log(path: str | Path) -> list[LogRow]:
     """The rows of a `training_log.csv` of CREDIT or credit_jax, without empty cells."""
     with Path(path).open(newline="") as file:
-        rows: list[Row] = [
+        rows: list[LogRow] = [
             {key: _number(value) for key, value in row.items() if value}
             for row in csv.DictReader(file)
         ]

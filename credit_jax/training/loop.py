@@ -27,15 +27,15 @@ from credit_jax.training.curriculum import (
     stage_at,
 )
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
-from credit_jax.training.loggers import Row
+from credit_jax.training.loggers import LogRow
 from credit_jax.training.non_finite import check_finite
 from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start, last_epoch
 from credit_jax.training.state import TrainState
 from credit_jax.training.steps import (
+    CompiledSteps,
     Loggers,
-    Steps,
     batches_left,
     grouped,
     num_batches,
@@ -101,7 +101,7 @@ class TrainingLoop:
     # The stage that trains, its programs, when it began and at which update, and the
     # programs of the next one.
     _stage: Stage | None = field(init=False, default=None)
-    _steps: Steps | None = field(init=False, default=None)
+    _steps: CompiledSteps | None = field(init=False, default=None)
     _began: tuple[float, int] = field(init=False)
     _next: NextStage | None = field(init=False, default=None)
 
@@ -161,7 +161,7 @@ class TrainingLoop:
         return self.stage.loader
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> CompiledSteps:
         """The compiled functions of this part."""
         assert self._steps is not None, "`run` enters one before the first epoch"
         return self._steps
@@ -437,7 +437,7 @@ class TrainingLoop:
         self._announce(row, last, time.monotonic() - began)
         return self._patience_over(epoch)
 
-    def _row(self, epoch: int, valid: dict[str, float]) -> Row:
+    def _row(self, epoch: int, valid: dict[str, float]) -> LogRow:
         """The row of an epoch in the log."""
         skips = self.train_loader.dataset.replaces
         return {
@@ -483,7 +483,7 @@ class TrainingLoop:
         if self.loggers.records:
             self.loggers.records.resume_clock()
 
-    def _announce(self, row: Row, last: int, seconds: float) -> None:
+    def _announce(self, row: LogRow, last: int, seconds: float) -> None:
         shown = [
             f"{name} {value:.5g}"
             for name, value in row.items()

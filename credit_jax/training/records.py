@@ -38,7 +38,7 @@ PEAKS = {
     "TPU v6 lite": 918e12,
 }
 
-Record = dict[str, Any]
+LogRecord = dict[str, Any]
 
 
 def peak_of(device_kind: str) -> float | None:
@@ -69,7 +69,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class MicroBatchWork:
     """The work of a micro-batch, for throughput and model FLOP utilization.
 
     Attributes:
@@ -98,7 +98,7 @@ class StepRecords:
     """
 
     path: Path
-    work: Work
+    work: MicroBatchWork
     every: int = 1
     trackers: Sequence[Tracker] = ()
     clock: Callable[[], float] = time.monotonic
@@ -136,7 +136,7 @@ class StepRecords:
         """Restarts the clock, so that a validation does not count for an update."""
         self._ended_at = self.clock()
 
-    def change_work(self, work: Work) -> None:
+    def change_work(self, work: MicroBatchWork) -> None:
         """Counts further updates with other work, in records of their own."""
         if self._updates:
             self._write(self._last | self._values())
@@ -162,7 +162,7 @@ class StepRecords:
         update["productive"] = seconds if self._warm else 0.0
         self._updates.append(update)
         place = {"step": step, "epoch": epoch, "batch": batch, "time": self.wall()}
-        self._last: Record = place
+        self._last: LogRecord = place
         if len(self._updates) < self.every:
             return
         self._write(place | self._values())
@@ -184,7 +184,7 @@ class StepRecords:
 
     # -------------------------------------------------------------- one record
 
-    def _values(self) -> Record:
+    def _values(self) -> LogRecord:
         updates = self._updates
         count = sum(update["count"] for update in updates)
         seconds = sum(update["seconds"] for update in updates)
@@ -203,7 +203,7 @@ class StepRecords:
             "goodput": self._goodput(),
         }
 
-    def _operations(self, count: float, seconds: float, updates: int) -> Record:
+    def _operations(self, count: float, seconds: float, updates: int) -> LogRecord:
         if self._flops is None:
             with activity("counting the operations of a step"):
                 self._flops = self.work.flops()
@@ -220,7 +220,7 @@ class StepRecords:
         total = self.wall() - self._first_start
         return min(1.0, self._productive / total) if total > 0 else 0.0
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: LogRecord) -> None:
         finite = {
             key: value if math.isfinite(value) else None
             for key, value in record.items()
@@ -234,7 +234,7 @@ class StepRecords:
             tracker.write_step(record["step"], numbers)
 
 
-def read_records(path: str | Path) -> Iterator[Record]:
+def read_records(path: str | Path) -> Iterator[LogRecord]:
     """The records of a file; a last line that was cut off by a kill is left out."""
     with Path(path).open() as file:
         for line in file:
@@ -243,18 +243,18 @@ def read_records(path: str | Path) -> Iterator[Record]:
             yield json.loads(line)
 
 
-def _records_until(path: Path, step: int) -> Iterator[Record]:
+def _records_until(path: Path, step: int) -> Iterator[LogRecord]:
     if path.exists():
         for record in read_records(path):
             if record["step"] <= step:
                 yield record
 
 
-def _memory(devices: Sequence[Any]) -> Record:
+def _memory(devices: Sequence[Any]) -> LogRecord:
     """Peak memory so far: of this process, and the largest of its devices."""
     # Kilobytes on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
-    record: Record = {
+    record: LogRecord = {
         "host_memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         * unit
     }

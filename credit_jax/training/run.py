@@ -39,7 +39,12 @@ from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import Outcome, TrainingLoop
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import Profile
-from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker, Work
+from credit_jax.training.records import (
+    RECORDS_NAME,
+    MicroBatchWork,
+    StepRecords,
+    Tracker,
+)
 from credit_jax.training.report import report_scores
 from credit_jax.training.restore import (
     RunStore,
@@ -55,7 +60,7 @@ from credit_jax.training.start import (
     required_step,
     start_of_run,
 )
-from credit_jax.training.steps import Loggers, Steps
+from credit_jax.training.steps import CompiledSteps, Loggers
 from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
 IF_ANY: Final = "if-any"
@@ -321,7 +326,7 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
         return [Stage(setup.config.trainer, loader, steps, work, lengths)]
     shared = setup.steps(first_rate_at=first_rate_at)
 
-    def steps_of(stage: Setup, **counts: int) -> Steps:
+    def steps_of(stage: Setup, **counts: int) -> CompiledSteps:
         # All stages validate with one program.
         steps = stage.steps(first_rate_at=first_rate_at, **counts)
         return replace(steps, fuse=shared.fuse, evaluate=shared.evaluate)
@@ -394,7 +399,7 @@ def _trackers(
     return trackers
 
 
-def _work(setup: Setup) -> Work:
+def _work(setup: Setup) -> MicroBatchWork:
     """The work of a micro-batch; a forward pass costs a third of a gradient."""
     config, trainer = setup.config, setup.config.trainer
     ranks = 1 if config.shares_batches else setup.model.axes.num_data
@@ -405,7 +410,7 @@ def _work(setup: Setup) -> Work:
     def flops() -> float:
         return samples * passes * gradient_flops(setup.model_def)
 
-    return Work(samples, flops, setup.mesh.devices.reshape(-1).tolist())
+    return MicroBatchWork(samples, flops, setup.mesh.devices.reshape(-1).tolist())
 
 
 def _lengths(config: Config) -> dict[str, int]:

@@ -39,7 +39,7 @@ from credit_jax.plan.scaler_fits import FitPlan, NothingToFitError, plan_fits
 from credit_jax.training.display import Display
 from credit_jax.transforms import build_pipeline
 from credit_jax.transforms.fits import Collected, ScalerFit, leaves
-from credit_jax.transforms.statistics import Moments, Statistics, merge_trees
+from credit_jax.transforms.statistics import MeanAndVariance, Statistics, merge_trees
 
 # (function, items) -> results in order, such as `map`.
 Mapped = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
@@ -67,7 +67,7 @@ def fit_tendencies(
     batches = loader.sampler.batches(0)[: config.trainer.batches_per_epoch or None]
     indices = np.sort(np.concatenate(batches)).tolist()
     display.start("fitting tendencies", total=len(indices))
-    total, count = dict[str, Moments](), 0
+    total, count = dict[str, MeanAndVariance](), 0
     for part, bad in mapped(partial(tendencies_of, loader), indices):
         total = merge_trees(total, part) if total and part else total or part
         count += not bad
@@ -103,7 +103,7 @@ def open_single_steps(config: Config) -> Loader:
 
 def tendencies_of(
     loader: Loader, index: int
-) -> tuple[dict[str, Moments], tuple[str, ...]]:
+) -> tuple[dict[str, MeanAndVariance], tuple[str, ...]]:
     """Moments of the tendencies of a sample, by key of the variable.
 
     Variables that are no input, such as diagnostic ones, have none.
@@ -120,7 +120,7 @@ def tendencies_of(
             continue
         before, after = batch.x[:, inputs[key], -1:], batch.y[:, place]
         change = np.subtract(after, before, dtype=np.float64)
-        moments[key] = Moments.of(change, axis=1)
+        moments[key] = MeanAndVariance.of(change, axis=1)
     return moments, ()
 
 

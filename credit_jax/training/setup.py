@@ -53,7 +53,7 @@ from credit_jax.training.step import (
     make_eval_step,
     make_train_step,
 )
-from credit_jax.training.steps import Steps, num_batches
+from credit_jax.training.steps import CompiledSteps, num_batches
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Setup:
 
     def steps(
         self, *, first_rate_at: int | None = None, schedule_step: int = 0
-    ) -> Steps:
+    ) -> CompiledSteps:
         """The functions of the loop; each is compiled at its first call.
 
         Args:
@@ -173,7 +173,7 @@ class Setup:
             train.lower(state, self._train_shapes, learning_rate).compile()
 
         schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
-        return Steps(
+        return CompiledSteps(
             train=train,
             compile_train=compile_train,
             fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),

@@ -19,7 +19,7 @@ from credit_jax.training.state import TrainState
 
 
 @dataclass(frozen=True)
-class Steps:
+class CompiledSteps:
     """The compiled functions of a run.
 
     Attributes:

@@ -13,8 +13,8 @@ from credit_jax.config import StrictModel
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
-    Axes,
     CoordinateValues,
+    GridCoordinates,
     places_of,
     take_places,
 )
@@ -132,7 +132,7 @@ class AdvectTracers(Transform):
         where = f"{args.level_info_file}: {names}"
         return (LevelFile(where, keys.__contains__, numbers),)
 
-    def at(self, schema: TreeSchema, grid: Axes) -> AdvectTracers:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> AdvectTracers:
         """Returns the block with its rows and columns in the order of the data.
 
         A file with another number of points is replaced, see `AdvectionArgs`.

@@ -40,7 +40,7 @@ from jaxtyping import Float
 
 from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext, FieldTree
-from credit_jax.named_fields.coordinates import Axes, CoordinateValues
+from credit_jax.named_fields.coordinates import CoordinateValues, GridCoordinates
 from credit_jax.transforms.selection import Selection
 
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
@@ -230,7 +230,7 @@ class Transform:
             ValueError: it cannot be applied to them.
         """
 
-    def at(self, schema: TreeSchema, grid: Axes) -> Transform:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Transform:
         """Returns the transform with the values of its files in the order of the data.
 
         Args:

@@ -21,7 +21,12 @@ from credit_jax.transforms.base import FieldTree, variable_of
 from credit_jax.transforms.normalize import NormalizerArgs
 from credit_jax.transforms.scaler_blocks import ScalerPreArgs
 from credit_jax.transforms.selection import Selection, Variables
-from credit_jax.transforms.statistics import Digests, Extremes, Moments, Statistics
+from credit_jax.transforms.statistics import (
+    Digests,
+    Extremes,
+    MeanAndVariance,
+    Statistics,
+)
 
 # Statistics by entry of the batch, source and key, or by variable.
 Collected: TypeAlias = Mapping[str, Any]
@@ -159,7 +164,7 @@ class ScalerFit:
             x, axis = x.reshape(len(x), -1), -1
         if isinstance(self.params, QuantileParams):
             return Digests.of(x, axis, self.params.compression)
-        kind = Moments if self.args.scaler_type == "standard" else Extremes
+        kind = MeanAndVariance if self.args.scaler_type == "standard" else Extremes
         return kind.of(x, axis)
 
     def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
@@ -223,7 +228,7 @@ class NormalizerFit:
                         f"{self.path}: {known} and {key} have one name in "
                         f"{self.args.mean_path}; rename one of them before this block"
                     )
-        return {name: Moments.of(x, 1) for name, (_, x) in fields.items()}
+        return {name: MeanAndVariance.of(x, 1) for name, (_, x) in fields.items()}
 
     def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
         """Writes two NetCDF files; a deviation of 0 is written as 1."""
@@ -257,7 +262,7 @@ class NormalizerFit:
             dims[name] = (dim,) if array.ndim else ()
         return dims
 
-    def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:
+    def _at(self, name: str, which: str, moments: MeanAndVariance) -> np.ndarray:
         """Means or deviations of a variable, at their indices in `levels`."""
         values = moments.mean
         if which == "std":

@@ -20,7 +20,7 @@ from credit_jax.config import StrictModel
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
-    Axes,
+    GridCoordinates,
     as_values,
     counts,
     places_of,
@@ -207,7 +207,7 @@ class Normalizer(Transform):
             for group in groups:
                 located.statistics(group.var_key, group.n_levels)
 
-    def at(self, schema: TreeSchema, grid: Axes | None = None) -> Normalizer:
+    def at(self, schema: TreeSchema, grid: GridCoordinates | None = None) -> Normalizer:
         """Returns the block with the statistics of the levels of the data.
 
         Args:
@@ -260,7 +260,7 @@ class Denormalizer(Transform):
         """See `Transform`."""
         return self.normalizer.level_files
 
-    def at(self, schema: TreeSchema, grid: Axes) -> Denormalizer:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Denormalizer:
         """Returns the block with the statistics of the levels of the data."""
         names = self.names_before
         before = {

@@ -28,7 +28,7 @@ from typing import Any
 from credit_jax.config import StrictModel
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.coordinates import Axes, as_values
+from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import NamedFields, by_key, by_source
 from credit_jax.transforms.base import (
     PREBLOCKS,
@@ -256,7 +256,7 @@ class Pipeline:
             schema = block.schema_after(schema)
         return schema
 
-    def at(self, schema: TreeSchema, grid: Axes) -> Pipeline:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Pipeline:
         """Returns the blocks with their files in the order of the data.
 
         Args:
@@ -278,7 +278,7 @@ class Pipeline:
             new = transform.new_grid
             if new is not None:
                 axes = as_values(new.latitude), as_values(new.longitude)
-                grid = Axes(*axes, where=block.path)
+                grid = GridCoordinates(*axes, where=block.path)
             located.append(block)
         same = all(new is old for new, old in zip(located, self.blocks, strict=True))
         return self if same else Pipeline(tuple(located))

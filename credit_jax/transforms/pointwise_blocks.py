@@ -14,7 +14,7 @@ from credit_jax.transforms.pointwise import Base, root, shifted_exp, shifted_log
 from credit_jax.transforms.selection import DataType, Variables
 
 
-class _Log(StrictModel):
+class _LogFormula(StrictModel):
     """The formula `log_base(x + eps) - log_base(eps)`.
 
     Attributes:
@@ -70,7 +70,7 @@ class _After(StrictModel):
     key: str = "y_processed"
 
 
-class LogArgs(_Log, _Before):
+class LogArgs(_LogFormula, _Before):
     """Arguments of `log_transform`."""
 
 
@@ -78,7 +78,7 @@ class SqrtArgs(_Root, _Before):
     """Arguments of `sqrt_transform`."""
 
 
-class ExpArgs(_Log, _After):
+class ExpArgs(_LogFormula, _After):
     """Arguments of `exp_transform`: `eps` and `base` of the `log_transform`."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.bridgescaler import ScalerDict
-from credit_jax.named_fields.coordinates import Axes
+from credit_jax.named_fields.coordinates import GridCoordinates
 from credit_jax.transforms.base import FieldTree, LevelFile, OfVariables, TreeSchema
 from credit_jax.transforms.scaling import (
     INVERSE,
@@ -111,7 +111,7 @@ class ScalerTransform(OfVariables):
             for side in self.args.sides.values()
         )
 
-    def at(self, schema: TreeSchema, grid: Axes) -> ScalerTransform:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> ScalerTransform:
         """Returns the block with its channels in the order of the data's levels."""
         path, selects = self.args.scaler_path, by_level(self.args)
         located = {

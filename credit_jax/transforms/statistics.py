@@ -44,7 +44,7 @@ class Statistics(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class MeanAndVariance:
     """Mean and variance, in float64.
 
     Attributes:
@@ -58,7 +58,7 @@ class Moments:
     squares: PerChannel
 
     @classmethod
-    def of(cls, x: AnyArray, axis: int) -> Moments:
+    def of(cls, x: AnyArray, axis: int) -> MeanAndVariance:
         """Computes the moments of an array whose channels are along `axis`."""
         if x.ndim == 5 and axis == 1:
             # Level by level, to use less memory.
@@ -73,14 +73,14 @@ class Moments:
         squares = np.square(deviation, out=deviation).sum(axes, where=valid)
         return cls(count.reshape(-1), mean.reshape(-1), squares.reshape(-1))
 
-    def merged(self, other: Moments) -> Moments:
+    def merged(self, other: MeanAndVariance) -> MeanAndVariance:
         """See `Statistics.merged`."""
         count = self.count + other.count
         first, second = (np.where(m.count, m.mean, 0.0) for m in (self, other))
         mean = _divided(self.count * first + other.count * second, count)
         between = _divided(self.count * other.count * np.square(first - second), count)
         squares = self.squares + other.squares + np.where(count, between, 0.0)
-        return Moments(count, mean, squares)
+        return MeanAndVariance(count, mean, squares)
 
     @property
     def variance(self) -> PerChannel:

@@ -16,7 +16,7 @@ from credit_jax.config.messages import hint
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.grid_file import Variable
+from credit_jax.evaluation.grid_file import GridVariable
 from credit_jax.evaluation.references import open_truth
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.visualization.labels import field_text, lead_text
@@ -25,7 +25,7 @@ MEAN, SPREAD = "mean", "spread"
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class FieldChoice:
     """A variable at one level of forecasts from one start date.
 
     Attributes:
@@ -55,7 +55,7 @@ class Choice:
         return members[self.member or 0]
 
     @property
-    def about(self) -> Variable:
+    def about(self) -> GridVariable:
         """Levels and units of the variable."""
         return self.files.grid.variables[self.variable]
 
@@ -90,7 +90,7 @@ def choose(
     init_time: str | None = None,
     member: str | None = None,
     training: Sequence[DateRange] = (),
-) -> Choice:
+) -> FieldChoice:
     """Finds the field of a variable, level, start date and member.
 
     Args:
@@ -120,7 +120,7 @@ def choose(
     start = _start(files.starts, init_time)
     place = _level(variable, files.grid.variables[variable].levels, level)
     whose = _member(files.num_members, member)
-    return Choice(files, variable, start, place, whose, training)
+    return FieldChoice(files, variable, start, place, whose, training)
 
 
 def _level(name: str, levels: np.ndarray | None, level: float | None) -> int | None:
@@ -230,7 +230,7 @@ class Truth:
 
 
 def truth_of(
-    choice: Choice,
+    choice: FieldChoice,
     truth: str | NamedData,
     leads: Sequence[int],
     open_files: OpenFiles | None = None,

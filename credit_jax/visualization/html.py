@@ -43,7 +43,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table.
 
     Attributes:
@@ -77,7 +77,10 @@ def element(
 
 
 def table(
-    name: str, columns: Sequence[tuple[str, bool]], rows: Iterable[Row], caption: str
+    name: str,
+    columns: Sequence[tuple[str, bool]],
+    rows: Iterable[TableRow],
+    caption: str,
 ) -> str:
     """Returns a table that can be sorted by any column.
 
@@ -102,7 +105,7 @@ def _head(is_text: bool) -> dict[str, str]:
     return {"scope": "col", **({"class": "text"} if is_text else {})}
 
 
-def _row(row: Row) -> str:
+def _row(row: TableRow) -> str:
     cells = "".join(cell.html for cell in row.cells)
     data = {f"data-{name}": value for name, value in row.data.items()}
     name = element("th", escape(row.name), {"scope": "row"})
@@ -113,7 +116,7 @@ def select(name: str, label: str, texts: Mapping[str, str], chosen: str) -> str:
     """Returns a menu; if there are several choices, with an additional choice "all".
 
     Args:
-        name: name of the filtered values (`Row.data`).
+        name: name of the filtered values (`TableRow.data`).
         label: text next to the menu.
         texts: texts by value.
         chosen: the value of the initial choice.

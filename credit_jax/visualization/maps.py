@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.visualization.canvas import INK, new_figure, style
-from credit_jax.visualization.projections import Projection
-from credit_jax.visualization.windows import Window, window_of
+from credit_jax.visualization.projections import MapProjection
+from credit_jax.visualization.windows import MapWindow, window_of
 
 # Of fields of one sign, of fields of both, and of errors.
 SEQUENTIAL, SIGNED, DIVERGING = "viridis", "PuOr_r", "RdBu_r"
@@ -178,12 +178,12 @@ class MapFigure:
         *,
         title: str,
         units: str = "",
-        window: Window | None = None,
-        projection: Projection | None = None,
+        window: MapWindow | None = None,
+        projection: MapProjection | None = None,
     ) -> None:
         self._grid = grid
         self._window = window or window_of(grid.latitude, grid.longitude)
-        projection = projection or Projection()
+        projection = projection or MapProjection()
         shape = self._window.north - self._window.south
         aspect = 0.5 if not projection.is_plain else shape / self._width()
         width = 4.8 if len(maps) > 1 else 7.0
@@ -215,7 +215,7 @@ class MapFigure:
         return self._window.east - self._window.west
 
     def _draw(
-        self, panel: Map, place: int, count: int, units: str, projection: Projection
+        self, panel: Map, place: int, count: int, units: str, projection: MapProjection
     ) -> Any:
         from matplotlib.collections import LineCollection
         from matplotlib.patheffects import withStroke

@@ -27,7 +27,7 @@ PROJECTIONS = (PLAIN, *_CLASSES)
 
 
 @dataclass(frozen=True)
-class Projection:
+class MapProjection:
     """A projection of maps.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from credit_jax.io.atomic import new_file
 from credit_jax.visualization.canvas import style
-from credit_jax.visualization.choice import Choice, Truth
+from credit_jax.visualization.choice import FieldChoice, Truth
 from credit_jax.visualization.labels import number_text
 from credit_jax.visualization.maps import (
     Colors,
@@ -21,8 +21,8 @@ from credit_jax.visualization.maps import (
     comparison,
     error_colors_of,
 )
-from credit_jax.visualization.projections import Projection
-from credit_jax.visualization.windows import Window
+from credit_jax.visualization.projections import MapProjection
+from credit_jax.visualization.windows import MapWindow
 
 GIF_DPI = 80  # pixels per inch
 
@@ -38,10 +38,10 @@ class Scene:
         projection: projection of the maps; None is latitude by longitude.
     """
 
-    choice: Choice
+    choice: FieldChoice
     truth: Truth | None = None
-    window: Window | None = None
-    projection: Projection | None = None
+    window: MapWindow | None = None
+    projection: MapProjection | None = None
 
     def figure(self, lead: int) -> MapFigure:
         """The maps of one lead time.

@@ -14,7 +14,7 @@ from credit_jax.evaluation.scores import FORECAST
 from credit_jax.visualization.curves import NAMES
 from credit_jax.visualization.html import (
     Cell,
-    Row,
+    TableRow,
     element,
     number_cell,
     select,
@@ -130,7 +130,7 @@ def skill_table(scores: xr.Dataset, region: str) -> str:
                 kind = "bad" if skill.until is None else "good" * skill.to_the_end
                 cells.append(Cell(skill.text, skill.days, kind))
         cells.append(_text(scores, "long_name", channel))
-        rows.append(Row(channel_text(scores, channel), cells))
+        rows.append(TableRow(channel_text(scores, channel), cells))
     caption = f"Lead times with skill, {region_text(region)}"
     return table("skill-table", columns, rows, caption)
 
@@ -193,7 +193,7 @@ def _is_of_interest(metric: xr.DataArray) -> bool:
 
 def _score_rows(
     scores: xr.Dataset, leads: np.ndarray, others: Sequence[str]
-) -> list[Row]:
+) -> list[TableRow]:
     """One row for each region, channel and lead time, in this order."""
     errors = [
         _values(scores, "rmse", system, leads) for system in (FORECAST, *BASELINES)
@@ -217,7 +217,7 @@ def _score_rows(
                     Cell(region_text(region), None, "text"),
                 ]
                 filtered = {"region": region, "lead": text}
-                rows.append(Row(names[c], cells, filtered))
+                rows.append(TableRow(names[c], cells, filtered))
     return rows
 
 

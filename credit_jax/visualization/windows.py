@@ -10,7 +10,7 @@ from credit_jax.evaluation.regions import REGIONS, Region
 
 
 @dataclass(frozen=True)
-class Window:
+class MapWindow:
     """The part of the globe on a map.
 
     Attributes:
@@ -35,7 +35,7 @@ class Window:
         return inside & (east <= self.east)
 
 
-def find_window(text: str) -> Window:
+def find_window(text: str) -> MapWindow:
     """Returns the window of a region of scores, such as "europe", or `parse_window`.
 
     Raises:
@@ -52,18 +52,18 @@ def find_window(text: str) -> Window:
     return parse_window(text)
 
 
-def _around(region: Region) -> Window:
+def _around(region: Region) -> MapWindow:
     """The smallest window that contains a region."""
     south = min(low for low, _ in region.latitudes)
     north = max(high for _, high in region.latitudes)
     if region.longitudes is None:
-        return Window(south=south, north=north)
+        return MapWindow(south=south, north=north)
     # Several ranges are ordered eastward.
     west, east = region.longitudes[0][0], region.longitudes[-1][1]
     return parse_window(f"{west},{east},{south},{north}")
 
 
-def parse_window(text: str) -> Window:
+def parse_window(text: str) -> MapWindow:
     """Parses "west,east,south,north" in degrees.
 
     >>> parse_window("350,40,30,70")
@@ -86,10 +86,10 @@ def parse_window(text: str) -> Window:
         )
     west = (west + 180) % 360 - 180
     width = (east - west) % 360 or 360.0
-    return Window(west, west + width, south, north)
+    return MapWindow(west, west + width, south, north)
 
 
-def window_of(latitude: np.ndarray, longitude: np.ndarray) -> Window:
+def window_of(latitude: np.ndarray, longitude: np.ndarray) -> MapWindow:
     """Returns the globe, or the part of it that a regional grid covers.
 
     Args:
@@ -101,9 +101,9 @@ def window_of(latitude: np.ndarray, longitude: np.ndarray) -> Window:
     gaps = np.diff(np.concatenate([span, [span[0] + 360.0]]))
     widest = int(np.argmax(gaps))
     if gaps[widest] < 30.0:
-        return Window()
+        return MapWindow()
     east = span[widest] if widest < len(span) - 1 else span[-1]
     begin = span[(widest + 1) % len(span)]
     end = begin + (east - begin) % 360.0
     south, north = float(latitude.min()), float(latitude.max())
-    return Window(float(begin), float(end), south, north)
+    return MapWindow(float(begin), float(end), south, north)

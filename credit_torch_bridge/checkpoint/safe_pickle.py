@@ -2,8 +2,8 @@
 
 The index of a torch.distributed checkpoint (`.metadata`) is a pickle, which torch reads
 with `pickle.load`. This module interprets its instructions without executing code. An
-object of an allowed class becomes a `Record` of its name, arguments and state; any
-other name raises an error.
+object of an allowed class becomes a `PickledObject` of its name, arguments and state;
+any other name raises an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass
-class Record:
+class PickledObject:
     """An object of the pickle, described but not constructed.
 
     Attributes:
@@ -64,7 +64,7 @@ def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
     Args:
         data: the pickle.
         allowed: names of classes and functions, "module.name", that may occur; they
-            become `Record`s.
+            become `PickledObject`s.
 
     Raises:
         ValueError: another name occurs, or the pickle is broken.
@@ -130,7 +130,7 @@ class _Reader:
             stack.append(self._name(module, last))
         elif name in ("REDUCE", "NEWOBJ"):
             args, what = stack.pop(), stack.pop()
-            stack.append(Record(what.path, tuple(args)))
+            stack.append(PickledObject(what.path, tuple(args)))
         elif name == "BUILD":
             state = stack.pop()
             stack[-1].state = state
@@ -170,7 +170,7 @@ class _Reader:
 
     def _extend(self, items: list[Any]) -> None:
         target: Any = self.stack[-1]
-        if isinstance(target, Record):
+        if isinstance(target, PickledObject):
             # An OrderedDict's items; no other record of the index is filled this way.
             target.state = target.state or {}
             target = target.state

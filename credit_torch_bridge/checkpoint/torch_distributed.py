@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from credit_torch_bridge.checkpoint.checksums import check_crcs
-from credit_torch_bridge.checkpoint.safe_pickle import Record, read_pickle
+from credit_torch_bridge.checkpoint.safe_pickle import PickledObject, read_pickle
 
 INDEX = ".metadata"
 _PACKAGE = "torch.distributed.checkpoint"
@@ -72,7 +72,7 @@ def load_folder(folder: Path, *, verify: bool = True) -> dict[str, Any]:
         ) from None
 
 
-def _load(pieces: _Pieces, index: Record) -> dict[str, Any]:
+def _load(pieces: _Pieces, index: PickledObject) -> dict[str, Any]:
     stored = _by_place(index.get("storage_data"))
     paths = index.get("planner_data") or {}
     nested: dict[str, Any] = {}
@@ -86,7 +86,9 @@ def _load(pieces: _Pieces, index: Record) -> dict[str, Any]:
     return nested
 
 
-def _by_place(storage: Mapping[Record, Record]) -> dict[tuple[str, tuple], Record]:
+def _by_place(
+    storage: Mapping[PickledObject, PickledObject],
+) -> dict[tuple[str, tuple], PickledObject]:
     """Storage location of each piece, by name and offset in the tensor."""
     return {
         (key.get("fqn"), _numbers(key.get("offset"))): value
@@ -98,13 +100,13 @@ def _numbers(size: Any) -> tuple[int, ...]:
     """The numbers of a torch.Size."""
     if size is None:
         return ()
-    return tuple(size.args[0]) if isinstance(size, Record) else tuple(size)
+    return tuple(size.args[0]) if isinstance(size, PickledObject) else tuple(size)
 
 
 def _assemble(
     name: str,
-    entry: Record,
-    stored: Mapping[tuple[str, tuple], Record],
+    entry: PickledObject,
+    stored: Mapping[tuple[str, tuple], PickledObject],
     pieces: _Pieces,
 ) -> torch.Tensor:
     """Assembles one tensor from its chunks."""
@@ -127,8 +129,10 @@ def _assemble(
 
 
 def _info(
-    stored: Mapping[tuple[str, tuple], Record], name: str, offset: tuple[int, ...]
-) -> Record:
+    stored: Mapping[tuple[str, tuple], PickledObject],
+    name: str,
+    offset: tuple[int, ...],
+) -> PickledObject:
     record = stored.get((name, offset)) or stored.get((name, ()))
     if record is None:
         raise ValueError(f"{name}: nothing says where its chunk at {offset} is stored")
@@ -149,7 +153,7 @@ class _Pieces:
         self.folder, self.verify = folder, verify
         self.files: dict[str, mmap.mmap] = {}
 
-    def read(self, info: Record) -> Any:
+    def read(self, info: PickledObject) -> Any:
         """Reads one piece.
 
         Raises:

@@ -9,7 +9,7 @@ import pytest
 
 from credit_jax.adjoint import growth
 from credit_jax.config.inference import PerturbationConfig
-from credit_jax.data.schedule import Schedule
+from credit_jax.data.schedule import ForecastSchedule
 from credit_jax.forecast.members import refuse_singular
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.perturbations import singular_problems
@@ -169,7 +169,7 @@ def test_misuse(config, tmp_path, capsys, changed, text):
 )
 def test_models_without_singular_vectors(model, text):
     starts = np.array(["2000-01-01"], "datetime64[ns]")
-    schedule = Schedule(starts, 8, pd.Timedelta("6h"), num_members=3)
+    schedule = ForecastSchedule(starts, 8, pd.Timedelta("6h"), num_members=3)
     config = PerturbationConfig(type="singular")
     (problem,) = singular_problems(config, schedule, model)
     assert text in problem

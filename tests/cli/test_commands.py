@@ -14,8 +14,8 @@ from credit_jax.cli.commands import (
     INTERRUPTED,
     OK,
     USER_ERROR,
+    CommandEntry,
     CommandError,
-    Entry,
     run_group,
     run_module,
 )
@@ -171,7 +171,10 @@ def test_help_names_an_example(capsys):
     assert "example: python -m it --how well" in capsys.readouterr().out
 
 
-GROUP = {"it": Entry(__name__, "does it"), "other": Entry("no_such_module", "fails")}
+GROUP = {
+    "it": CommandEntry(__name__, "does it"),
+    "other": CommandEntry("no_such_module", "fails"),
+}
 OPTIONS = {"prog": "program", "description": "Two commands."}
 
 
@@ -219,7 +222,7 @@ def test_the_command_comes_first(given):
 def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "needs_more.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)
-    group = {"other": Entry("needs_more", "fails", extra="more")}
+    group = {"other": CommandEntry("needs_more", "fails", extra="more")}
     assert run_group(group, ["other"], **OPTIONS) == USER_ERROR
     line = capsys.readouterr().err
     assert "needs no_such_module" in line

@@ -12,7 +12,7 @@ from credit_jax.cli.mesh import main
 from credit_jax.config import load_config
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.accelerators import ACCELERATORS
-from credit_jax.plan.mesh_search import Choice, Ranked
+from credit_jax.plan.mesh_search import MeshChoice, Ranked
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -71,7 +71,7 @@ def test_a_table_is_as_wide_as_its_rows(capsys):
     """Neither names of meshes nor numbers are cut off."""
     degrees = {"dp_replicate": 4, "dp_shard": 2, "ep": 2, "tp": 2, "domain": 2}
     dims = ParallelDims(**degrees, ulysses_degree=2, world_size=64)
-    choice = Choice(dims, "selective", over_domain=True, reshard=False)
+    choice = MeshChoice(dims, "selective", over_domain=True, reshard=False)
     ranked = [Ranked(choice, 123.4e9, rate=56789.0, loses="recomputation")]
     mesh._print(ranked, 64, ACCELERATORS["h100"])
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.adjoint.optimization import Iteration
+from credit_jax.adjoint.optimization import StateIteration
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.optimize_ic import loss_notes, main
 from credit_jax.config import build_config
@@ -188,7 +188,10 @@ def test_objects_of_ones_own(config, tmp_path, no_objects_left):
 
 def test_a_loss_that_does_not_fall_is_said():
     def rows(*losses):
-        return [Iteration(1, 0.1, 0.5), *(Iteration(2, 0.1, x) for x in losses)]
+        return [
+            StateIteration(1, 0.1, 0.5),
+            *(StateIteration(2, 0.1, x) for x in losses),
+        ]
 
     assert loss_notes(rows(1.0, 1.2, 0.9)) == loss_notes(rows(1.0)) == []
     (line,) = loss_notes(rows(1.0, 0.9, 1.25))

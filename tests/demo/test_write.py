@@ -9,7 +9,7 @@ from credit_jax.demo import write
 
 def test_merged_statistics(rng):
     whole = rng.normal(3, 2, (12, 5, 4, 6)).astype(np.float32)
-    statistics = write.Statistics()
+    statistics = write.LevelStatistics()
     for part in np.split(whole, [1, 7]):
         statistics.add("T", part)
     count, mean, squares = statistics._sums["T"]
@@ -19,7 +19,9 @@ def test_merged_statistics(rng):
 
 
 def test_years_are_split(tmp_path, rng):
-    axes = write.Axes(np.array([0.5]), np.array([45.0, -45.0]), np.array([0.0]))
+    axes = write.DemoCoordinates(
+        np.array([0.5]), np.array([45.0, -45.0]), np.array([0.0])
+    )
     writer = write.YearWriter(tmp_path, axes)
     times = pd.date_range("2000-12-30", periods=16, freq="6h")
     fields = rng.normal(size=(16, 2, 1)).astype(np.float32)

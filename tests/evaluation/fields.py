@@ -10,12 +10,12 @@ import xarray as xr
 from credit_jax.evaluation.measures import PointWeights, area_sums
 from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.regions import band_weights, region_weights
-from credit_jax.evaluation.sums import Channel, ScoreDims, ScoreSums
+from credit_jax.evaluation.sums import ScoredChannel, ScoreDims, ScoreSums
 from credit_jax.parallel.mesh.axes import MeshAxes
 
 STARTS = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
 LEADS = np.array([6], "timedelta64[h]").astype("timedelta64[ns]")
-CHANNELS = (Channel("T", 500.0, "K"), Channel("Q", 500.0))
+CHANNELS = (ScoredChannel("T", 500.0, "K"), ScoredChannel("Q", 500.0))
 MEMBER_DIM = "ensemble_member_label"  # CREDIT's name
 
 

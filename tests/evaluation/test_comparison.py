@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.evaluation.comparison import compare
-from credit_jax.evaluation.grid_file import GridFile, Variable
+from credit_jax.evaluation.grid_file import GridFile, GridVariable
 from credit_jax.evaluation.references import FileReference
 
 SPACE = {"latitude": [45.0, -45.0], "longitude": [0.0, 120.0, 240.0]}
@@ -21,8 +21,8 @@ def truth(levels):
 
 
 def forecast(levels, *names, there=None):
-    deep = {name: Variable(np.array(levels, float)) for name in ("T", "U")}
-    known = {**deep, "SP": Variable(), "TP": Variable()}
+    deep = {name: GridVariable(np.array(levels, float)) for name in ("T", "U")}
+    known = {**deep, "SP": GridVariable(), "TP": GridVariable()}
     space = tuple(np.array(values) for values in SPACE.values())
     there = there or ([0.25, 0.5, 0.75] if max(levels) < 5 else [850.0, 500.0])
     return compare(known, space, truth(there), names)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from credit_jax.data.schedule import Schedule
+from credit_jax.data.schedule import ForecastSchedule
 from credit_jax.forecast.archive import Archive
 
 GRID = {
@@ -18,7 +18,7 @@ GRID = {
 
 @pytest.fixture
 def archive(tmp_path):
-    schedule = Schedule(
+    schedule = ForecastSchedule(
         np.array(["2000-01-01"], "datetime64[ns]"), 2, pd.Timedelta("6h")
     )
     made = Archive(tmp_path, schedule, {"steps": 2}, {}, GRID)

@@ -12,7 +12,7 @@ import xarray as xr
 from credit_jax.config import parse
 from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig, OutputConfig
-from credit_jax.data.schedule import Schedule, Task, make_schedule
+from credit_jax.data.schedule import ForecastSchedule, Task, make_schedule
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
 from credit_jax.transforms import Pipeline
@@ -131,7 +131,7 @@ def _write_theirs(folder, output, start, calendar, fields, grid) -> None:
 def _write_ours(folder: Path, output, start, calendar, fields, grid) -> None:
     config = parse(OutputConfig, output)
     inference = InferenceConfig(output=config)
-    schedule: Schedule = make_schedule(
+    schedule: ForecastSchedule = make_schedule(
         inference, duration("6h"), calendar, init_times=[start], num_steps=NUM_STEPS
     )
     variables = choose_outputs(config, COUNTS, {"A": LEVELS}, Pipeline(()))

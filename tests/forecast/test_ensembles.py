@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from credit_jax.data.schedule import Schedule
+from credit_jax.data.schedule import ForecastSchedule
 from credit_jax.forecast.perturbation import SphericalNoise, member_keys
 from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks
@@ -206,11 +206,17 @@ def test_lagged_members_need_no_data_after_their_start(world, tmp_path, tiny_mod
 
 def test_keys_are_those_of_seed_start_and_member():
     starts = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
-    many = member_keys(7, Schedule(starts, 1, pd.Timedelta("6h"), num_members=9))
-    one = member_keys(7, Schedule(starts[1:], 1, pd.Timedelta("6h"), num_members=8))
+    many = member_keys(
+        7, ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=9)
+    )
+    one = member_keys(
+        7, ForecastSchedule(starts[1:], 1, pd.Timedelta("6h"), num_members=8)
+    )
     assert np.array_equal(many[1, :8], one[0])
     assert len({tuple(key) for key in many.reshape(-1, 2)}) == 18
-    other = member_keys(8, Schedule(starts, 1, pd.Timedelta("6h"), num_members=9))
+    other = member_keys(
+        8, ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=9)
+    )
     assert not (many == other).all(axis=-1).any()
 
 

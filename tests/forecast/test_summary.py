@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from credit_jax.cli.forecast.command import footer
-from credit_jax.forecast.summary import DeviceClock, Summary, Times
+from credit_jax.forecast.summary import CampaignTimes, DeviceClock, Summary
 from credit_jax.io.workers import Workers
 
 SHORT = 0.05
@@ -38,7 +38,7 @@ def test_time_for_which_a_full_queue_blocks():
 
 
 def test_the_last_lines_of_a_forecast():
-    times = Times(unroll=9.0, read=0.5, write=3.25, total=10.0)
+    times = CampaignTimes(unroll=9.0, read=0.5, write=3.25, total=10.0)
     lines = footer(Summary(3, 1, {"T": 7}, times), Path("out"))
     assert lines == [
         "3 forecasts made, in out, 1 found there",
@@ -49,5 +49,5 @@ def test_the_last_lines_of_a_forecast():
 
 
 def test_no_times_where_nothing_was_left_to_do():
-    lines = footer(Summary(0, 4, {}, Times(0.0, 0.0, 0.0, 0.0)), Path("out"))
+    lines = footer(Summary(0, 4, {}, CampaignTimes(0.0, 0.0, 0.0, 0.0)), Path("out"))
     assert lines == ["0 forecasts made, in out, 4 found there"]

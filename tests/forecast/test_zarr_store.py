@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit_jax.data.schedule import Schedule, Task
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast import zarr_store
 from credit_jax.forecast.outputs import Outputs, OutputVariable
 from credit_jax.forecast.zarr_store import ZarrStore
@@ -180,7 +180,7 @@ def test_a_curvilinear_grid_and_another_calendar(tmp_path):
     variable = OutputVariable("A/prognostic/3d/T", np.array([10, 20]))
     outputs = Outputs((variable,), latitude, longitude, "noleap")
     starts = np.array(["2004-02-28", "2004-03-01"], "datetime64[ns]")
-    schedule = Schedule(starts, 2, pd.Timedelta("30min"), "noleap")
+    schedule = ForecastSchedule(starts, 2, pd.Timedelta("30min"), "noleap")
     store = ZarrStore(tmp_path, outputs, schedule)
     store.create()
     fields = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
@@ -205,7 +205,10 @@ def test_a_failing_write_is_an_error_of_the_system(tmp_path, version):
     outputs = Outputs((variable,), np.arange(4.0), np.arange(6.0), "standard")
     starts = np.array(["2004-02-28"], "datetime64[ns]")
     store = ZarrStore(
-        tmp_path, outputs, Schedule(starts, 2, pd.Timedelta("6h")), zarr_format=version
+        tmp_path,
+        outputs,
+        ForecastSchedule(starts, 2, pd.Timedelta("6h")),
+        zarr_format=version,
     )
     store.create()
     fields = {variable.key: np.zeros((1, 4, 6), np.float32)}

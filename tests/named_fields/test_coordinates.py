@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from credit_jax.named_fields.coordinates import (
-    Axes,
     Coordinates,
+    GridCoordinates,
     are_numbered_alike,
     as_values,
     common_places,
@@ -149,9 +149,11 @@ def test_common_values_of_two_coordinates():
 
 
 def test_coordinates_of_a_checkpoint_are_read_back():
-    axes = Axes(as_values(ROWS), as_values(COLUMNS), (0.25, 0.75), where="here")
+    axes = GridCoordinates(
+        as_values(ROWS), as_values(COLUMNS), (0.25, 0.75), where="here"
+    )
     written = Coordinates(
-        axes.latitude, axes.longitude, "noleap", {"A": axes, "B": Axes()}
+        axes.latitude, axes.longitude, "noleap", {"A": axes, "B": GridCoordinates()}
     )
     found = Coordinates.from_json(json.loads(json.dumps(written.to_json())), "there")
     assert found.sources == written.sources
@@ -160,9 +162,14 @@ def test_coordinates_of_a_checkpoint_are_read_back():
 
 
 def test_unknown_coordinates_are_filled():
-    filled = Axes(levels=(1.0, 2.0), where="a").over(Axes((3.0,), (4.0,), (5.0,), "b"))
-    assert filled == Axes((3.0,), (4.0,), (1.0, 2.0))
-    assert (filled.where, Axes().over(Axes(where="b")).where) == ("a", "b")
+    filled = GridCoordinates(levels=(1.0, 2.0), where="a").over(
+        GridCoordinates((3.0,), (4.0,), (5.0,), "b")
+    )
+    assert filled == GridCoordinates((3.0,), (4.0,), (1.0, 2.0))
+    assert (filled.where, GridCoordinates().over(GridCoordinates(where="b")).where) == (
+        "a",
+        "b",
+    )
     assert as_values(np.zeros((2, 2))) is None
 
 

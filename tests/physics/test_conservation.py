@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from credit_jax.physics import conservation as physics
-from credit_jax.physics.columns import Levels
+from credit_jax.physics.columns import VerticalLevels
 from tests.physics import world
 from tests.physics.runs import build
 
@@ -110,7 +110,7 @@ def test_dry_mass_by_humidity_on_pressure_levels():
     tree = world.tree(LAT, np.float64)
     before = tree["x_physical"]["S"][world.Q][:, :, -1:]
     after = tree["y_processed"]["S"][world.Q]
-    levels = Levels(world.A_HALF.cumsum(), 0 * world.B_HALF, midpoint=True)
+    levels = VerticalLevels(world.A_HALF.cumsum(), 0 * world.B_HALF, midpoint=True)
     weights = np.ones((LAT, world.LON))
     grid = physics.PhysicsGrid(levels, weights)
     fixed = physics.fix_dry_mass_by_humidity(grid, before, after, 4, None)

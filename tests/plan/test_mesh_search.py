@@ -19,8 +19,8 @@ from credit_jax.plan.mesh_search import (
     BATCH,
     MEMORY,
     USABLE,
-    Choice,
     Cluster,
+    MeshChoice,
     MeshSearch,
     batch_of,
     replicas,
@@ -173,7 +173,7 @@ def test_lengths_in_micro_batches(mapping, schedule, lengths):
     trainer = mapping["trainer"] | {"grad_accum_every": 2, "batches_per_epoch": 9}
     trainer |= {"use_scheduler": True, "scheduler": schedule}
     config = build_config({**mapping, "trainer": trainer})
-    choice = Choice(ParallelDims(), accumulate=4)
+    choice = MeshChoice(ParallelDims(), accumulate=4)
     section = choice.trainer(config)
     assert section["batches_per_epoch"] == 5 * 4
     keys = ("warmup_steps", "total_steps") if lengths else ()
@@ -225,7 +225,7 @@ def test_the_step_of_one_h200_is_the_measured_one():
     h200 = ACCELERATORS["h200"]
     cluster = Cluster(h200, 1, 1, h200.memory)
     search = MeshSearch(config, build(config.model), cluster, 1)
-    times = search.times(Choice(ParallelDims()))
+    times = search.times(MeshChoice(ParallelDims()))
     path = ROOT / "benchmarks" / "reports" / "gpu_step.json"
     sides = json.loads(path.read_text())["items"]
     measured = sides["credit_jax"]["result"]["step"]["median"]

@@ -28,7 +28,7 @@ from credit_jax.training.run import run_training
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
-from credit_jax.training.steps import Steps, grouped
+from credit_jax.training.steps import CompiledSteps, grouped
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
 
@@ -71,9 +71,11 @@ class Watched(Setup):
                 self.notes["starts"] += batch.input_times.tolist()
             return steps.place_train(group)
 
-        values = {f.name: getattr(steps, f.name) for f in dataclasses.fields(Steps)}
+        values = {
+            f.name: getattr(steps, f.name) for f in dataclasses.fields(CompiledSteps)
+        }
         watched = {"train": train_step, "place_train": place_train}
-        return Steps(**values | watched)
+        return CompiledSteps(**values | watched)
 
 
 @pytest.fixture

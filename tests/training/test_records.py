@@ -14,7 +14,12 @@ import pytest
 
 from credit_jax.config import ConfigError
 from credit_jax.training.profile import Profile, parse_updates
-from credit_jax.training.records import StepRecords, Work, peak_of, read_records
+from credit_jax.training.records import (
+    MicroBatchWork,
+    StepRecords,
+    peak_of,
+    read_records,
+)
 from credit_jax.training.trackers import GuardedTracker, MlflowTracker, required
 
 
@@ -36,7 +41,7 @@ H100 = SimpleNamespace(
 
 
 def records(path: Path, clock: Clock, **options: Any) -> StepRecords:
-    work = Work(8, lambda: 989e12, [H100, H100])
+    work = MicroBatchWork(8, lambda: 989e12, [H100, H100])
     return StepRecords(path, work, clock=clock, wall=clock, **options)
 
 

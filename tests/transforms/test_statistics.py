@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.transforms.statistics import Digests, Extremes, Moments
+from credit_jax.transforms.statistics import Digests, Extremes, MeanAndVariance
 
 SHAPE = (6, 3, 2, 4, 5)
 
@@ -27,7 +27,9 @@ def merged(kind, parts, *args):
 @pytest.mark.parametrize("size", [1, 4, 6])
 def test_merged_batches_are_the_whole(values, axis, others, size):
     parts = [values[i : i + size] for i in range(0, 6, size)]
-    moments, extremes = (merged(kind, parts, axis) for kind in (Moments, Extremes))
+    moments, extremes = (
+        merged(kind, parts, axis) for kind in (MeanAndVariance, Extremes)
+    )
     exact = values.astype(np.float64)
     assert np.array_equal(moments.count, np.isfinite(exact).sum(others))
     assert np.array_equal(extremes.count, moments.count)
@@ -42,7 +44,7 @@ def test_a_batch_without_values_changes_nothing(values):
     empty = values[:2].copy()
     empty[:, 1] = np.nan
     for kind, names in (
-        (Moments, ("count", "mean", "variance")),
+        (MeanAndVariance, ("count", "mean", "variance")),
         (Extremes, ("count", "low", "high")),
     ):
         alone, after = kind.of(values, 1), kind.of(empty, 1).merged(kind.of(values, 1))
@@ -55,7 +57,7 @@ def test_a_batch_without_values_changes_nothing(values):
 def test_digests_keep_ends_and_counts(values):
     digests = merged(Digests, [values[:3], values[3:]], 1, 50)
     attributes = digests.attributes()
-    assert np.array_equal(digests.count, Moments.of(values, 1).count)
+    assert np.array_equal(digests.count, MeanAndVariance.of(values, 1).count)
     assert np.array_equal(attributes["min_"], np.nanmin(values, (0, 2, 3, 4)))
     assert attributes["centroids_mean_stacked"].shape[0] == 3
     assert attributes["centroids_count"].max() < 100

@@ -19,9 +19,9 @@ from credit_jax.visualization.maps import (
     comparison,
     error_colors_of,
 )
-from credit_jax.visualization.projections import PROJECTIONS, Projection
+from credit_jax.visualization.projections import PROJECTIONS, MapProjection
 from credit_jax.visualization.windows import (
-    Window,
+    MapWindow,
     find_window,
     parse_window,
     window_of,
@@ -56,13 +56,13 @@ def test_coastlines_of_other_windows(west):
 @pytest.mark.parametrize(
     ("text", "window"),
     [
-        ("-10,40,30,70", Window(-10, 40, 30, 70)),
-        ("350,40,30,70", Window(-10, 40, 30, 70)),
-        ("europe", Window(-12.5, 42.5, 35, 75)),
-        ("north-pacific", Window(145, 230, 25, 60)),
-        ("tropics", Window(-180, 180, -20, 20)),
-        ("global", Window()),
-        ("0,360,-90,90", Window(0, 360, -90, 90)),
+        ("-10,40,30,70", MapWindow(-10, 40, 30, 70)),
+        ("350,40,30,70", MapWindow(-10, 40, 30, 70)),
+        ("europe", MapWindow(-12.5, 42.5, 35, 75)),
+        ("north-pacific", MapWindow(145, 230, 25, 60)),
+        ("tropics", MapWindow(-180, 180, -20, 20)),
+        ("global", MapWindow()),
+        ("0,360,-90,90", MapWindow(0, 360, -90, 90)),
     ],
 )
 def test_windows(text, window):
@@ -86,9 +86,9 @@ def test_windows_that_are_none(text, message):
 def test_the_window_of_a_regional_grid():
     assert window_of(LATITUDE, LONGITUDE).is_globe
     y, x = np.mgrid[30:50:5.0, 220:280:10.0]
-    assert window_of(y, x) == Window(-140, -90, 30, 45)
+    assert window_of(y, x) == MapWindow(-140, -90, 30, 45)
     across = np.array([350.0, 355.0, 0.0, 5.0])
-    assert window_of(np.array([10.0, 20.0]), across) == Window(-10, 5, 10, 20)
+    assert window_of(np.array([10.0, 20.0]), across) == MapWindow(-10, 5, 10, 20)
     mask = parse_window("350,20,0,90").mask(LATITUDE[:, None], LONGITUDE)
     assert mask.sum(axis=1).tolist() == [1] * 4 + [0] * 4
 
@@ -208,7 +208,7 @@ def test_projections_of_cartopy(name):
     window = find_window("arctic") if "pole" in name else None
     maps = [Map("m", FIELD, Colors(0, 1))]
     figure = MapFigure(
-        maps, GRID, title="t", window=window, projection=Projection(name)
+        maps, GRID, title="t", window=window, projection=MapProjection(name)
     )
     assert figure.figure.axes[0].projection is not None
     assert png_of(figure.figure, dpi=40)[1:4] == b"PNG"
@@ -216,8 +216,8 @@ def test_projections_of_cartopy(name):
 
 def test_without_cartopy_a_projection_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cartopy.crs", None)
-    assert Projection().is_plain
+    assert MapProjection().is_plain
     with pytest.raises(ValueError, match=r"pip install 'credit-jax\[maps\]'"):
-        Projection("robinson")
+        MapProjection("robinson")
     with pytest.raises(ValueError, match="choose from platecarree, robinson"):
-        Projection("globe")
+        MapProjection("globe")

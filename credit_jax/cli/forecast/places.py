@@ -19,7 +19,7 @@ from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.online_scores import OnlineScores, online_scores
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.stores import NoStore, Store
+from credit_jax.forecast.stores import ForecastStore, NoStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package
@@ -70,7 +70,7 @@ def places_of(
     folder: Path,
     outputs: Outputs,
     checkpoint: RunWeights | Package,
-) -> tuple[Store, Archive]:
+) -> tuple[ForecastStore, Archive]:
     """Returns the store that forecasts are written to, and its archive.
 
     Raises:

@@ -194,7 +194,7 @@ def _text(
     for key, value in config.items():
         if key in comments:
             lines.append(f"# {comments[key]}")
-        text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, width=88)
+        text = yaml.dump({key: value}, Dumper=_SectionDumper, sort_keys=False, width=88)
         lines += [text.rstrip("\n"), ""]
     return "\n".join(lines)
 
@@ -211,7 +211,7 @@ def _described(group: FileGroup) -> list[str]:
     return [f"{group.template}: {rows} x {columns} points{levels}, {when}"]
 
 
-class _Dumper(yaml.SafeDumper):
+class _SectionDumper(yaml.SafeDumper):
     """Lists of numbers and names in one line, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -223,7 +223,7 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
 
 
-_Dumper.add_representer(list, _represent_list)
+_SectionDumper.add_representer(list, _represent_list)
 
 
 def _ask(question: str, option: str, answers: Sequence[str]) -> str:

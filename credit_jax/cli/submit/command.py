@@ -20,7 +20,7 @@ from typing import get_args
 
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
-from credit_jax.cli.submit.script import Job, script_text, stop_after
+from credit_jax.cli.submit.script import BatchJob, script_text, stop_after
 from credit_jax.cli.submit.section import Scheduler, job_section
 from credit_jax.config import apply_overrides, load_config
 from credit_jax.config.yaml_file import read_yaml
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _job(args: argparse.Namespace) -> Job:
+def _job(args: argparse.Namespace) -> BatchJob:
     overrides = {k: v for k in _KEYS if (v := getattr(args, k)) is not None}
     mapping = apply_overrides(read_yaml(args.config), args.set)
     section = job_section(mapping, args.cluster, overrides)
@@ -192,7 +192,7 @@ def _job(args: argparse.Namespace) -> Job:
     command += ["--resume", *(["if-any"] if args.mode == "train" else [])]
     command += ["--stop-after", stop_after(section.seconds)]
     command += ["--cache", args.cache or str(run_folder / "cache")]
-    return Job(
+    return BatchJob(
         args.cluster,
         section,
         command,

@@ -16,7 +16,7 @@ _MARGIN, _PART = 600, 10
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """A command in a job.
 
     Attributes:
@@ -68,7 +68,7 @@ def stop_after(seconds: int) -> str:
     return f"{rest // 3600}h{rest // 60 % 60}m{rest % 60}s"
 
 
-def script_text(job: Job) -> str:
+def script_text(job: BatchJob) -> str:
     """The script of a job, the same for every job of a chain."""
     directives = _pbs(job) if job.scheduler == "pbs" else _slurm(job)
     ended = shlex.quote(str(job.ended))
@@ -97,7 +97,7 @@ def script_text(job: Job) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _pbs(job: Job) -> list[str]:
+def _pbs(job: BatchJob) -> list[str]:
     section = job.section
     select = f"select={section.nodes}:ncpus={section.ncpus}"
     if job.num_per_node > 1:
@@ -120,7 +120,7 @@ def _pbs(job: Job) -> list[str]:
     ]
 
 
-def _slurm(job: Job) -> list[str]:
+def _slurm(job: BatchJob) -> list[str]:
     section = job.section
     options = {
         "job-name": section.job_name,
@@ -162,7 +162,7 @@ def _environment(section: JobSection) -> list[str]:
     return [*lines, *section.env_setup]
 
 
-def _launched(job: Job) -> str:
+def _launched(job: BatchJob) -> str:
     """The command under its launcher, one option a line."""
     section, each = job.section, job.num_per_node
     python = "python" if section.conda else shlex.quote(job.python)

@@ -36,7 +36,7 @@ from credit_jax.data.sources.source import (
     variables_of,
 )
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.named_fields.coordinates import UNKNOWN, Axes, as_values
+from credit_jax.named_fields.coordinates import UNKNOWN, GridCoordinates, as_values
 
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
@@ -69,7 +69,7 @@ class FileSource:
     conventions: FileConventions
     calendar: str = "standard"
     num_levels: int = 0
-    requested: Axes = UNKNOWN
+    requested: GridCoordinates = UNKNOWN
     orders: dict[tuple[str, tuple], Order] = dataclasses.field(
         default_factory=dict, compare=False
     )
@@ -162,7 +162,7 @@ class FileSource:
         self._order(variable)
         return grid
 
-    def axes(self) -> Axes:
+    def axes(self) -> GridCoordinates:
         """See `Source.axes`: of the first files, where `at` was given none."""
         axes = self.requested
         for variable in self.variables():
@@ -170,10 +170,10 @@ class FileSource:
             space = as_values(grid.latitude), as_values(grid.longitude)
             read_levels = variable.is_3d and axes.levels is None
             levels = variable.read_levels() if read_levels else None
-            axes = axes.over(Axes(*space, levels, where=grid.where))
+            axes = axes.over(GridCoordinates(*space, levels, where=grid.where))
         return axes
 
-    def at(self, axes: Axes) -> "FileSource":
+    def at(self, axes: GridCoordinates) -> "FileSource":
         """See `Source.at`."""
         listed, count = self.config.level_values, self.num_levels
         if count and axes.levels is not None:

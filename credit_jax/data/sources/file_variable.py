@@ -21,8 +21,8 @@ from credit_jax.data.sources.reader import OpenFile, crop
 from credit_jax.data.sources.source import FileGrid, check_same_shape, field_key
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
-    Axes,
     CoordinateValues,
+    GridCoordinates,
     as_values,
     is_numbered,
     places_of,
@@ -82,7 +82,7 @@ class FileVariable:
     source: str
     config: SourceConfig
     conventions: FileConventions
-    requested: Axes = UNKNOWN
+    requested: GridCoordinates = UNKNOWN
 
     @property
     def array(self) -> xr.Variable:

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.named_fields.coordinates import Axes, as_values, places_of
+from credit_jax.named_fields.coordinates import GridCoordinates, as_values, places_of
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
 SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
@@ -125,11 +125,11 @@ class Source(Protocol):
         """The grid of each field type."""
         ...
 
-    def axes(self) -> Axes:
+    def axes(self) -> GridCoordinates:
         """The coordinates of its fields."""
         ...
 
-    def at(self, axes: Axes) -> "Source":
+    def at(self, axes: GridCoordinates) -> "Source":
         """Returns the source with fields at some coordinates, in their order.
 
         A file whose coordinates differ is an error when it is read or checked.
@@ -188,14 +188,14 @@ class AnyTime:
     Their fields are in one order, which is compared with that of others.
     """
 
-    def axes(self: Any) -> Axes:
+    def axes(self: Any) -> GridCoordinates:
         """See `Source.axes`."""
         grid = next(iter(self.grids()))
         levels = as_values(self.config.level_values) if self.num_levels else None
         axes = as_values(grid.latitude), as_values(grid.longitude), levels
-        return Axes(*axes, where=grid.where)
+        return GridCoordinates(*axes, where=grid.where)
 
-    def at(self: Any, axes: Axes) -> Any:
+    def at(self: Any, axes: GridCoordinates) -> Any:
         """See `Source.at`; the order of coordinates must be the same."""
         grid = next(iter(self.grids()))
         expected = (None if x is None else np.array(x) for x in axes.values[:2])

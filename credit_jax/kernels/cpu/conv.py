@@ -41,11 +41,11 @@ from credit_jax.ops.conv import (
     checked_padding,
 )
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import Pair, conv_out_size, pad_spatial
+from credit_jax.ops.padding import IntPair, conv_out_size, pad_spatial
 from credit_jax.ops.space_to_depth import phases, points_together, space_to_depth_conv
 from credit_jax.ops.vma import match_vma
 
-Conv = Callable[[Array, Array], Array]
+Convolve = Callable[[Array, Array], Array]
 
 # At most this many points and taps are computed tap by tap.
 _FEW_POINTS, _FEW_TAPS = 16, 9
@@ -67,9 +67,9 @@ def conv2d(
     x: Float[Array, "batch height width channel_in"],
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
-    stride: Pair = (1, 1),
+    stride: IntPair = (1, 1),
     padding: AnyPadding = NO_PADDING,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """`ops.conv2d`, with faster implementations for dilation 1 and a single group."""
@@ -93,8 +93,8 @@ def conv2d(
 
 
 def _faster(
-    x: Array, kernel: Array, stride: Pair, padding: Sequence[Pair]
-) -> Conv | None:
+    x: Array, kernel: Array, stride: IntPair, padding: Sequence[IntPair]
+) -> Convolve | None:
     """Returns a faster implementation than `_direct`, or None."""
     taps, sizes = kernel.shape[:2], x.shape[1:3]
     if stride != (1, 1):
@@ -114,9 +114,9 @@ def _faster(
 def _direct(
     x: Array,
     kernel: Array,
-    stride: Pair = (1, 1),
-    padding: Sequence[Pair] = NO_PADDING,
-    dilation: Pair = (1, 1),
+    stride: IntPair = (1, 1),
+    padding: Sequence[IntPair] = NO_PADDING,
+    dilation: IntPair = (1, 1),
 ) -> Array:
     return direct_conv(x, kernel, stride, tuple(padding), dilation)
 
@@ -176,13 +176,13 @@ def _tap_by_tap(x: Array, kernel: Array) -> Array:
 
 
 @partial(custom_vjp, nondiff_argnums=(2,))
-def _strided(x: Array, kernel: Array, stride: Pair) -> Array:
+def _strided(x: Array, kernel: Array, stride: IntPair) -> Array:
     forward = fourier_conv if _by_fourier(x, kernel, stride) else _columns_together
     return forward(x, kernel, stride)
 
 
 def _strided_backward(
-    stride: Pair, saved: tuple[Array, Array], cotangent: Array
+    stride: IntPair, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
     x, kernel = saved
     by_kernel = fourier_conv if _by_fourier(x, kernel, stride) else _space_to_depth
@@ -194,7 +194,7 @@ def _strided_backward(
 _strided.defvjp(None, _strided_backward)
 
 
-def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
+def _by_fourier(x: Array, kernel: Array, stride: IntPair) -> bool:
     """Whether Fourier transforms are faster, in float32 or float64 only."""
     taps = kernel.shape[1] // stride[1]
     tiles = Tiles.of(conv_out_size(x.shape[2], kernel.shape[1], stride[1]), taps)
@@ -202,7 +202,7 @@ def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
     return exact and tiles.cost <= _FEW_MULTIPLICATIONS
 
 
-def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
+def _columns_together(x: Array, kernel: Array, stride: IntPair) -> Array:
     """Convolves with several neighboring output columns as channels of one point."""
     step, (_, taps_w, _, channel_out) = stride[1], kernel.shape
     width = conv_out_size(x.shape[2], taps_w, step)
@@ -213,7 +213,7 @@ def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
     return points_together(x, kernel, stride, NO_PADDING, (1, count), _direct)
 
 
-def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:
+def _space_to_depth(x: Array, kernel: Array, stride: IntPair) -> Array:
     """Convolves with stride 1 on the phases of the input as channels."""
     x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
     return _direct(x, kernel)

@@ -17,12 +17,12 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.padding import IntPair, pad_spatial
 from credit_jax.ops.space_to_depth import LAYOUTS
 
 # Numbers of each spatial dim.
 Sizes = tuple[int, ...]
-Pads = tuple[Pair, ...]
+Pads = tuple[IntPair, ...]
 
 
 @partial(custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -131,7 +131,7 @@ def kernel_gradient(
 def _conv(
     x: Array,
     kernel: Array,
-    padding: Sequence[Pair],
+    padding: Sequence[IntPair],
     *,
     strides: Sizes | None = None,
     spread: Sizes | None = None,

@@ -19,7 +19,7 @@ from credit_jax import ops
 from credit_jax.kernels.gpu.call import cdiv
 from credit_jax.kernels.gpu.groups import TILE, TILES, row_major
 from credit_jax.ops.conv import NO_PADDING, AnyPadding, Padding, checked_padding
-from credit_jax.ops.padding import Pair, conv_out_size, pad, pad_spatial
+from credit_jax.ops.padding import IntPair, conv_out_size, pad, pad_spatial
 from credit_jax.ops.space_to_depth import (
     kernel_phases,
     points_together,
@@ -39,9 +39,9 @@ def conv2d(
     x: Float[Array, "batch height width channel_in"],
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
-    stride: Pair = (1, 1),
+    stride: IntPair = (1, 1),
     padding: AnyPadding = NO_PADDING,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """`ops.conv2d`, with as many channels as tensor cores like.
@@ -83,7 +83,9 @@ def _missing(channels: int, *, alone: bool) -> int:
     return -channels % (_ALIGNED_WIDE if wide else _ALIGNED)
 
 
-def _at_stride_one(x: Array, kernel: Array, *, stride: Pair, padding: Padding) -> Array:
+def _at_stride_one(
+    x: Array, kernel: Array, *, stride: IntPair, padding: Padding
+) -> Array:
     """The convolution by the phases of the field, which depend on few paddings.
 
     What is padded by a multiple of the stride is padded after the phases are apart, so
@@ -104,7 +106,7 @@ def _at_stride_one(x: Array, kernel: Array, *, stride: Pair, padding: Padding) -
     return ops.conv2d(x, kernel, padding=(rows, columns))
 
 
-def best_counts(kernel: Sequence[int], stride: Pair, points: int) -> Pair:
+def best_counts(kernel: Sequence[int], stride: IntPair, points: int) -> IntPair:
     """Returns the rows and columns of output points that are best computed together.
 
     Fields of few points fill the device once either way, and stay as they are.
@@ -121,7 +123,7 @@ def best_counts(kernel: Sequence[int], stride: Pair, points: int) -> Pair:
     """
     *taps, _, out = kernel
 
-    def work(counts: Pair) -> int:
+    def work(counts: IntPair) -> int:
         grown = (n + s * (c - 1) for n, s, c in zip(taps, stride, counts, strict=True))
         together = prod(counts)
         tiles = cdiv(points, TILE * together) * cdiv(out * together, TILE)

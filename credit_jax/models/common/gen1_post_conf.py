@@ -15,8 +15,8 @@ from pydantic import Field, PositiveInt
 from credit_jax.config import StrictModel
 from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
 from credit_jax.named_fields.coordinates import (
-    Axes,
     CoordinateValues,
+    GridCoordinates,
     Kind,
     are_numbered_alike,
     places_of,
@@ -158,7 +158,7 @@ class Gen1PostConf(PostConf):
                     f"the model has {shapes[1]}; give the file of the model's grid"
                 )
 
-    def check_coordinates(self, data: Axes) -> None:
+    def check_coordinates(self, data: GridCoordinates) -> None:
         """Checks that the files of the active blocks have the data's coordinates.
 
         Args:

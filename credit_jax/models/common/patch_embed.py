@@ -12,7 +12,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
@@ -32,7 +32,7 @@ class PatchEmbed(nnx.Module):
     """
 
     def __init__(
-        self, channel_in: int, channel_out: int, frames: int, patch: Pair
+        self, channel_in: int, channel_out: int, frames: int, patch: IntPair
     ) -> None:
         self.patch = patch
         self.proj = _PatchProjection(channel_in, channel_out, (frames, *patch))
@@ -58,7 +58,7 @@ class _PatchProjection(nnx.Module):
         self.kernel = parameter(init, shape, dims)
         self.bias = parameter(init, (channel_out,), ("conv_out",))
 
-    def __call__(self, field: Field, patch: Pair) -> Field:
+    def __call__(self, field: Field, patch: IntPair) -> Field:
         *_, channel_out = self.kernel[...].shape
         kernel = jnp.moveaxis(self.kernel[...], 0, 3)
         kernel = kernel.reshape(*patch, -1, channel_out)

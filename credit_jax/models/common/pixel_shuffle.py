@@ -13,7 +13,7 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import DECODER
 
 
-class UpBlock(nnx.Module):
+class PixelShuffleBlock(nnx.Module):
     """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers.
 
     Args of the constructor:
@@ -61,12 +61,12 @@ class UpBlock(nnx.Module):
         return field.like(jax.nn.silu(x.data) + field.data)
 
 
-class Head(nnx.Module):
+class PixelShuffleHead(nnx.Module):
     """Final upsampling: convolution, pixel shuffle, convolution to the output.
 
     Args of the constructor:
         channel_in, channel_out: numbers of channels.
-        smooth: as for `UpBlock`.
+        smooth: as for `PixelShuffleBlock`.
     """
 
     scale = 2

@@ -19,12 +19,11 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import (
     LayerNorm,
     Linear,
+    OutProjection,
     drop_attention,
     matmul,
-    sum_over_tensor,
 )
 from credit_jax.nn.parameters import Parameter, parameter
-from credit_jax.ops.dense import add_bias
 from credit_jax.ops.window_attention import (
     bias_positions,
     credit_table,
@@ -164,38 +163,7 @@ class SeparateQueryKeyValue(nnx.Module):
         return matmul(x, self.v[...], context, shape=shape, split="column")
 
 
-Projection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
-
-
-class OutProjection(nnx.Module):
-    """Row-parallel projection of all heads: a `psum` over tp, then the bias.
-
-    Args of the constructor:
-        channels, heads, dim_head: as for `QueryKeyValue`.
-    """
-
-    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
-        init = torch_uniform(heads * dim_head)
-        self.shape = (heads * dim_head, channels)
-        self.kernel = parameter(
-            init,
-            (heads, dim_head, channels),
-            ("heads", "head_dim", "embed"),
-            matrix_out=(2,),
-        )
-        self.bias = parameter(init, (channels,), ("embed",))
-
-    def __call__(
-        self, x: Float[Array, "*batch heads head_dim"], context: Context
-    ) -> Float[Array, "*batch channel"]:
-        kernel = self.kernel[...]
-        whole = sum_over_tensor(
-            x.reshape(*x.shape[:-2], -1),
-            kernel.reshape(-1, kernel.shape[-1]),
-            context,
-            shape=self.shape,
-        )
-        return add_bias(whole, self.bias[...])
+QKVProjection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
 
 
 class WindowAttention(nnx.Module):
@@ -218,7 +186,7 @@ class WindowAttention(nnx.Module):
         *,
         dim_head: int = 32,
         dropout: float = 0.0,
-        query_key_value: Projection = QueryKeyValue,
+        query_key_value: QKVProjection = QueryKeyValue,
     ) -> None:
         self.kind: Kind = kind
         self.window = window

@@ -10,13 +10,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.models.crossformer.attention import (
-    Projection,
+    QKVProjection,
     QueryKeyValue,
     WindowAttention,
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, FeedForward
-from credit_jax.ops.padding import Pair, conv_out_size
+from credit_jax.ops.padding import IntPair, conv_out_size
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
 from credit_jax.parallel.domain.heads import attention_layouts
 from credit_jax.parallel.domain.strips import Windows
@@ -65,7 +65,7 @@ class CrossEmbed(nnx.Module):
         )
 
     @jax.named_scope(EMBEDDING)
-    def __call__(self, field: Field, context: Context, *, windows: Pair) -> Field:
+    def __call__(self, field: Field, context: Context, *, windows: IntPair) -> Field:
         """Embeds a field.
 
         Args:
@@ -123,7 +123,7 @@ class TransformerBlock(nnx.Module):
         dim_head: int,
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
-        query_key_value: Projection = QueryKeyValue,
+        query_key_value: QKVProjection = QueryKeyValue,
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
         attention: dict[str, Any] = {

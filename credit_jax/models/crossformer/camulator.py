@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from credit_jax.models.common.entry import FrameFold
-from credit_jax.models.common.pixel_shuffle import Head, UpBlock
+from credit_jax.models.common.pixel_shuffle import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
@@ -54,5 +54,5 @@ class Camulator(EncoderDecoder):
     """The Camulator model; see `CamulatorConfig` for its keys."""
 
     def __init__(self, config: CamulatorConfig) -> None:
-        up = partial(UpBlock, smooth=False, sharp_spectral_norm=False)
-        super().__init__(config, up, partial(Head, smooth=False))
+        up = partial(PixelShuffleBlock, smooth=False, sharp_spectral_norm=False)
+        super().__init__(config, up, partial(PixelShuffleHead, smooth=False))

@@ -25,7 +25,7 @@ from credit_jax.models.common.variables import VariableKeys
 from credit_jax.ops.padding import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
-Stages = Annotated[
+PerStage = Annotated[
     tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], repeated(4)
 ]
 Depths = Annotated[tuple[int, int, int, int], repeated(4)]
@@ -63,13 +63,13 @@ class StagesConfig(ModelConfig):
     image_height: PositiveInt = 640
     image_width: PositiveInt = 1280
     frames: PositiveInt = 2
-    dim: Stages = (64, 128, 256, 512)
+    dim: PerStage = (64, 128, 256, 512)
     depth: Depths = (2, 2, 8, 2)
     dim_head: PositiveInt = 32
-    global_window_size: Stages = (5, 5, 2, 1)
-    local_window_size: Stages = (10, 10, 10, 10)
+    global_window_size: PerStage = (5, 5, 2, 1)
+    local_window_size: PerStage = (10, 10, 10, 10)
     cross_embed_kernel_sizes: Kernels = ((4, 8, 16, 32), (2, 4), (2, 4), (2, 4))
-    cross_embed_strides: Stages = (4, 2, 2, 2)
+    cross_embed_strides: PerStage = (4, 2, 2, 2)
     use_spectral_norm: bool = True
 
     @property

@@ -68,7 +68,7 @@ class DiffusionCrossFormer(EncoderDecoder):
 
     def __init__(self, config: DiffusionCrossFormerConfig) -> None:
         super().__init__(config, ResidualUpBlock, UpsampleHead)
-        self.time_embedding = TimeEmbedding(config.dim)
+        self.time_embedding = StageTimeEmbedding(config.dim)
 
     def _entering(
         self, inputs: Mapping[str, Array]
@@ -82,7 +82,7 @@ class DiffusionCrossFormer(EncoderDecoder):
         return run_block(context, self.time_embedding, time)
 
 
-class TimeEmbedding(nnx.Module):
+class StageTimeEmbedding(nnx.Module):
     """Embeds the diffusion time into vectors to add to the outputs of all stages.
 
     CREDIT computes the embedding twice in a forward pass and discards the second

@@ -38,8 +38,8 @@ from credit_jax.state_dict.layers import (
     weight_and_bias,
 )
 from credit_jax.state_dict.torch_model import (
+    KeyRename,
     RemovedLayer,
-    Rename,
     TorchModel,
     Upgrade,
 )
@@ -122,7 +122,7 @@ CAMULATOR = replace(
 
 # In older versions a branch of the cross-scale embedding is a convolution, not a
 # Sequential.
-BRANCH = Rename(re.compile(r"(.*\bconvs\.\d+)\.(?!\d+\.)([^.]+)"), r"\1.1.\2")
+BRANCH = KeyRename(re.compile(r"(.*\bconvs\.\d+)\.(?!\d+\.)([^.]+)"), r"\1.1.\2")
 _TRANSPOSED_DECODER = RemovedLayer(
     re.compile(r"up_block4\.weight(_orig)?"),
     "the decoder is made of transposed convolutions, which CREDIT removed from "

@@ -86,7 +86,7 @@ class LevelAttention(nnx.Module):
         return jnp.swapaxes(dense(out, self.proj[...]), -1, -2).reshape(x.shape)
 
 
-class Levels(nnx.Module):
+class BiasedLevelAttention(nnx.Module):
     """Adds a bias for every variable and level, then applies `LevelAttention`.
 
     Args of the constructor:

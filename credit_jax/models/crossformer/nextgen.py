@@ -17,11 +17,14 @@ from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.pixel_shuffle import Head, UpBlock
+from credit_jax.models.common.pixel_shuffle import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
 from credit_jax.models.crossformer.config import StagesConfig
-from credit_jax.models.crossformer.level_attention import LevelAttention, Levels
+from credit_jax.models.crossformer.level_attention import (
+    BiasedLevelAttention,
+    LevelAttention,
+)
 from credit_jax.models.crossformer.stage import CrossFormerStage
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import GroupNorm, Linear
@@ -185,7 +188,7 @@ class NextGenWXFormer(nnx.Module):
             config.col_attn_heads,
             config.col_attn_stride,
         )
-        self.levels = Levels(*levels)
+        self.levels = BiasedLevelAttention(*levels)
         widths = (config.input_channels * config.frames, *config.dim)
         self.stages = nnx.List(
             _stage(config, index, widths[index]) for index in range(4)
@@ -198,10 +201,10 @@ class NextGenWXFormer(nnx.Module):
         ups, width = [], last
         for index, skip in enumerate((config.dim[2], config.dim[1], config.dim[0])):
             channels = last // 2 ** (index + 1)
-            ups.append(UpBlock(width, channels, groups))
+            ups.append(PixelShuffleBlock(width, channels, groups))
             width = channels + skip
         self.up_blocks = nnx.List(ups)
-        self.head = Head(width, config.output_channels, smooth=False)
+        self.head = PixelShuffleHead(width, config.output_channels, smooth=False)
         if config.decoder_col_attn:
             self.output_levels = LevelAttention(*levels)
 
@@ -233,7 +236,7 @@ class NextGenWXFormer(nnx.Module):
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context
     ) -> Field:
-        """Applies `Levels` to the variables on levels of every frame, folds frames."""
+        """Applies `BiasedLevelAttention` to each frame; frames become channels."""
         batch, _, time, rows, lon = x.shape
         layout = context.rows(self.config.image_height)
         with jax.named_scope(INPUT):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from flax import nnx
 
-from credit_jax.models.crossformer.attention import Projection, QueryKeyValue
+from credit_jax.models.crossformer.attention import QKVProjection, QueryKeyValue
 from credit_jax.models.crossformer.blocks import (
     DENSE,
     CrossEmbed,
@@ -49,7 +49,7 @@ class CrossFormerStage(nnx.Module):
         symmetric: bool = False,
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
-        query_key_value: Projection = QueryKeyValue,
+        query_key_value: QKVProjection = QueryKeyValue,
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
         self.depth = depth

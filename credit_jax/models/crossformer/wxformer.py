@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from credit_jax.models.common.pixel_shuffle import Head, UpBlock
+from credit_jax.models.common.pixel_shuffle import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
@@ -37,4 +37,4 @@ class WXFormer(EncoderDecoder):
     """The WXFormer model; see `WXFormerConfig` for its keys."""
 
     def __init__(self, config: WXFormerConfig) -> None:
-        super().__init__(config, UpBlock, Head)
+        super().__init__(config, PixelShuffleBlock, PixelShuffleHead)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from credit_jax.models.common.pixel_shuffle import Head, UpBlock
+from credit_jax.models.common.pixel_shuffle import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 from credit_jax.models.crossformer.wxformer import WXFormerKeys
 from credit_jax.nn.experts import ExpertFeedForward, Routing
@@ -83,4 +83,6 @@ class WXFormerMoE(EncoderDecoder):
     def __init__(self, config: WXFormerMoEConfig) -> None:
         experts = partial(ExpertFeedForward, routing=config.routing)
         short = experts if config.moe_frequency == 1 else FeedForward
-        super().__init__(config, UpBlock, Head, feed_forwards=(short, experts))
+        super().__init__(
+            config, PixelShuffleBlock, PixelShuffleHead, feed_forwards=(short, experts)
+        )

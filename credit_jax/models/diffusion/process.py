@@ -27,7 +27,7 @@ from credit_jax.parallel.rows.layout import Field
 NOISED, TIME = "noised", "time"
 
 # Local samples and rows, in equal blocks.
-Sample = Float[Array, "batch channel 1 rows lon"]
+NoisySample = Float[Array, "batch channel 1 rows lon"]
 # (x_t, step) -> output of the network.
 Network = Callable[[Array, Array], Array]
 
@@ -45,9 +45,9 @@ class Noised(NamedTuple):
         weights: (batch,), weight of each sample in the loss.
     """
 
-    x: Sample
+    x: NoisySample
     time: Float[Array, "batch 1"]
-    target: Sample
+    target: NoisySample
     weights: Float[Array, " batch"]
 
 
@@ -88,7 +88,7 @@ class Process:
         """The buffers of CREDIT's checkpoints, float32; see `schedule.tables`."""
         return tables(np.array(self.betas), self.objective, self.largest_snr)
 
-    def noised(self, target: Sample, context: Context) -> Noised:
+    def noised(self, target: NoisySample, context: Context) -> Noised:
         """Adds the noise of a random step to each sample of a target.
 
         Draws "time", "noise", with `log_uniform` "noise scale", and with an `offset`
@@ -123,7 +123,7 @@ class Process:
             at["loss_weight"],
         )
 
-    def sample(self, network: Network, batch: int, context: Context) -> Sample:
+    def sample(self, network: Network, batch: int, context: Context) -> NoisySample:
         """Draws samples by DDPM or DDIM, with a `lax.scan` over the steps.
 
         With `num_samples` 0, the samples are the initial noise.

@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jaxtyping import Float
 
-Steps = Float[np.ndarray, " step"]
+PerStep = Float[np.ndarray, " step"]
 # Largest beta of the cosine and the sigmoid schedule.
 LARGEST_BETA = 0.999
 
 
-def linear_betas(timesteps: int) -> Steps:
+def linear_betas(timesteps: int) -> PerStep:
     """Linear schedule, betas from 0.1 / T to 20 / T: Ho et al. (2020) scaled to T."""
     scale = 1000 / timesteps
     return np.linspace(scale * 0.0001, scale * 0.02, timesteps)
 
 
-def cosine_betas(timesteps: int, s: float = 0.008) -> Steps:
+def cosine_betas(timesteps: int, s: float = 0.008) -> PerStep:
     """Cosine schedule: Nichol and Dhariwal (2021).
 
     alpha_bar(t) is proportional to cos^2((t / T + s) / (1 + s) pi / 2).
@@ -33,7 +33,7 @@ def cosine_betas(timesteps: int, s: float = 0.008) -> Steps:
 
 def sigmoid_betas(
     timesteps: int, start: float = -3, end: float = 3, tau: float = 1
-) -> Steps:
+) -> PerStep:
     """Sigmoid schedule: Jabri et al. (2022), figure 8.
 
     alpha_bar(t) follows a sigmoid from `start` to `end` with temperature `tau`. The
@@ -45,7 +45,7 @@ def sigmoid_betas(
     return _betas_of((-1.0 / (1.0 + np.exp(-inner)) + last) / (last - first))
 
 
-SCHEDULES: Mapping[str, Callable[..., Steps]] = {
+SCHEDULES: Mapping[str, Callable[..., PerStep]] = {
     "linear": linear_betas,
     "cosine": cosine_betas,
     "sigmoid": sigmoid_betas,
@@ -57,13 +57,15 @@ def _sigmoid32(x: float) -> np.float64:
     return np.float64(np.float32(1.0 / (1.0 + np.exp(-np.float64(np.float32(x))))))
 
 
-def _betas_of(alphas_cumprod: Float[np.ndarray, " edge"]) -> Steps:
+def _betas_of(alphas_cumprod: Float[np.ndarray, " edge"]) -> PerStep:
     """Returns betas from alpha_bar at the T + 1 edges of the steps."""
     relative = alphas_cumprod / alphas_cumprod[0]
     return np.clip(1 - relative[1:] / relative[:-1], 0, LARGEST_BETA)
 
 
-def tables(betas: Steps, objective: str, largest_snr: float | None) -> dict[str, Steps]:
+def tables(
+    betas: PerStep, objective: str, largest_snr: float | None
+) -> dict[str, PerStep]:
     """Returns all quantities that depend only on the step, float32, in CREDIT's order.
 
     Args:

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import attend, attention_logits
 from credit_jax.models.swin.position_bias import OffsetBias, PairBias
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import drop_attention, drop_units, matmul, sum_over_tensor
+from credit_jax.nn.layers import OutProjection, drop_attention, drop_units, matmul
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.ops.window_attention import beyond_edge
 from credit_jax.parallel.domain.windows import merge, partition, window_numbers
 from credit_jax.parallel.params.initializers import constant, torch_uniform
@@ -33,7 +33,7 @@ MAX_LOGIT_SCALE = math.log(100.0)
 EPSILON = 1e-12
 
 
-class QueryKeyValue(nnx.Module):
+class BiasedQueryKeyValue(nnx.Module):
     """Column-parallel projection to q, k and v; heads sharded over tp.
 
     Args of the constructor:
@@ -87,31 +87,6 @@ class QueryKeyValue(nnx.Module):
         return jnp.stack([q, jnp.zeros_like(q), v])
 
 
-class OutProjection(nnx.Module):
-    """Row-parallel projection of all heads: a `psum` over tp, then the bias."""
-
-    def __init__(self, channels: int, heads: int) -> None:
-        init = torch_uniform(channels)
-        self.shape = (channels, channels)
-        self.kernel = parameter(
-            init,
-            (heads, channels // heads, channels),
-            ("heads", "head_dim", "embed"),
-            matrix_out=(2,),
-        )
-        self.bias = parameter(init, (channels,), ("embed",))
-
-    def __call__(
-        self, x: Float[Array, "batch windows heads tokens head_dim"], context: Context
-    ) -> Float[Array, "batch windows tokens channel"]:
-        batch, windows, _, tokens, _ = x.shape
-        kernel = self.kernel[...]
-        joined = jnp.swapaxes(x, 2, 3).reshape(batch, windows, tokens, -1)
-        kernel = kernel.reshape(-1, kernel.shape[-1])
-        whole = sum_over_tensor(joined, kernel, context, shape=self.shape)
-        return add_bias(whole, self.bias[...])
-
-
 class ShiftedWindowAttention(nnx.Module):
     """Cosine attention within windows of a field that may be shifted; no residual.
 
@@ -130,9 +105,9 @@ class ShiftedWindowAttention(nnx.Module):
         self,
         channels: int,
         heads: int,
-        window: Pair,
+        window: IntPair,
         *,
-        qkv: QueryKeyValue,
+        qkv: BiasedQueryKeyValue,
         bias: OffsetBias | PairBias | None,
         columns_meet: bool = False,
         attn_drop: float = 0.0,
@@ -145,10 +120,10 @@ class ShiftedWindowAttention(nnx.Module):
         chosen: Any = bias
         self.position_bias = chosen
         self.qkv = qkv
-        self.proj = OutProjection(channels, heads)
+        self.proj = OutProjection(channels, heads, channels // heads)
 
     @jax.named_scope(ATTENTION)
-    def __call__(self, field: Field, context: Context, shift: Pair) -> Field:
+    def __call__(self, field: Field, context: Context, shift: IntPair) -> Field:
         """Attends within windows.
 
         Args:
@@ -163,7 +138,7 @@ class ShiftedWindowAttention(nnx.Module):
 
         return field.like(context.remat.attention(attended)(field.data))
 
-    def _attend(self, field: Field, context: Context, shift: Pair) -> Field:
+    def _attend(self, field: Field, context: Context, shift: IntPair) -> Field:
         x = partition(field, "short", self.window)
         q, k, v = self.qkv(x, context)
         dtype = context.precision.wide
@@ -186,8 +161,8 @@ class ShiftedWindowAttention(nnx.Module):
             self.heads,
             field.layout.size // self.window[0],
         )
-        mixed = self.proj(attend(weights, v), context)
-        out = merge(mixed, field, "short", self.window)
+        mixed = jnp.swapaxes(attend(weights, v), 2, 3)
+        out = merge(self.proj(mixed, context), field, "short", self.window)
         context = context.fold_in(2)
         dropped = drop_units(out.data, field, context, self.proj_drop, self.channels)
         return field.like(dropped)
@@ -197,7 +172,9 @@ class ShiftedWindowAttention(nnx.Module):
         scale = self.logit_scale[...].astype(dtype)
         return jnp.exp(jnp.where(scale <= MAX_LOGIT_SCALE, scale, MAX_LOGIT_SCALE))
 
-    def _mask(self, field: Field, shift: Pair) -> Float[Array, "windows tokens tokens"]:
+    def _mask(
+        self, field: Field, shift: IntPair
+    ) -> Float[Array, "windows tokens tokens"]:
         """Returns `MASKED` for pairs of tokens from opposite edges, otherwise 0."""
         rows, columns = beyond_edge(self.window, shift)
         if self.columns_meet:

@@ -11,7 +11,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear, drop_units
 from credit_jax.ops.dropout import drop_path
 from credit_jax.ops.gelu import gelu
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.rearrange import roll_field
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import FEED_FORWARD
@@ -20,7 +20,7 @@ from credit_jax.parallel.scopes import FEED_FORWARD
 PLAIN, SHIFTED = {"shifted": False}, {"shifted": True}
 
 
-class FeedForward(nnx.Module):
+class Mlp(nnx.Module):
     """Up, exact GELU, dropout, down, dropout, as timm's Mlp.
 
     Args of the constructor:
@@ -63,9 +63,9 @@ class SwinBlock(nnx.Module):
     def __init__(
         self,
         attention: ShiftedWindowAttention,
-        feed_forward: FeedForward,
+        feed_forward: Mlp,
         channels: int,
-        shift: Pair,
+        shift: IntPair,
         *,
         norm_scale: float = 1.0,
         drop_path: float | tuple[float, ...] = 0.0,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import MAX_DEPTH
-from credit_jax.models.swin.u_transformer import StageSizes
-from credit_jax.ops.padding import Pair
+from credit_jax.models.swin.u_transformer import UTransformerSizes
+from credit_jax.ops.padding import IntPair
 
 
-def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
+def stage_problems(sizes: UTransformerSizes, tensor: int) -> list[str]:
     """Returns errors of heads, groups, windows and depth.
 
     Args:
@@ -45,7 +45,7 @@ def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
 
 
 def patch_problems(
-    padded: Pair, patch: Pair, names: Pair | tuple[str, str]
+    padded: IntPair, patch: IntPair, names: IntPair | tuple[str, str]
 ) -> list[str]:
     """Returns errors of patches for which CREDIT's U-Transformer fails.
 

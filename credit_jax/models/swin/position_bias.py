@@ -14,7 +14,7 @@ from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.ops.window_attention import (
     pairs_of_offsets,
     scaled_offsets,
@@ -36,7 +36,7 @@ class OffsetBias(nnx.Module):
         hidden: number of hidden units of the network.
     """
 
-    def __init__(self, heads: int, window: Pair, *, hidden: int = 512) -> None:
+    def __init__(self, heads: int, window: IntPair, *, hidden: int = 512) -> None:
         self.window = window
         self.hidden = Linear(2, hidden)
         self.out = parameter(
@@ -67,7 +67,7 @@ class PairBias(nnx.Module):
     """
 
     def __init__(
-        self, heads: int, window: Pair, *, hidden: int = 384, dropout: float = 0.125
+        self, heads: int, window: IntPair, *, hidden: int = 384, dropout: float = 0.125
     ) -> None:
         self.window, self.dropout = window, dropout
         self.hidden = Linear(2, hidden)

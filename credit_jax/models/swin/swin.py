@@ -21,14 +21,14 @@ from credit_jax.models.common.padded_config import (
     repeated,
 )
 from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttention
-from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
+from credit_jax.models.swin.attention import BiasedQueryKeyValue, ShiftedWindowAttention
+from credit_jax.models.swin.blocks import PLAIN, SHIFTED, Mlp, SwinBlock
 from credit_jax.models.swin.position_bias import PairBias
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, LayerNorm, matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.rearrange import add, unpatch_field
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.params.initializers import Initializer, torch_uniform
@@ -149,19 +149,19 @@ class SwinConfig(VariableKeys, PaddedConfig):
         return self.img_size[1]
 
     @property
-    def padded(self) -> Pair:
+    def padded(self) -> IntPair:
         """Rows and columns of the padded grid."""
         lat, lon = self.pads
         return self.img_size[0] + sum(lat), self.img_size[1] + sum(lon)
 
     @property
-    def patches(self) -> Pair:
+    def patches(self) -> IntPair:
         """Rows and columns of patches."""
         rows, columns = self.padded
         return rows // self.patch_size, columns // self.patch_size
 
     @property
-    def window(self) -> Pair:
+    def window(self) -> IntPair:
         """Rows and columns of a window, at most those of the grid of patches."""
         window = self.window_size
         if window is None:
@@ -170,7 +170,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
         return rows, columns
 
     @property
-    def shift(self) -> Pair:
+    def shift(self) -> IntPair:
         """Shift (rows, columns) of every other block; 0 along a dim of one window."""
         rows, columns = (
             0 if size <= window else window // 2
@@ -315,7 +315,7 @@ class Embedding(nnx.Module):
         return field.like(data)
 
 
-class Head(nnx.Module):
+class PatchExpansion(nnx.Module):
     """Maps each token to the values of all points of its patch, without bias."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
@@ -342,7 +342,7 @@ class Swin(nnx.Module):
             for stage, depth in enumerate(config.depths)
         )
         points = config.patch_size**2
-        self.head = Head(config.embed_dim, config.output_channels * points)
+        self.head = PatchExpansion(config.embed_dim, config.output_channels * points)
 
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
@@ -387,7 +387,7 @@ def _block(config: SwinConfig, stage: int) -> SwinBlock:
         channels,
         heads,
         config.window,
-        qkv=QueryKeyValue(channels, heads, key_bias=True),
+        qkv=BiasedQueryKeyValue(channels, heads, key_bias=True),
         bias=PairBias(heads, config.window) if config.rel_pos else None,
         columns_meet=True,
         attn_drop=config.attn_drop_rate,
@@ -396,7 +396,7 @@ def _block(config: SwinConfig, stage: int) -> SwinBlock:
     hidden = int(channels * config.mlp_ratio)
     return SwinBlock(
         attention,
-        FeedForward(channels, hidden, dropout=config.proj_drop_rate),
+        Mlp(channels, hidden, dropout=config.proj_drop_rate),
         channels,
         config.shift,
         norm_scale=1.0 if config.init_values is None else config.init_values,

@@ -8,14 +8,14 @@ import jax
 from flax import nnx
 
 from credit_jax.models.common.upsampling import ResidualUpBlock
-from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttention
-from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
+from credit_jax.models.swin.attention import BiasedQueryKeyValue, ShiftedWindowAttention
+from credit_jax.models.swin.blocks import PLAIN, SHIFTED, Mlp, SwinBlock
 from credit_jax.models.swin.position_bias import OffsetBias
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.nn.parameters import stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.padding import crop_globe
 from credit_jax.parallel.domain.rearrange import (
     add,
@@ -33,7 +33,7 @@ EXPANSION = 4
 
 
 @dataclass(frozen=True)
-class StageSizes:
+class UTransformerSizes:
     """Sizes of a U-Transformer.
 
     Attributes:
@@ -50,11 +50,11 @@ class StageSizes:
     """
 
     channels: int
-    num_groups: Pair
+    num_groups: IntPair
     heads: int
     window: int
     depth: int
-    tokens: Pair
+    tokens: IntPair
     trained_qkv: bool = False
     divided_qkv: bool = False
     proj_drop: float = 0.0
@@ -62,21 +62,21 @@ class StageSizes:
     drop_path: float = 0.0
 
     @property
-    def pads(self) -> tuple[Pair, Pair]:
+    def pads(self) -> tuple[IntPair, IntPair]:
         """Zeros (low, high) of rows and of columns that complete the windows."""
         missing = [-size % self.window for size in self.tokens]
         rows, columns = ((m // 2, m - m // 2) for m in missing)
         return rows, columns
 
     @property
-    def padded(self) -> Pair:
+    def padded(self) -> IntPair:
         """Rows and columns of tokens, padded to complete windows."""
         rows, columns = self.tokens
         lat, lon = self.pads
         return rows + sum(lat), columns + sum(lon)
 
     @property
-    def shift(self) -> Pair:
+    def shift(self) -> IntPair:
         """Shift (rows, columns) of every other block; 0 along a dim of one window."""
         rows, columns = (
             0 if size == self.window else self.window // 2 for size in self.padded
@@ -104,9 +104,9 @@ class ResidualDownBlock(nnx.Module):
 
 
 class UTransformer(nnx.Module):
-    """CREDIT's UTransformer; see `StageSizes`."""
+    """CREDIT's UTransformer; see `UTransformerSizes`."""
 
-    def __init__(self, sizes: StageSizes) -> None:
+    def __init__(self, sizes: UTransformerSizes) -> None:
         self.sizes = sizes
         channels = sizes.channels
         self.down = ResidualDownBlock(channels, sizes.num_groups[0])
@@ -132,13 +132,13 @@ class UTransformer(nnx.Module):
             return crop_globe(field, lat=lat, lon=lon, out=skip.layout)
 
 
-def _block(sizes: StageSizes) -> SwinBlock:
+def _block(sizes: UTransformerSizes) -> SwinBlock:
     channels, heads, window = sizes.channels, sizes.heads, (sizes.window, sizes.window)
     attention = ShiftedWindowAttention(
         channels,
         heads,
         window,
-        qkv=QueryKeyValue(
+        qkv=BiasedQueryKeyValue(
             channels,
             heads,
             key_bias=False,
@@ -149,14 +149,14 @@ def _block(sizes: StageSizes) -> SwinBlock:
         attn_drop=sizes.attn_drop,
         proj_drop=sizes.proj_drop,
     )
-    feed_forward = FeedForward(channels, EXPANSION * channels, dropout=sizes.proj_drop)
+    feed_forward = Mlp(channels, EXPANSION * channels, dropout=sizes.proj_drop)
     return SwinBlock(
         attention, feed_forward, channels, sizes.shift, drop_path=sizes.drop_path
     )
 
 
 @jax.named_scope(EMBEDDING)
-def _pad_zeros(field: Field, sizes: StageSizes) -> Field:
+def _pad_zeros(field: Field, sizes: UTransformerSizes) -> Field:
     """Pads tokens with zeros to complete windows, on the layout of windows."""
     out = window_layout(field.layout, sizes.padded[0], sizes.window)
     for dim, (low, high) in zip(lat_lon_dims(field), sizes.pads, strict=True):

@@ -29,19 +29,19 @@ from credit_jax.models.common.padded_config import (
     repeated,
 )
 from credit_jax.models.swin import checks
-from credit_jax.models.swin.u_transformer import StageSizes, UTransformer
+from credit_jax.models.swin.u_transformer import UTransformer, UTransformerSizes
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.rearrange import unpatch_field
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import DECODER, EMBEDDING
 
-Config = TypeVar("Config", bound="UTransformerConfig")
+ConfigType = TypeVar("ConfigType", bound="UTransformerConfig")
 Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
 
 
@@ -60,7 +60,7 @@ class UTransformerKeys(Protocol):
         ...
 
     @property
-    def patch(self) -> Pair:
+    def patch(self) -> IntPair:
         """Rows and columns of a patch."""
         ...
 
@@ -144,23 +144,23 @@ class UTransformerConfig(PaddedConfig):
         return FieldSpec(keys.output_channels, 1, keys.image_height, keys.image_width)
 
     @property
-    def padded(self) -> Pair:
+    def padded(self) -> IntPair:
         """Rows and columns of the padded grid."""
         lat, lon = self.pads
         return self.output.height + sum(lat), self.output.width + sum(lon)
 
     @property
-    def patches(self) -> Pair:
+    def patches(self) -> IntPair:
         """Rows and columns of patches."""
         padded, patch = self.padded, _keys(self).patch
         return padded[0] // patch[0], padded[1] // patch[1]
 
     @property
-    def stage(self) -> StageSizes:
+    def stage(self) -> UTransformerSizes:
         """Sizes of the U-Transformer."""
         rows, columns = self.patches
         proj_drop, attn_drop = self.dropouts
-        return StageSizes(
+        return UTransformerSizes(
             _keys(self).dim,
             self.num_groups,
             self.num_heads,
@@ -276,10 +276,10 @@ class Film(nnx.Module):
         return field.like(scale * field.data + shift)
 
 
-class UTransformerModel(nnx.Module, Generic[Config]):
+class UTransformerModel(nnx.Module, Generic[ConfigType]):
     """Base class of models with a U-Transformer, without the patch embedding."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ConfigType) -> None:
         self.config = config
         rows, columns = _keys(config).patch
         channels = config.stage.channels

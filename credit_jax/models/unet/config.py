@@ -21,7 +21,7 @@ from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 # Minimum number of decoder channels: gates have channels // 16 hidden units.
 LEAST_CHANNELS = 16
 
-Interpolation = Literal["nearest", "nearest-exact", "area", "bilinear"]
+InterpolationMode = Literal["nearest", "nearest-exact", "area", "bilinear"]
 Activation = Literal["identity", "sigmoid", "tanh"]
 
 # Kinds of normalization of segmentation_models_pytorch that are an error here.
@@ -125,7 +125,7 @@ class ArchitectureConfig(StrictModel):
     decoder_use_norm: Annotated[DecoderNorm, BeforeValidator(_norm)] = DecoderNorm()
     decoder_use_batchnorm: Annotated[DecoderNorm | None, BeforeValidator(_norm)] = None
     decoder_channels: tuple[PositiveInt, ...] = (256, 128, 64, 32, 16)
-    decoder_interpolation: Interpolation = "nearest"
+    decoder_interpolation: InterpolationMode = "nearest"
     activation: Activation = "identity"
 
     def without_effect(self) -> dict[str, str]:

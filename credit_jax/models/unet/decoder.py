@@ -8,7 +8,11 @@ from functools import partial
 import jax
 from flax import nnx
 
-from credit_jax.models.unet.config import ArchitectureConfig, DecoderNorm, Interpolation
+from credit_jax.models.unet.config import (
+    ArchitectureConfig,
+    DecoderNorm,
+    InterpolationMode,
+)
 from credit_jax.models.unet.resnet import relu
 from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
@@ -29,7 +33,7 @@ from credit_jax.parallel.scopes import NORM
 
 REDUCTION = 16
 
-RESIZE: Mapping[Interpolation, Callable[..., Field]] = {
+RESIZE: Mapping[InterpolationMode, Callable[..., Field]] = {
     "nearest": resize_nearest,
     "nearest-exact": partial(resize_nearest, half_pixel=True),
     "area": resize_area,
@@ -122,7 +126,7 @@ class ConvReLU(nnx.Module):
         return relu(field if self.norm is None else self.norm(field, context))
 
 
-class UpBlock(nnx.Module):
+class DecoderBlock(nnx.Module):
     """Interpolation, join, attention; (conv, norm, ReLU) twice, attention.
 
     Args of the constructor:
@@ -179,7 +183,7 @@ class UNetDecoder(nnx.Module):
         widths = (encoder[-1], *channels[:-1])
         skips = (*reversed(encoder[:-1]), 0)
         self.blocks = nnx.List(
-            UpBlock(width, skip, channel, config)
+            DecoderBlock(width, skip, channel, config)
             for width, skip, channel in zip(widths, skips, channels, strict=True)
         )
 

@@ -212,7 +212,7 @@ class DiffusionUNet(nnx.Module):
             return ResidualBlock(channel_in, channel_out, time, config.dropout)
 
         channels = config.input_channels + config.output_channels
-        self.entry = Entry(channels, config.first)
+        self.entry = InitialConv(channels, config.first)
         self.time = TimeEmbedding(config.dim[0], config.sinusoidal_pos_emb_theta)
         downs, ups = [], []
         for level in levels:
@@ -323,7 +323,7 @@ class LevelBlocks(nnx.Module):
         return attention, resize
 
 
-class Entry(nnx.Module):
+class InitialConv(nnx.Module):
     """The first convolution, 7 x 7."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:

@@ -107,7 +107,7 @@ def relu(field: Field) -> Field:
     return field.like(jax.nn.relu(field.data))
 
 
-class ResidualBlock(nnx.Module):
+class ResNetBlock(nnx.Module):
     """torchvision's BasicBlock, or its Bottleneck.
 
     Args of the constructor:
@@ -177,7 +177,7 @@ class Layer(nnx.Module):
     """Residual blocks; the first may halve the grid, `scan_blocks` runs the others.
 
     Args of the constructor:
-        channel_in, width, stride, sizes: of the first block, see `ResidualBlock`.
+        channel_in, width, stride, sizes: of the first block, see `ResNetBlock`.
         depth: number of blocks.
     """
 
@@ -186,9 +186,9 @@ class Layer(nnx.Module):
     ) -> None:
         channels = width * sizes.expansion
         self.num_rest = depth - 1
-        self.first = ResidualBlock(channel_in, width, stride, sizes)
+        self.first = ResNetBlock(channel_in, width, stride, sizes)
         self.rest = stack_blocks(
-            lambda: ResidualBlock(channels, width, 1, sizes), depth - 1
+            lambda: ResNetBlock(channels, width, 1, sizes), depth - 1
         )
 
     def __call__(self, field: Field, context: Context) -> Field:

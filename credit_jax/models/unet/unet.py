@@ -33,7 +33,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 }
 
 
-class Head(nnx.Module):
+class SegmentationHead(nnx.Module):
     """The last convolution, 3 x 3, and the function of the output."""
 
     def __init__(
@@ -63,7 +63,7 @@ class UNet(nnx.Module):
         architecture = config.architecture
         self.encoder = ResNetEncoder(config.input_channels, architecture.sizes)
         self.decoder = UNetDecoder(architecture)
-        self.head = Head(
+        self.head = SegmentationHead(
             architecture.decoder_channels[-1],
             config.output_channels,
             architecture.activation,

@@ -22,7 +22,7 @@ from credit_jax.ops.conv import (
     pad_periodic,
 )
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import Pair, conv_out_size
+from credit_jax.ops.padding import IntPair, conv_out_size
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
     consecutive_rows,
@@ -41,7 +41,7 @@ class KernelGeometry:
 
     size: int
     stride: int
-    padding: Pair
+    padding: IntPair
     dilation: int
 
 
@@ -49,9 +49,9 @@ def conv2d_field(
     field: Field,
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
-    stride: Pair = (1, 1),
+    stride: IntPair = (1, 1),
     padding: AnyPadding = NO_PADDING,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
@@ -103,7 +103,7 @@ def _conv_field(
     field: Field,
     kernel: Array,
     stride: tuple[int, ...],
-    padding: Sequence[Pair] | str,
+    padding: Sequence[IntPair] | str,
     dilation: tuple[int, ...],
     groups: int,
     out: Layout | None,
@@ -175,7 +175,7 @@ def conv2d_scales(
     return Field(jnp.concatenate(parts, -1), out)
 
 
-def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
+def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> IntPair:
     """Returns the zero padding (low, high) of a convolution of `conv2d_scales`.
 
     It is kernel - stride in total, the smaller half first. If symmetric, both ends have
@@ -209,7 +209,7 @@ def conv_rows(layout: Layout, out: Layout, geometry: KernelGeometry) -> Layout:
     return consecutive_rows(layout, starts, span)
 
 
-def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:
+def without(padding: Sequence[IntPair], index: int) -> tuple[IntPair, ...]:
     """Returns the padding with (0, 0) along spatial dim `index`."""
     return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import conv_transpose2d, conv_transpose3d
 from credit_jax.ops.conv import NO_PADDING, NO_PADDING_3D, Padding, Padding3d, Triple
 from credit_jax.ops.conv_transpose import check_transposed
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
     consecutive_rows,
@@ -28,10 +28,10 @@ def conv_transpose2d_field(
     field: Field,
     kernel: Float[Array, "kernel_h kernel_w channel_in group_out"],
     *,
-    stride: Pair = (1, 1),
+    stride: IntPair = (1, 1),
     padding: Padding = NO_PADDING,
-    output_padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
+    output_padding: IntPair = (0, 0),
+    dilation: IntPair = (1, 1),
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
@@ -92,7 +92,7 @@ def _conv_transpose_field(
     field: Field,
     kernel: Array,
     stride: tuple[int, ...],
-    padding: tuple[Pair, ...],
+    padding: tuple[IntPair, ...],
     output_padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,

@@ -15,12 +15,16 @@ from credit_jax.parallel.placement import gather_rows
 from credit_jax.parallel.rows.layout import Field
 
 # Heads of every point; memory tokens that all points attend to.
-Heads = Float[Array, "batch rows lon head dim"]
-Memory = Float[Array, "token head dim"]
+HeadFields = Float[Array, "batch rows lon head dim"]
+MemoryTokens = Float[Array, "token head dim"]
 
 
 def full_attention(
-    query: Field, key: Field, value: Field, memory_key: Memory, memory_value: Memory
+    query: Field,
+    key: Field,
+    value: Field,
+    memory_key: MemoryTokens,
+    memory_value: MemoryTokens,
 ) -> Field:
     """Returns softmax(q k' / sqrt(dim)) v over all points and memory tokens.
 
@@ -43,7 +47,11 @@ def full_attention(
 
 
 def linear_attention(
-    query: Field, key: Field, value: Field, memory_key: Memory, memory_value: Memory
+    query: Field,
+    key: Field,
+    value: Field,
+    memory_key: MemoryTokens,
+    memory_value: MemoryTokens,
 ) -> Field:
     """Returns softmax_d(q) / sqrt(dim) times the matrix softmax_n(k)' v.
 
@@ -99,9 +107,9 @@ def merge_heads(field: Field) -> Field:
     return replace(field, data=x.reshape(*x.shape[:3], -1))
 
 
-def _flat(x: Heads) -> Float[Array, "batch point head dim"]:
+def _flat(x: HeadFields) -> Float[Array, "batch point head dim"]:
     return x.reshape(len(x), -1, *x.shape[3:])
 
 
-def _tokens(memory: Memory, batch: int) -> Float[Array, "batch token head dim"]:
+def _tokens(memory: MemoryTokens, batch: int) -> Float[Array, "batch token head dim"]:
     return jnp.broadcast_to(memory[None], (batch, *memory.shape))

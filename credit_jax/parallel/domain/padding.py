@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.rearrange import dim_size, lat_lon_dims, select
 from credit_jax.parallel.rows.layout import Field, Layout
 
 
 def pad_globe(
-    field: Field, *, mode: str, lat: Pair, lon: Pair, out: Layout | None = None
+    field: Field, *, mode: str, lat: IntPair, lon: IntPair, out: Layout | None = None
 ) -> Field:
     """Adds rows beyond the poles and periodic columns, as CREDIT's TensorPadding.
 
@@ -48,7 +48,9 @@ def pad_globe(
     return select(field, lon_dim, index, out=out)
 
 
-def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> None:
+def check_padding(
+    mode: str, lat: IntPair, lon: IntPair, rows: int, columns: int
+) -> None:
     """Raises ValueError if the field has too few rows or columns for the padding."""
     if mode not in ("earth", "mirror"):
         raise ValueError(f"padding_conf.mode is {mode!r}; expected 'earth' or 'mirror'")
@@ -65,7 +67,7 @@ def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> N
         )
 
 
-def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
+def _source_rows(mode: str, lat: IntPair, rows: int) -> list[int]:
     """Returns the global row that each row of the padded field is a copy of."""
     edge = 1 if mode == "mirror" else 0
     north = [lat[0] - 1 - i + edge for i in range(lat[0])]
@@ -73,7 +75,7 @@ def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
     return [*north, *range(rows), *south]
 
 
-def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Array:
+def _turn_beyond_poles(data: Array, target: Layout, lat: IntPair, rows: int) -> Array:
     """Rolls the rows beyond the poles by half the globe in longitude."""
     needed = np.asarray(target.rows)
     beyond = (needed >= 0) & ((needed < lat[0]) | (needed >= lat[0] + rows))
@@ -86,7 +88,7 @@ def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Arr
 
 
 def _pad_whole_columns(
-    field: Field, mode: str, lat: Pair, source: Sequence[int]
+    field: Field, mode: str, lat: IntPair, source: Sequence[int]
 ) -> Field:
     """Adds rows beyond the poles if latitude is not the sharded dim."""
     lat_dim, lon_dim = lat_lon_dims(field)
@@ -106,7 +108,7 @@ def _split_along(dim: int, layout: Layout) -> Layout | None:
 
 
 def crop_globe(
-    field: Field, *, lat: Pair, lon: Pair, out: Layout | None = None
+    field: Field, *, lat: IntPair, lon: IntPair, out: Layout | None = None
 ) -> Field:
     """Removes rows (north, south) and columns (west, east): the inverse of `pad_globe`.
 

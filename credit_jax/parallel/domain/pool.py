@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import NO_PADDING, Padding
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.ops.pool import (
     HEIGHT,
     WIDTH,
@@ -42,9 +42,9 @@ from credit_jax.parallel.rows.reshard import HALO, reshard
 
 def avg_pool2d_field(
     field: Field,
-    kernel: Pair,
+    kernel: IntPair,
     *,
-    stride: Pair | None = None,
+    stride: IntPair | None = None,
     padding: Padding = NO_PADDING,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -80,11 +80,11 @@ def avg_pool2d_field(
 
 def max_pool2d_field(
     field: Field,
-    kernel: Pair,
+    kernel: IntPair,
     *,
-    stride: Pair | None = None,
+    stride: IntPair | None = None,
     padding: Padding = NO_PADDING,
-    dilation: Pair = (1, 1),
+    dilation: IntPair = (1, 1),
     ceil_mode: bool = False,
     out: Layout | None = None,
 ) -> Field:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from credit_jax.ops import pixel_shuffle, unpatch
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.parallel.rows.take import take_static
@@ -23,7 +23,7 @@ def pixel_shuffle_field(field: Field, scale: int) -> Field:
     return Field(pixel_shuffle(field.data, scale), _taller(field.layout, scale))
 
 
-def unpatch_field(field: Field, patch: Pair) -> Field:
+def unpatch_field(field: Field, patch: IntPair) -> Field:
     """`ops.patches.unpatch` on a field; no row moves to another shard.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from credit_jax.ops.padding import Pair
+from credit_jax.ops.padding import IntPair
 from credit_jax.ops.window_grid import WindowDim, WindowGrid
 from credit_jax.parallel.rows.layout import Field, Layout
 
@@ -65,7 +65,7 @@ def _blocks(size: int, length: int, layout: Layout) -> list[range]:
 
 
 def partition(
-    field: Field, kind: Kind, window: int | Pair
+    field: Field, kind: Kind, window: int | IntPair
 ) -> Float[Array, "batch windows tokens channel"]:
     """Partitions a field into the tokens of its local windows.
 
@@ -95,7 +95,7 @@ def merge(
     windows: Float[Array, "batch windows tokens channel"],
     field: Field,
     kind: Kind,
-    window: int | Pair,
+    window: int | IntPair,
 ) -> Field:
     """Restores the field from its windows: the inverse of `partition`.
 
@@ -117,7 +117,7 @@ def merge(
     return field.like(x.reshape(batch, *field.data.shape[1:3], channels))
 
 
-def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
+def window_grid(field: Field, kind: Kind, window: int | IntPair) -> WindowGrid:
     """Returns the positions in the local field of the tokens of `partition`.
 
     Args:
@@ -142,7 +142,7 @@ def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
 
 
 def window_numbers(
-    field: Field, kind: Kind, window: int | Pair
+    field: Field, kind: Kind, window: int | IntPair
 ) -> tuple[Int[Array, " windows"], Int[Array, " windows"]]:
     """Returns the global (row, column) of windows for each local window of `partition`.
 
@@ -181,12 +181,14 @@ def _in_strips(field: Field, kind: Kind, tokens: int) -> tuple[int, int, int]:
     return strips // tokens, tokens, points
 
 
-def _sides(window: int | Pair) -> Pair:
+def _sides(window: int | IntPair) -> IntPair:
     """Returns (rows, columns) of a window."""
     return (window, window) if isinstance(window, int) else window
 
 
-def _split(field: Field, kind: Kind, window: int | Pair) -> tuple[int, int, int, int]:
+def _split(
+    field: Field, kind: Kind, window: int | IntPair
+) -> tuple[int, int, int, int]:
     """Returns sizes of rows and columns, each as two dims in the order of the array."""
     rows, columns = field.data.shape[1:3]
     height, width = _sides(window)

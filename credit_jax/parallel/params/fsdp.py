@@ -38,7 +38,7 @@ GATHERED = "gathered_parameter"
 _LARGE = 2**16
 
 # (mesh axis, dim of the parameter), in the order in which they are gathered.
-Steps = tuple[tuple[str | None, int], ...]
+GatherOrder = tuple[tuple[str | None, int], ...]
 
 
 def gathers_over_domain_in_blocks(axes: MeshAxes) -> bool:
@@ -114,20 +114,20 @@ def gather_over_domain(
     return whole
 
 
-def _gather(weight: Array, steps: Steps, precision: Precision) -> Array:
+def _gather(weight: Array, steps: GatherOrder, precision: Precision) -> Array:
     if weight.dtype == precision.compute == precision.reduce:
         return _all_gathered(weight, steps)
     return _gather_as(weight, steps, precision)
 
 
-def _all_gathered(weight: Array, steps: Steps) -> Array:
+def _all_gathered(weight: Array, steps: GatherOrder) -> Array:
     for axis, dim in steps:
         weight = lax.all_gather(weight, axis, axis=dim, tiled=True)
     return weight
 
 
 @partial(custom_vjp, nondiff_argnums=(1, 2))
-def _gather_as(weight: Array, steps: Steps, precision: Precision) -> Array:
+def _gather_as(weight: Array, steps: GatherOrder, precision: Precision) -> Array:
     """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
 
     It needs a custom VJP, as the two dtypes differ.
@@ -136,13 +136,13 @@ def _gather_as(weight: Array, steps: Steps, precision: Precision) -> Array:
 
 
 def _gather_as_forward(
-    weight: Array, steps: Steps, precision: Precision
+    weight: Array, steps: GatherOrder, precision: Precision
 ) -> tuple[Array, Any]:
     return _gather_as(weight, steps, precision), weight.dtype.type(0)
 
 
 def _gather_as_backward(
-    steps: Steps, precision: Precision, stored: Any, grad: Array
+    steps: GatherOrder, precision: Precision, stored: Any, grad: Array
 ) -> tuple[Array]:
     shard = grad.astype(precision.reduce)
     for axis, dim in reversed(steps):

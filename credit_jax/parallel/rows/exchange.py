@@ -16,14 +16,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.parallel.collectives import keep_moved
+from credit_jax.parallel.collectives import SourceTarget, keep_moved
 from credit_jax.parallel.rows.layout import PADDING, Layout, Rows
 from credit_jax.parallel.rows.take import keep_rows, take_rows
 
-# (source, destination) shards.
-Pair = tuple[int, int]
 # The pairs of a permutation.
-Pairs = tuple[Pair, ...]
+Pairs = tuple[SourceTarget, ...]
 # See `ExchangePattern.pieces`.
 Pieces = tuple[tuple[Pairs | None, np.ndarray], ...]
 # Of each shard: global row -> its position among the received rows.
@@ -118,7 +116,7 @@ class _Moves:
 
     num_shards: int
     local: Mapping[int, int]
-    rows: Mapping[Pair, Sequence[int]]
+    rows: Mapping[SourceTarget, Sequence[int]]
 
     @classmethod
     def of(cls, have: Rows, need: Rows) -> _Moves:
@@ -130,18 +128,20 @@ class _Moves:
                     source[row], local[row] = shard, index
         check_rows_exist(source, need)
         shards = range(len(need))
-        pairs: dict[Pair, list[int]] = {(s, d): [] for s in shards for d in shards}
+        pairs: dict[SourceTarget, list[int]] = {
+            (s, d): [] for s in shards for d in shards
+        }
         for destination, rows in enumerate(need):
             for row in sorted({*rows} - {PADDING}):
                 pairs[source[row], destination].append(row)
         return cls(len(need), local, pairs)
 
     @property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[SourceTarget]:
         """The pairs of shards that exchange rows."""
         return [pair for pair, rows in self.rows.items() if rows]
 
-    def local_rows(self, pair: Pair) -> list[int]:
+    def local_rows(self, pair: SourceTarget) -> list[int]:
         """Indices on the source of the rows of a pair."""
         return [self.local[row] for row in self.rows[pair]]
 
@@ -182,7 +182,9 @@ def _permutations(moves: _Moves) -> tuple[Pieces, Received]:
     return tuple(pieces), received
 
 
-def _rounds(rows: Mapping[Pair, Sequence[int]], num: int) -> list[list[Pair]]:
+def _rounds(
+    rows: Mapping[SourceTarget, Sequence[int]], num: int
+) -> list[list[SourceTarget]]:
     """Returns the rows that stay, then permutations, with the least number of rounds.
 
     Shards as sources, and shards as destinations, are the nodes of a bipartite graph

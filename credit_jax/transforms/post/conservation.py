@@ -16,7 +16,7 @@ from pydantic import field_validator, model_validator
 
 from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.coordinates import Axes, places_of, take_places
+from credit_jax.named_fields.coordinates import GridCoordinates, places_of, take_places
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.arrays import clip
 from credit_jax.physics.constants import SECONDS_PER_HOUR
@@ -191,14 +191,14 @@ class _OnLevels(Transform):
     args: PhysicsArgs
     grid: physics.PhysicsGrid
 
-    def at(self, schema: TreeSchema, grid: Axes) -> _OnLevels:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> _OnLevels:
         """Returns the block with its grid in the order of the data.
 
         Its levels are those of the predicted variables.
         """
         levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
         known = levels.pop() if len(levels) == 1 else None
-        axes = Axes(grid.latitude, grid.longitude, known, grid.where)
+        axes = GridCoordinates(grid.latitude, grid.longitude, known, grid.where)
         return dataclasses.replace(self, grid=self.grid.at(axes))
 
     @property
@@ -299,7 +299,7 @@ class EnergyFixer(_OnLevels):
     args: EnergyFixerArgs | NetEnergyFixerArgs
     surface_geopotential: np.ndarray
 
-    def at(self, schema: TreeSchema, grid: Axes) -> EnergyFixer:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> EnergyFixer:
         """Returns the block with its grid and surface in the order of the data."""
         axes = self.grid.axes
         where = axes.where, grid.where

@@ -13,7 +13,7 @@ from credit_jax.config import StrictModel
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.bridgescaler import Scaler
-from credit_jax.named_fields.coordinates import Axes
+from credit_jax.named_fields.coordinates import GridCoordinates
 from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
@@ -99,7 +99,7 @@ class FlattenToTensor(Transform):
         path = str(self.args.scaler_path)
         return (level_file(self.scalers or {}, path, self._selects),)
 
-    def at(self, schema: TreeSchema, grid: Axes) -> FlattenToTensor:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> FlattenToTensor:
         """Returns the block with its channels in the order of the data's levels."""
         if self.scalers is None:
             return self

@@ -16,7 +16,7 @@ from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
-    Axes,
+    GridCoordinates,
     as_values,
     places_of,
     take_places,
@@ -87,9 +87,9 @@ class WetMask(Transform):
 
     mask: Float[np.ndarray, "channel lat lon"]
     key: str
-    axes: Axes = UNKNOWN
+    axes: GridCoordinates = UNKNOWN
 
-    def at(self, schema: TreeSchema, grid: Axes) -> WetMask:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> WetMask:
         """Returns the block with its mask in the order of the data."""
         axes, where = self.axes, (self.axes.where, grid.where)
         rows = places_of(grid.latitude, axes.latitude, "latitude", *where)
@@ -135,13 +135,13 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
     return WetMask(np.asarray(depths[channels], np.float32), args.key, axes)
 
 
-def _axes(store: xr.Dataset, path: str) -> Axes:
+def _axes(store: xr.Dataset, path: str) -> GridCoordinates:
     """One-dimensional latitudes and longitudes of a store, those that it has."""
     coordinates = []
     for names in (("latitude", "lat"), ("longitude", "lon")):
         present = [name for name in names if name in store.coords]
         coordinates.append(as_values(store[present[0]].values) if present else None)
-    return Axes(*coordinates, where=path)
+    return GridCoordinates(*coordinates, where=path)
 
 
 def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:

@@ -14,7 +14,7 @@ import yaml
 
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.submit.command import main
-from credit_jax.cli.submit.script import Job, script_text, stop_after
+from credit_jax.cli.submit.script import BatchJob, script_text, stop_after
 from credit_jax.cli.submit.section import JobSection, job_section
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.data.world import write_world
@@ -154,7 +154,7 @@ def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
     python.chmod(0o700)
     words = ["train", "--set", strange, f"--set=--{strange}", "--cache", strange]
     section = JobSection(ngpus=0)
-    job = Job("pbs", section, words, folder, "train", folder, str(python), 1)
+    job = BatchJob("pbs", section, words, folder, "train", folder, str(python), 1)
     script = tmp_path / "job.sh"
     script.write_text(script_text(job))
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=True)

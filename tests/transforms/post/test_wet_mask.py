@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.named_fields.coordinates import Axes
+from credit_jax.named_fields.coordinates import GridCoordinates
 from tests.support import make_mesh
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh
 from tests.transforms.credit_blocks import built
@@ -80,7 +80,9 @@ def test_masks_are_matched_by_their_coordinates(store, rng):
     turned = located.isel(lat=slice(None, None, -1)).roll(lon=1, roll_coords=True)
     turned = turned.assign_coords(lon=(turned.lon + 180) % 360 - 180)
     turned.to_zarr(store / "turned.zarr", zarr_format=2)
-    data = Axes(*(tuple(values.tolist()) for values in axes.values()), where="w.nc")
+    data = GridCoordinates(
+        *(tuple(values.tolist()) for values in axes.values()), where="w.nc"
+    )
     x = rng.normal(size=(1, 39, 1, LAT, LON)).astype(np.float32)
 
     def masked(name):
