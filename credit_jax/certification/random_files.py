@@ -23,8 +23,8 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.graph.edge_file import nearest_edges
 from credit_jax.training import scaler_fitting
+from credit_jax.transforms import TRANSFORMS
 
-_FITTED = ("bridgescaler_transform", "era5_normalizer")
 _FILES = ("scaler_path", "mean_path", "std_path")
 # Of a point of a graph, itself included.
 NEIGHBORS = 6
@@ -254,7 +254,7 @@ def fit_scalers(config: Config) -> None:
         block
         for phase in (config.preblocks.ic_only, config.preblocks.per_step)
         for block in phase.values()
-        if block.type in _FITTED
+        if TRANSFORMS["preblocks"][block.type].is_fitted
     ]
     if not blocks:
         return

@@ -38,24 +38,17 @@ from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
 from credit_jax.transforms import (
-    Phase,
     Pipeline,
     Rollout,
     build_pipeline,
     check_schema,
     for_forecast,
+    notes_on_initial,
     notes_on_inverses,
     notes_on_order,
     with_reconstruct,
 )
 
-# Postblocks that restore physical units.
-_RESTORES = (
-    "bridgescaler_transform",
-    "era5_normalizer",
-    "exp_transform",
-    "square_transform",
-)
 _SECTIONS = ("data", "preblocks", "postblocks")
 
 
@@ -390,27 +383,6 @@ def _data_problems(
         )
     problems += channel_problems(schema, model)
     return problems + further_problems(data, model, opened.further)
-
-
-def notes_on_initial(pipeline: Pipeline) -> list[str]:
-    """Scalers and logs of the initial state alone, which nothing undoes for the output.
-
-    A field that is fed back has the units after `ic_only`, in which it is written.
-    """
-    kinds = ("bridgescaler_transform", "era5_normalizer", "log_transform")
-    changed = [
-        f"{block.path} (type {block.type})"
-        for block in pipeline.of(Phase.INITIAL)
-        if block.type in (*kinds, "sqrt_transform")
-    ]
-    undone = pipeline.of(Phase.AFTER_STEP)
-    if not changed or any(block.type in _RESTORES for block in undone):
-        return []
-    return [
-        f"{', '.join(changed)}: changes the initial state, and no block of "
-        "postblocks.per_step restores its units: fields are written, fed back and "
-        "scored as they are after it, not in physical units, as in CREDIT"
-    ]
 
 
 def _located(

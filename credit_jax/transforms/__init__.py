@@ -15,6 +15,7 @@ from credit_jax.transforms.build import build_pipeline
 from credit_jax.transforms.data_checks import (
     check_schema,
     check_units,
+    notes_on_initial,
     notes_on_inverses,
     notes_on_order,
     notes_on_schema,
@@ -74,6 +75,7 @@ __all__ = [
     "for_forecast",
     "initial_entries",
     "newest",
+    "notes_on_initial",
     "notes_on_inverses",
     "notes_on_order",
     "notes_on_schema",

@@ -95,6 +95,8 @@ class TransformEntry:
         files: names of the arguments that are paths of required files.
         needs: optional entries of the tree that it needs, "x_physical" or "ic_raw".
         is_fitted: whether `credit-jax preprocess` makes its files.
+        undone_by: type of the postblock that restores the values of predicted variables
+            that a preblock changes; None if forecasts need none.
     """
 
     args: type[StrictModel]
@@ -104,6 +106,7 @@ class TransformEntry:
     files: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     is_fitted: bool = False
+    undone_by: str | None = None
 
 
 @dataclass(frozen=True)

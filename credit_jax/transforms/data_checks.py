@@ -6,19 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import PREBLOCKS, TreeSchema, variable_of
+from credit_jax.transforms.base import PREBLOCKS, Phase, TreeSchema, variable_of
 from credit_jax.transforms.level_files import matched_by_count
 from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline
+from credit_jax.transforms.registry import TRANSFORMS
 from credit_jax.transforms.unit_names import EXPECTED, differ
-
-# Preblocks of which forecasts need the inverse among the postblocks: type -> its type.
-_INVERSES = {
-    "log_transform": "exp_transform",
-    "sqrt_transform": "square_transform",
-    "bridgescaler_transform": "bridgescaler_transform",
-}
 
 
 def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
@@ -104,7 +98,10 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
 
 def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """A note on predicted variables that no normalizer has in its files."""
-    if any(each.type == "bridgescaler_transform" for each in pipeline.preblocks):
+    scaling = [
+        each.transform for each in pipeline.preblocks if each.transform.is_scaling
+    ]
+    if not all(isinstance(transform, Normalizer) for transform in scaling):
         return []
     missing, paths = {}, []
     for each, before in pipeline.with_schemas(schema):
@@ -155,7 +152,8 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     Returns:
         One line for each block, if a postblock makes the fields `y_processed`.
     """
-    changed: dict[tuple[str, str], list[str]] = {}
+    # Path, type and inverse of a preblock -> what it changes and nothing has restored.
+    changed: dict[tuple[str, str, str], list[str]] = {}
     has_output = False
     for each, before in pipeline.with_schemas(schema):
         transform = each.transform
@@ -167,24 +165,47 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
                 block: [names.get(key, key) for key in pending]
                 for block, pending in changed.items()
             }
-            if each.type in _INVERSES:
+            inverse = each.entry.undone_by
+            # Forecasts have the inverse of a normalizer without any postblock, too.
+            if inverse is not None and transform.restoring({}) is None:
                 parts = each.argument("data_types") or ("input", "target")
                 selected = [k for k in keys if transform.changes(k)]
-                changed[each.path, each.type] = selected if "target" in parts else []
+                block = each.path, each.type, inverse
+                changed[block] = selected if "target" in parts else []
             continue
         has_output = has_output or each.argument("out_key") == OUTPUT
         if each.argument("key") != OUTPUT:
             continue
-        for (path, kind), pending in changed.items():
-            if each.type == _INVERSES[kind]:
-                left = [key for key in pending if not transform.changes(key)]
-                changed[path, kind] = left
+        for block, pending in changed.items():
+            if each.type == block[-1]:
+                changed[block] = [k for k in pending if not transform.changes(k)]
     return [
         f"{path} (type {kind}) changes {', '.join(pending)}, and no postblock restores "
         "it: forecasts, what they feed back, and their scores have the changed values, "
-        f"as in CREDIT; add a block of type {_INVERSES[kind]} to postblocks.per_step"
-        for (path, kind), pending in changed.items()
+        f"as in CREDIT; add a block of type {inverse} to postblocks.per_step"
+        for (path, kind, inverse), pending in changed.items()
         if pending and has_output
+    ]
+
+
+def notes_on_initial(pipeline: Pipeline) -> list[str]:
+    """Scalers and logs of the initial state alone, which nothing undoes for the output.
+
+    A field that is fed back has the units after `ic_only`, in which it is written.
+    """
+    changed = [
+        f"{block.path} (type {block.type})"
+        for block in pipeline.of(Phase.INITIAL)
+        if block.entry.undone_by is not None
+    ]
+    restoring = {entry.undone_by for entry in TRANSFORMS["preblocks"].values()}
+    undone = pipeline.of(Phase.AFTER_STEP)
+    if not changed or any(block.type in restoring for block in undone):
+        return []
+    return [
+        f"{', '.join(changed)}: changes the initial state, and no block of "
+        "postblocks.per_step restores its units: fields are written, fed back and "
+        "scored as they are after it, not in physical units, as in CREDIT"
     ]
 
 

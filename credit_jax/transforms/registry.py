@@ -64,10 +64,15 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         _BOTH,
         files=("mean_path", "std_path"),
         is_fitted=True,
+        undone_by="era5_normalizer",
     ),
     "to_device": TransformEntry(ToDeviceArgs, ToDevice, PREBLOCKS, _BOTH),
-    "log_transform": TransformEntry(LogArgs, PointwisePreblock, PREBLOCKS, _BOTH),
-    "sqrt_transform": TransformEntry(SqrtArgs, PointwisePreblock, PREBLOCKS, _BOTH),
+    "log_transform": TransformEntry(
+        LogArgs, PointwisePreblock, PREBLOCKS, _BOTH, undone_by="exp_transform"
+    ),
+    "sqrt_transform": TransformEntry(
+        SqrtArgs, PointwisePreblock, PREBLOCKS, _BOTH, undone_by="square_transform"
+    ),
     "fill_values": TransformEntry(FillArgs, FillValues, PREBLOCKS, _BOTH),
     "rename": TransformEntry(
         rename.RenameArgs,
@@ -90,6 +95,7 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         _BOTH,
         files=("scaler_path",),
         is_fitted=True,
+        undone_by="bridgescaler_transform",
     ),
     "hybrid_level_interp": TransformEntry(
         levels.LevelInterpPreArgs, levels.build_level_interp_pre, PREBLOCKS, _BOTH

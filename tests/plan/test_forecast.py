@@ -4,8 +4,7 @@ import pytest
 
 from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.plan.forecast import notes_on_initial
-from credit_jax.transforms import build_pipeline
+from credit_jax.transforms import build_pipeline, notes_on_initial
 
 
 @pytest.mark.parametrize("restored", [False, True])
