@@ -254,7 +254,7 @@ def fit_scalers(config: Config) -> None:
         block
         for phase in (config.preblocks.ic_only, config.preblocks.per_step)
         for block in phase.values()
-        if TRANSFORMS["preblocks"][block.type].is_fitted
+        if (entry := TRANSFORMS["preblocks"].get(block.type)) and entry.is_fitted
     ]
     if not blocks:
         return

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from credit_jax.config.messages import divisors
 from credit_jax.models.arguments import check_inputs
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
-from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.config import HasSpectralNorm, ModelConfig
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import no_statistics_error
@@ -102,8 +102,8 @@ class ModelDef:
     @property
     def matrices(self) -> dict[str, ParamSpec]:
         """Specs of the parameters with spectral norm, by path; empty if it is off."""
-        # Models without such matrices do not have the key.
-        if not getattr(self.config, "use_spectral_norm", False):
+        config = self.config
+        if not isinstance(config, HasSpectralNorm) or not config.use_spectral_norm:
             return {}
         named = self.param_specs.items()
         return {path: d for path, d in named if d.matrix_out is not None}

@@ -10,7 +10,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.data import ChannelSchema, Loader, Split
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.schema import channel_problems, num_levels
-from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.config import HasLevels, ModelConfig
 from credit_jax.models.common.gen1_post_conf import Gen1PostConf
 from credit_jax.models.common.padded_config import CorrectedConfig
 from credit_jax.plan.further_inputs import further_problems
@@ -28,8 +28,7 @@ def schema_of(
             levels; 1 if it is None or has no levels.
         pipeline: the transforms; None for the data without transforms.
     """
-    # Models that do not count their channels by levels need no such key.
-    levels = getattr(model, "levels", 1)
+    levels = model.levels if isinstance(model, HasLevels) else 1
     schema = ChannelSchema.from_config(data, num_levels(data, levels))
     return schema if pipeline is None else schema.after(pipeline)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 from pydantic import model_validator
@@ -18,6 +18,28 @@ from credit_jax.nn.experts import Routing
 MAX_SIDE = 100_000
 # Maximum number of blocks of a stage, far more than anyone trains: detects typos.
 MAX_DEPTH = 1000
+
+
+@runtime_checkable
+class HasGrid(Protocol):
+    """A config with the size of its grid, as keys or properties."""
+
+    image_height: int
+    image_width: int
+
+
+@runtime_checkable
+class HasLevels(Protocol):
+    """A config of a model that counts its channels by levels."""
+
+    levels: int
+
+
+@runtime_checkable
+class HasSpectralNorm(Protocol):
+    """A config of a model whose matrices may have spectral norm."""
+
+    use_spectral_norm: bool
 
 
 class ModelConfig(StrictModel):
@@ -61,9 +83,11 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _has_a_grid_of_the_earth(self) -> ModelConfig:
-        for name in ("image_height", "image_width"):
-            # A model may define `inputs` and `output` instead of these keys.
-            side = getattr(self, name, None) or 0
+        # A model may define `inputs` and `output` instead of these keys.
+        if not isinstance(self, HasGrid):
+            return self
+        sides = {"image_height": self.image_height, "image_width": self.image_width}
+        for name, side in sides.items():
             if side > MAX_SIDE:
                 raise ValueError(
                     f"{name} is {side:.6g}; expected at most {MAX_SIDE:,} points"

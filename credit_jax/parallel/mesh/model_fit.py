@@ -8,11 +8,11 @@ from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP
 
 # Keys that a model may have, and the axis whose degree must divide them.
-_DIVIDED = (
-    ("num_attention_heads", TP),
-    ("num_key_value_heads", TP),
-    ("num_experts", EP),
-)
+_DIVIDED = {
+    "num_attention_heads": TP,
+    "num_key_value_heads": TP,
+    "num_experts": EP,
+}
 
 # Key of the degree that is not a mesh axis: shards that exchange heads for rows.
 ULYSSES = "ulysses_degree"
@@ -80,6 +80,16 @@ class ModelSizes(Protocol):
 
 
 @runtime_checkable
+class HasHeight(Protocol):
+    """A config with the number of its rows, as a key or a property."""
+
+    @property
+    def image_height(self) -> int:
+        """Number of latitudes of the grid."""
+        ...
+
+
+@runtime_checkable
 class HasSizes(Protocol):
     """A definition of a model, as `models.model_def.ModelDef`."""
 
@@ -101,14 +111,15 @@ def model_problems(
     config = _config(model)
     tp, domain, ep = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP))
     problems = [*config.problems(tp, domain)]
-    for key, axis in _DIVIDED:
-        size, degree = getattr(config, key, None), degrees.get(axis) or 1
+    sizes = {key: getattr(config, key, None) for key in _DIVIDED}
+    for key, axis in _DIVIDED.items():
+        size, degree = sizes[key], degrees.get(axis) or 1
         if size is not None and size % degree:
             problems.append(
                 f"{key} is {size}, which {axis} {degree} does not divide; would fit: "
                 f"{divisors(size)}"
             )
-    if ep > 1 and getattr(config, "num_experts", None) is None:
+    if ep > 1 and sizes["num_experts"] is None:
         problems.append(
             f"ep is {ep}, but {config.type} has no experts to share; use ep: 1, or "
             "wxformer_moe"
@@ -122,7 +133,7 @@ def _config(model: ModelSizes | HasSizes) -> ModelSizes:
 
 def _height(config: ModelSizes) -> int | None:
     """Returns the rows of the grid; None for a config without the usual key."""
-    return getattr(config, "image_height", None)
+    return config.image_height if isinstance(config, HasHeight) else None
 
 
 def _ulysses_problems(config: ModelSizes, tp: int, degree: int) -> list[str]:
