@@ -23,7 +23,8 @@ PACKAGE_NAME = "package.json"
 _WRITTEN = "# The config of this run, as credit_jax read it.\n"
 
 # Models whose frames are those of the data, whatever `model.frames` is; CREDIT's
-# default of this key is 2.
+# default of this key is 2. By name, as this layer is below the models, and the config
+# that is written with a run has the number; a test compares them with the registry.
 FRAMES_OF_DATA = ("unet", "unet_downscaling")
 
 # gen1's padding, of both sides; gen2 has `padding_conf`.

@@ -171,10 +171,10 @@ def plan_forecast(
         num_steps=num_steps,
         length=length,
     )
-    # Files are opened for start dates, and say in which calendar those are: a schedule
-    # in the calendar of the config comes first, and below one in theirs.
     dates = schedule = pipeline = opened = schema = rollout = None
     num_before = 0
+    # Files are opened for start dates, and only then say in which calendar dates are:
+    # a schedule in the calendar of the config comes first, and below one in theirs.
     with findings.collecting():
         dates = schedule_in(data.calendar or STANDARD)
     with findings.collecting():
@@ -183,7 +183,8 @@ def plan_forecast(
         with findings.collecting():
             num_before = max(analyses(inference.perturbation, dates))
             num_before = max(num_before, state_before or 0)
-        # Blocks of `inference.preblocks` bring other data to those of the run.
+        # Blocks of `inference.preblocks` bring other data to the coordinates of the
+        # run, so that these are compared only after them (`_located`).
         of_run = like if inference.data is None or run is not None else None
         with findings.collecting():
             opened = open_forecast_data(
@@ -194,30 +195,26 @@ def plan_forecast(
                 like=of_run,
                 same_grid=pipeline is None or pipeline.grid is None,
             )
+    # Without one of these nothing else can be said.
     if pipeline is None or opened is None or model.config is None:
         raise ConfigError(unique(findings.problems), _TITLE)
-    # Scores at the end of training plan with the schema that the run trains with.
-    trained = None if run is None else run.schema
     with findings.collecting():
         schedule = schedule_in(opened.calendar)
     with findings.collecting():
+        # Scores at the end of training plan with the schema that the run trains with.
+        trained = None if run is None else run.schema
         schema = forecast_schema(
             config, inference, model.config, pipeline, opened, trained
         )
     if schedule is None or schema is None:
         raise ConfigError(unique(findings.problems), _TITLE)
-    # What follows compares with files, and needs the transforms in their order.
+    # The transforms take the order of rows and levels of the data before the rollout is
+    # made of them.
     located = _located(pipeline, opened, schema, like, findings)
-    first = None if state_before is None else schedule.valid_time(0, -state_before)
     findings.problems += _data_problems(model.config, opened, schema, data)
-    states = None if first is None else np.array([first])
-    findings.problems += opened.problems(schedule.starts, schedule.num_steps, states)
     with findings.collecting():
         check_grid(opened, model.grid if located.grid is None else None)
-    if states is not None and state_before:
-        findings.problems += opened.problems(states, state_before)
-    elif num_before:
-        findings.problems += opened.problems(schedule.before(num_before), 1)
+    findings.problems += _missing_times(opened, schedule, num_before, state_before)
     check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
     with findings.collecting():
         channels = schema.input_slices(), schema.target_slices()
@@ -225,6 +222,7 @@ def plan_forecast(
     if rollout is None or findings.problems:
         raise ConfigError(unique(findings.problems), _TITLE)
     findings.notes += _notes(config, inference, located, opened, schedule, like)
+    first = None if state_before is None else schedule.valid_time(0, -state_before)
     reader = ForecastReader(opened, located, schedule, schema, state=first)
     return ForecastPlan(
         config,
@@ -237,6 +235,36 @@ def plan_forecast(
         schema,
         unique(findings.notes),
     )
+
+
+def _missing_times(
+    opened: ForecastData,
+    schedule: ForecastSchedule,
+    num_before: int,
+    state_before: int | None,
+) -> list[str]:
+    """Times that the data lack, of the forecasts and of the steps before them.
+
+    Args:
+        opened: the data of the forecasts.
+        schedule: start dates and lengths of the forecasts.
+        num_before: number of steps before each start date at which members that are
+            bred or lagged begin, with states of the data.
+        state_before: number of steps of the one forecast that leads from the only
+            initial state of the data to the first start date; None for a state at
+            every start.
+    """
+    starts, steps = schedule.starts, schedule.num_steps
+    if state_before is None:
+        states = None
+    else:
+        states = np.array([schedule.valid_time(0, -state_before)])
+    lines = opened.problems(starts, steps, states)
+    if states is not None and state_before:
+        lines += opened.problems(states, state_before)
+    elif num_before:
+        lines += opened.problems(schedule.before(num_before), 1)
+    return lines
 
 
 def _notes(

@@ -33,6 +33,10 @@ EVEN, NEARLY_EVEN = 1.05, 1.07
 class Windows:
     """Short and long windows of a stage.
 
+    A short window has neighboring points. Those of a long window are apart by
+    `columns // long`, and by `rows // long`, so that it spans the field: it has the
+    points of one remainder of the column, and of the row.
+
     Attributes:
         rows, columns: size of the field.
         short, long: tokens along each side of a window; 1 if each point is a window.
@@ -53,7 +57,11 @@ class Windows:
 
     @property
     def strip(self) -> int:
-        """Number of points of a strip, of which both kinds of windows consist."""
+        """Number of points of a strip, of which both kinds of windows consist.
+
+        The points of a strip are in one short window, and in long windows that are
+        moved together, a group: those of its rows and of the remainders of its columns.
+        """
         if self.long == 1 or self.columns_meet:
             return self.short
         return math.gcd(self.short, self.columns // self.long)
@@ -70,17 +78,31 @@ class Windows:
     def short_of_strips(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the order of strips by short windows, and the window of each strip.
 
-        Windows that must stay on the same shard have the same number.
+        Shards get ranges of these numbers. Windows of a band whose columns have the
+        same remainders, and so are in the same groups of long windows, have one number:
+        if they were on two shards, all these groups would have strips of both. With 12
+        columns, short windows of 2 and long ones of 3, whose points are 4 apart:
+
+            column        0  1   2  3   4  5   6  7   8  9  10 11
+            remainder     0  1   2  3   0  1   2  3   0  1   2  3
+            window          0      1      2      3      4      5
+            place           0      3      1      4      2      5
+            number          0      1      0      1      0      1
+
+        The order within a shard is that which `partition` reads: windows band by band
+        from west to east, tokens row by row.
         """
         row, strip = self._positions()
         column = strip * self.strip // self.short
         place, step = column, 1
         if self.long > 1 and self.columns_meet:
+            # Windows until the remainders are those of the first one again.
             apart = self.columns // self.long // self.short
             place, step = column % apart * self.long + column // apart, self.long
         band = self.columns // self.short
         number = (row // self.short * band + place) // step
         within = self.short // self.strip
+        # The last key is the first to compare: band, window, row and strip within it.
         keys = (strip % within, row % self.short, column, row // self.short)
         return np.lexsort(keys), number
 
@@ -108,6 +130,7 @@ def _layouts(blocks: Layout, windows: Windows) -> tuple[Layout, Layout]:
     if blocks.num_shards == 1 or not fits or max(short.length, long.length) <= even:
         return short, long
     if windows.long > 1 and long.length <= even and not windows.columns_meet:
+        # Long windows stay in rows, so that strips need fit short windows only.
         windows = replace(windows, long=1)
     owner, short = _short_strips(blocks, windows)
     if windows.long > 1:
@@ -122,6 +145,7 @@ def _short_strips(blocks: Layout, windows: Windows) -> tuple[np.ndarray, Layout]
     num = blocks.num_shards
     order, number = windows.short_of_strips()
     total = int(number.max()) + 1
+    # All numbers have as many strips, so that equal ranges are equal shares.
     ends = [shard * total // num for shard in range(1, num)]
     owner = np.searchsorted(ends, number, side="right")
     return owner, _in_order(blocks, windows, owner, order)
