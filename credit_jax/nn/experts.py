@@ -100,6 +100,7 @@ class ExpertFeedForward(nnx.Module):
     def __call__(self, field: Field, context: Context) -> Field:
         normal, skip = self.norm.with_skip(field.data)
         x = normal.reshape(-1, normal.shape[-1])
+        # Not in bfloat16: a logit that is rounded otherwise may choose another expert.
         wide = context.precision.wide
         kernel = self.router[...].astype(wide)
         logits = jnp.matmul(x.astype(wide), kernel, precision="highest")
@@ -139,6 +140,7 @@ class ExpertFeedForward(nnx.Module):
         y = dispatch.combine(dispatch.product(units, self.down[...], wide), weights)
         if context.rules.splits_experts_units:
             y = psum(y, axes.tensor)
+        # After the sum over tp, every device of which has all biases.
         biases = self.down_bias[...].astype(wide)
         y = y + expert_biases(weights, chosen, biases, first)
         if axes.expert:

@@ -106,6 +106,8 @@ class ForecastLoss:
             return (after, grads, fields), numbers
 
         inputs = (jnp.arange(self.rollout.num_steps), *self.rollout.per_step(batch))
+        # Steps without a loss are another program, without a backward pass: a loop for
+        # each run of equal steps.
         for counts, first, stop in _runs(self._counts):
             mine = jax.tree.map(lambda leaf, a=first, b=stop: leaf[a:b], inputs)
             carry, (value, scores) = _turns(partial(turn, counts), carry, mine)
@@ -118,6 +120,8 @@ class ForecastLoss:
         self, trained: Trained, model_state: ModelState, batch: BatchArrays, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
         fields = self.rollout.first_carry(batch, self._context({}))
+        # One loop, as the backward pass goes through all steps: the loss of those that
+        # do not count has the factor 0.
         factors = jnp.array(self._counts, jnp.float32)
         steps = jnp.arange(self.rollout.num_steps)
         inputs = (factors, (steps, *self.rollout.per_step(batch)))
@@ -279,6 +283,7 @@ def evaluate_forecast(
     inputs = (jnp.arange(rollout.num_steps), *rollout.per_step(batch))
     fields: BatchArrays = rollout.first_carry(batch, context)
     if rollout.num_steps > 1:
+        # Up to the last step, whose whole tree the metrics take.
         before = jax.tree.map(lambda leaf: leaf[:-1], inputs)
         fields, _ = _turns(turn, fields, before)
     last = jax.tree.map(lambda leaf: leaf[-1], inputs)

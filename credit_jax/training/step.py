@@ -142,6 +142,8 @@ def make_train_step(
         norm = global_norm(grads)
         extra = {"grad_norm": norm}
         if rate is None and schedule is not None:
+            # That of the last micro-batch: CREDIT's schedulers step after each of them,
+            # whether or not the optimizer does.
             rate = jnp.asarray(schedule(micro_step - 1), jnp.float32)
         if rate is not None:
             extra["learning_rate"] = rate
@@ -152,6 +154,8 @@ def make_train_step(
         loss_state = _updated(state.loss_state, loss_grads, loss_optimizer, extra)
         loss_scale = state.loss_scale
         if loss_scale is not None:
+            # The norm is finite only if all gradients in it are; those of the loss's
+            # parameters are not.
             finite = jnp.isfinite(norm) & all_finite(loss_grads)
             moved = keep_if(finite, moved, trained)
             opt_state = keep_if(finite, opt_state, state.stored_opt_state)
@@ -332,6 +336,8 @@ def _accumulate(
     axes, precision = model.axes.batch, model.parallel_config.precision
     trained, frozen = split_frozen(state.stored_params, model.model_def.param_specs)
     vary = partial(pvary_params, axes=axes, precision=precision)
+    # One cast for all micro-batches: its transpose, the all-reduce of the step, is
+    # applied to their sum. Frozen parameters have no gradient to reduce.
     weights, pullback = jax.vjp(jax.named_scope(UPDATE)(vary), trained)
     frozen = vary(frozen)
     factor = loss_factor(state.loss_scale)
@@ -359,6 +365,7 @@ def _accumulate(
         return unscale(both, state.loss_scale)
 
     def micro(model_state: ModelState, index: Array, batch: BatchArrays) -> Any:
+        # By number, so that a run that goes on draws as one without a break.
         key = jax.random.fold_in(state.key, state.micro_step + index)
         return forecast.gradient(variables, model_state, batch, key)
 
@@ -375,6 +382,8 @@ def _accumulate(
         grads, model_state, values = micro(carry[0], *inputs)
         return (model_state, jax.tree.map(jnp.add, carry[1], grads)), values
 
+    # One after another, as power iterations and running statistics go on from each
+    # micro-batch to the next.
     inputs = (jnp.arange(count), dict(batch))
     (model_state, grads), values = jax.lax.scan(
         body, (state.model_state, zeros_like(variables)), inputs

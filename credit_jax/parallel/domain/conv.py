@@ -118,6 +118,7 @@ def _conv_field(
     )
     target = consecutive_layout(layout, rows, out)
     if layout.num_shards > 1:
+        # Zeros beyond the poles are among these rows.
         field = reshard(field, conv_rows(layout, target, geometry), scope=HALO)
         pads = without(pads, at)
     data = conv(
@@ -167,6 +168,7 @@ def conv2d_scales(
     for kernel, bias, pad in zip(kernels, biases, pads, strict=True):
         x, rows_pad = field.data, pad
         if shards > 1:
+            # A smaller kernel begins later in the halo of the largest.
             span = (out.length - 1) * stride + kernel.shape[0]
             first = low - pad[0]
             x, rows_pad = x[:, first : first + span], (0, 0)

@@ -227,6 +227,7 @@ def edge_attention(
     x = query.data
     batch, *_, heads, dim = x.shape
     wide = jnp.promote_types(x.dtype, jnp.float32)
+    # Keys and values are moved together: one exchange of rows instead of two.
     both = key.like(jnp.concatenate([key.data, value.data], -1))
     fetched = reshard(both, edges.sources, scope=HALO).data
     fetched = fetched.reshape(batch, -1, heads, 2 * dim)

@@ -56,6 +56,7 @@ def _moments(field: Field, dims: Sequence[int]) -> tuple[Array, Array]:
     x, layout = field.data, field.layout
     per_row = math.prod(x.shape[dim] for dim in dims) // layout.length
     counts = per_row * (np.asarray(layout.rows) >= 0).sum(1)
+    # A shard that has only padding divides by 1, and has no share below.
     num_points = layout.of_shard(np.maximum(counts, 1)).astype(x.dtype)
     mean = field_sum(field, dims, keepdims=True) / num_points
     squares = field_sum(field.like((x - mean) ** 2), dims, keepdims=True)

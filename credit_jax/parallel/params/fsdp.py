@@ -138,6 +138,7 @@ def _gather_as(weight: Array, steps: GatherOrder, precision: Precision) -> Array
 def _gather_as_forward(
     weight: Array, steps: GatherOrder, precision: Precision
 ) -> tuple[Array, Any]:
+    # The backward pass needs only the dtype: a number has it without the array.
     return _gather_as(weight, steps, precision), weight.dtype.type(0)
 
 
@@ -145,6 +146,7 @@ def _gather_as_backward(
     steps: GatherOrder, precision: Precision, stored: Any, grad: Array
 ) -> tuple[Array]:
     shard = grad.astype(precision.reduce)
+    # The transpose of the gathers, so in the opposite order.
     for axis, dim in reversed(steps):
         shard = lax.psum_scatter(shard, axis, scatter_dimension=dim, tiled=True)
     return (shard.astype(stored.dtype),)

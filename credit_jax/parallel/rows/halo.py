@@ -67,9 +67,13 @@ def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
     active = {d: r for d, r in enumerate(ranges) if isinstance(r, RowRange)}
     low = max([0, *(d * block - r.low for d, r in active.items())])
     high = max([0, *(r.high - (d + 1) * block + 1 for d, r in active.items())])
+    # Each neighbor is a transfer of its own, in which all shards send as much as the
+    # one that needs most.
     if -(-low // block) + -(-high // block) > max(2, num // 2):
         return None
     starts = {d: r.first - d * block + low for d, r in active.items()}
+    # Shards that need nothing take the start of another one: if all starts are equal,
+    # the rows are cut by a static slice.
     idle_start = next(iter(starts.values()), 0)
     return HaloPattern(
         low,
@@ -90,6 +94,7 @@ def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) ->
     """
     block, dim = have.length, have.dim
     below, above = _hops(pattern.low, block), _hops(pattern.high, block)
+    # In the order of the rows: the farthest neighbor below has the first ones.
     sent = [(hop, slice(block - width, block)) for hop, width in reversed(below)]
     sent += [(-hop, slice(0, width)) for hop, width in above]
     received = _from_neighbors(x, have, sent)

@@ -42,6 +42,8 @@ class Layout:
     axis: str | None = None
     dim: int = 1
     strips: int = 1
+    # Layouts are static data of every `Field` and keys of caches, with up to thousands
+    # of rows: they are hashed often, and the numbers only once.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
