@@ -124,6 +124,7 @@ class Sampler:
             epoch=epoch,
             shuffle=self.shuffle,
         )
+        # Extended from its start, so that all ranks have equally many.
         left = -(-max(self.num_samples - done, 0) // self.dp_size) * self.dp_size
         order = np.resize(order, done + left)[done:]
         per_rank = order.reshape(-1, self.dp_size).T[list(self.local_dp_ranks)]

@@ -259,6 +259,7 @@ class ParallelModel:
     def _fuse_of(self, compensated: bool) -> Callable[[Weights, ModelState], Weights]:
         def body(params: Weights, model_state: ModelState, _: None) -> Weights:
             divided = self._normalized(params, model_state, compensated=compensated)
+            # Adapters, which are part of the divided matrices.
             rest = {p: x for p, x in params.items() if p not in divided}
             return divided | jax.tree.map(jnp.zeros_like, rest)
 

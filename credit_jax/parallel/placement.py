@@ -326,6 +326,8 @@ def place_samples(
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "the shape is not that of a scalar"
+        # `index` is of the global array; `x` has the samples of some ranks alone, one
+        # rank after another.
         start, stop, _ = index[sample_dim].indices(shape[sample_dim])
         first = 0 if shared else ranks.index(start // per_rank) * per_rank
         local = list(index)

@@ -109,6 +109,8 @@ def plan_held_out(setup: Setup) -> HeldOut:
         steps = max(1, int(duration(DEMO_LENGTH) / config.data.time_step))
     starts, steps = held_out_starts(loader.dataset, steps)
     starts, left_out = _usable(loader, starts, steps)
+    # The files are those that the run has open. Forecasts read them in another way than
+    # the loader: no diagnostic variables, and no state after the first.
     plan = plan_forecast(
         config.model_copy(update={"inference": None}),
         config.trainer.parallelism,

@@ -170,6 +170,7 @@ class AdvectTracers(Transform):
         self, tree: FieldTree, part: str, context: FieldContext | None
     ) -> dict[str, Any]:
         args = self.args
+        # The formulas go from the top down; the same slice turns the tracers back.
         down = slice(None, None, 1 if args.level_order == "top_to_surface" else -1)
 
         def field(key: str) -> Any:

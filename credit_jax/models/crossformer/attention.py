@@ -223,6 +223,7 @@ class WindowAttention(nnx.Module):
     def _attend(self, field: Field, context: Context, bias: Any) -> Field:
         normal, skip = self.norm.with_skip(field.data)
         field = field.like(normal)
+        # Dropout acts on the weights of attention, which the kernel never stores.
         drops = context.key is not None and self.dropout > 0.0
         takes = isinstance(self.to_qkv, QueryKeyValue) and not drops
         fused = takes and fuses(normal)
@@ -238,6 +239,7 @@ class WindowAttention(nnx.Module):
         """Returns the attention of the normalized field, without the residual."""
         x = partition(field, self.kind, self.window)
         if self.window == 1:
+            # The softmax over a single token is 1: only dropout and v are left of it.
             v = self.to_qkv.values(x, context)
             mixed = self._drop(jnp.ones_like(v[..., :1]), field, context) * v
         else:

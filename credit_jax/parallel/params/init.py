@@ -90,8 +90,8 @@ def _draw(
         number = jnp.searchsorted(bounds, element, side="right")
         number = jnp.minimum(number, len(inits) - 1)
         bits = random_bits(key, number, low)
-        # The centers of 2^24 equal parts of (-1, 1): as many as float32 tells apart,
-        # and `erfinv` never gets an end.
+        # The centers of 2^24 equal parts of (-1, 1), exact in float32: `erfinv` never
+        # gets an end.
         centered = (bits >> 8).astype(jnp.float32) * 2.0**-23 + (2.0**-24 - 1.0)
         normal = jax.scipy.special.erfinv(centered) * math.sqrt(2.0)
         return jnp.where(is_normal[number], normal, centered) * scale[number]

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from credit_jax.models.registry import build, parse_model
+from credit_jax.config.load import FRAMES_OF_DATA
+from credit_jax.models.registry import MODELS, build, parse_model
+from credit_jax.models.unet.config import UNetKeys
 from tests.models.parity import (
     assert_equals_credit,
     assert_equals_credit_in_float64,
@@ -172,3 +174,11 @@ def test_pretrained_weights_are_named_in_a_warning() -> None:
 def test_keys_that_only_credit_accepts_are_named_in_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"model.padding_conf .CREDIT's unet ignores"):
         parse_model({**BASE, "padding_conf": {"activate": True}})
+
+
+def test_models_that_take_their_frames_from_the_data():
+    """The layer of configs names them, as it knows no models."""
+    named = {
+        kind for kind, entry in MODELS.items() if issubclass(entry.config, UNetKeys)
+    }
+    assert named == set(FRAMES_OF_DATA)
