@@ -157,6 +157,7 @@ class NoisePerturbation:
     def generator(self, task: Task, key: str) -> np.random.Generator:
         """Random number generator of a variable of a member."""
         high, low = (int(word) for word in self.keys[task.start, task.member])
+        # Python's own hash of a string differs from process to process.
         words = [high << 32 | low, zlib.crc32(key.encode())]
         return np.random.Generator(np.random.Philox(key=words))
 

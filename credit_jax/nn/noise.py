@@ -88,6 +88,7 @@ class Noise:
             rows = jnp.maximum(layout.global_rows(), 0)[:, None]
             return whole[:, rows, layout.columns(columns)]
         rows = jnp.maximum(layout.global_rows(), 0)
+        # Two numbers: the position of a value in a batch does not fit in 32 bits.
         high = self._indices(samples)[:, None] * layout.size + rows[None, :]
         low = layout.columns(columns)[..., None] * channels
         low = low + jnp.arange(channels)[None, None]
@@ -127,6 +128,7 @@ class Noise:
         return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
 
     def _key_of(self, name: str) -> Array:
+        # Python's own hash of a string differs from process to process.
         return _fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
     def _indices(self, samples: Array) -> Array:

@@ -56,6 +56,7 @@ class Incidence:
         degrees = np.stack([np.bincount(point, minlength=size) for point in points])
         start = np.cumsum(degrees, 1) - degrees
         order = [np.argsort(point, kind="stable") for point in points]
+        # A single table would have places for the point with most edges at all points.
         widths = _widths(degrees)
         num_rows, tables, row = 0, [], np.full(degrees.shape, -1)
         for width in sorted(set(widths[widths > 0].tolist())):
