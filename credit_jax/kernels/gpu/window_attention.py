@@ -178,6 +178,8 @@ def _backward(
         num_warps=_WARPS,
         interpret=interpret,
     )
+    # Programs sum the gradient of the bias in registers, which hold that of one part of
+    # the queries: for several parts it has a kernel of its own, with programs for each.
     if parts == 1:
         gradient, sums = call(
             partial(_backward_kernel, tiling=tiling, heads=heads, chunk=chunk),
@@ -370,6 +372,7 @@ def _by_logits(
     raised, total = _softmax(left[0], right[0], bias, heads, axis)
     weights = raised * (1 / total)
     by_weights = dot(left[1], right[1].T)
+    # The derivative of a softmax w: w (g - sum of w g) for a gradient g of w.
     along = (weights * by_weights).sum(axis, keepdims=True)
     return weights, weights * (by_weights - along)
 
