@@ -160,6 +160,7 @@ def _shard(
     part: Array, spec: ParamSpec, dims: tuple[int, ...], matrix_spec: PartitionSpec
 ) -> Array:
     """The part of an adapter for the local shard of its matrix."""
+    # An adapter is split over tp as its matrix is, and whole along the axes of FSDP.
     names = (*matrix_spec, *(None,) * (len(spec.shape) - len(matrix_spec)))
     first = 2 if spec.is_stacked else 1
     for place, dim in enumerate(dims, first):

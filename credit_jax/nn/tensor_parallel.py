@@ -146,6 +146,7 @@ def _split_columns(layer: Any) -> None:
 
 
 def _split_rows(layer: Any) -> None:
+    # The bias stays whole: it is added once, after the sum over tp.
     layer.split = "row"
     layer.kernel = _named(layer.kernel, -2)
 

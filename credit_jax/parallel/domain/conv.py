@@ -302,6 +302,7 @@ def periodic_conv2d_field(
         data, dims = in_row_order(field).data, (LON, LAT)
     else:
         need = _periodic_rows(layout, target, kernel.shape[at], padding)
+        # These have the rows beyond the ends of the sharded dim already.
         data = reshard(field, need, scope=HALO).data
         dims = (LON if layout.dim == LAT else LAT,)
     for dim in dims:
@@ -313,6 +314,7 @@ def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layo
     """Returns the layout of the needed rows; padding is the row that it copies."""
     rows = range(-padding, layout.size + padding)
     if layout.dim == 1:
+        # Reflected at the first and at the last row, which are not repeated.
         last = layout.size - 1
         source = [last - abs(last - abs(row)) for row in rows]
     else:

@@ -111,6 +111,7 @@ def coordinate_attention(
     lat = _squeezed(mean_over_lon(field), field, weights, dim=1)[:, :, 0]
     lon = _squeezed(mean_over_lat(field), field, weights, dim=2)[:, 0]
     joint = jnp.concatenate([lat, lon], 1)
+    # Every shard has the means of all rows and columns now: a field on one device.
     normal, running = batch_norm_field(
         Field(joint, block_layout(joint.shape[1])),
         weights.norm_scale,

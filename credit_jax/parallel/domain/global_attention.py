@@ -70,6 +70,8 @@ def linear_attention(
     if layout.has_padding:
         mask = layout.real_rows()[None, :, None, None, None]
         k = jnp.where(mask, k, -jnp.inf)
+    # The maximum keeps exponentials finite and cancels in the quotient, and with it in
+    # the gradient.
     largest = jnp.maximum(k.max((1, 2)), memory.max(0)[None])
     largest = lax.stop_gradient(largest)
     if layout.axis is not None:
@@ -81,6 +83,7 @@ def linear_attention(
         matrix, total = psum(
             (pvary(matrix, (layout.axis,)), pvary(total, (layout.axis,))), layout.axis
         )
+    # After the sum over shards, all of which have all memory tokens: they count once.
     raised = jnp.exp(memory[None] - largest[:, None])
     matrix = matrix + jnp.einsum("bnhd,nhe->bhde", raised, other, precision="highest")
     matrix = matrix / (total + raised.sum(1))[..., None]
