@@ -311,7 +311,7 @@ def state_of(
     trained = trainable(packed if uniform else params, param_specs)
     averaged = trainable(packed, param_specs)
     scaled = model.parallel_config.precision.needs_scaling
-    # The average is a copy: the loop donates the state, where an array may be only once.
+    # The average is a copy: the loop donates the state, which may have an array once.
     return TrainState(
         packing=packing,
         micro_step=jnp.zeros((), jnp.int32),

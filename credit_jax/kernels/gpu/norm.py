@@ -177,6 +177,7 @@ def _backward_kernel(
         by_normal = grad * _vector(scale, normal)
         along = (by_normal * normal).sum(1, keepdims=True) / count
         mean = by_normal.sum(1, keepdims=True) / count
+        # Less the changes that the normalization undoes: of the mean and of the scale.
         gradient = inverse * (by_normal - mean - normal * along)
         gradient += _load(skip, cells, mask).astype(normal.dtype)
         store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
