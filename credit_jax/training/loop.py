@@ -264,6 +264,7 @@ class TrainingLoop:
         groups = grouped(batches, self.trainer.grad_accum_every)
         # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 1
+        # Updates that are started, and whose numbers nobody has waited for yet.
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
         rate = self._rate(epoch)
         self._resume_clock()
@@ -281,6 +282,7 @@ class TrainingLoop:
             while len(pending) > ahead:
                 self._finish_update(epoch, *pending.popleft())
             self._num_started += 1
+            # All processes stop and save after the same update: saving is collective.
             decision = self._agreement.reached(self._num_started, self._wish(requests))
             if decision or self._saves.due_by_steps:
                 while pending:

@@ -120,9 +120,11 @@ def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
     (column, part * frequency).
     """
     angle = np.arange(tiles.frequencies)[:, None] * np.arange(tiles.size)
+    # Whole turns are taken off as integers, without rounding.
     angle = 2 * np.pi / tiles.size * (angle % tiles.size)
     cos, sin = np.cos(angle), np.sin(angle)
     forward = np.stack([cos, -sin], 1).reshape(-1, tiles.size)
+    # All but the first and the last frequency stand for their conjugates, too.
     weight = np.full((tiles.frequencies, 1), 2 / tiles.size)
     weight[[0, -1]] = 1 / tiles.size
     inverse = np.concatenate([weight * cos, -weight * sin])[:, : tiles.width].T
