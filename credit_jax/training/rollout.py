@@ -34,7 +34,7 @@ from credit_jax.parallel.params.packing import Packing
 from credit_jax.parallel.scopes import LOSS, PARAMETERS
 from credit_jax.transforms import FieldTree, Rollout
 
-BatchArrays = Mapping[str, Any]
+PlacedBatch = Mapping[str, Any]
 Scalar = Float[Array, ""]
 # Weights of the model and parameters of the loss, both trained.
 Trained = tuple[Weights, Mapping[str, Array]]
@@ -69,7 +69,7 @@ class ForecastLoss:
     metrics: Measure | None = None
 
     def gradient(
-        self, trained: Trained, model_state: ModelState, batch: BatchArrays, key: Array
+        self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
         """Returns the gradient, the model state after the forecast, and numbers to log.
 
@@ -88,7 +88,7 @@ class ForecastLoss:
         return self._truncated(trained, model_state, batch, key)
 
     def _truncated(
-        self, trained: Trained, model_state: ModelState, batch: BatchArrays, key: Array
+        self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
         start = self.rollout.first_carry(batch, self._context({}))
         carry = (model_state, zeros_like(trained), start)
@@ -117,7 +117,7 @@ class ForecastLoss:
         return grads, model_state, jax.tree.map(_added, *values) | _last(scores)
 
     def _full(
-        self, trained: Trained, model_state: ModelState, batch: BatchArrays, key: Array
+        self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
         fields = self.rollout.first_carry(batch, self._context({}))
         # One loop, as the backward pass goes through all steps: the loss of those that
@@ -146,14 +146,14 @@ class ForecastLoss:
 
     def _step(
         self,
-        batch: BatchArrays,
-        fields: BatchArrays,
+        batch: PlacedBatch,
+        fields: PlacedBatch,
         model_state: ModelState,
         inputs: Any,
         key: Array,
         trained: Trained,
     ) -> tuple[
-        Scalar, tuple[ModelState, BatchArrays, dict[str, Scalar], dict[str, Scalar]]
+        Scalar, tuple[ModelState, PlacedBatch, dict[str, Scalar], dict[str, Scalar]]
     ]:
         """Returns the scaled loss of one step, and auxiliary values.
 
@@ -221,8 +221,8 @@ def evaluation_step(
     rollout: Rollout,
     params: Weights,
     model_state: ModelState,
-    batch: BatchArrays,
-    fields: BatchArrays,
+    batch: PlacedBatch,
+    fields: PlacedBatch,
     index: Array,
     target: Any,
     noise: Noise | None = None,
@@ -255,7 +255,7 @@ def evaluate_forecast(
     metrics: Callable[[FieldTree, FieldContext], dict[str, Scalar]],
     params: Weights,
     model_state: ModelState,
-    batch: BatchArrays,
+    batch: PlacedBatch,
     noise: Noise | None = None,
 ) -> dict[str, Scalar]:
     """Metrics of the last step of a forecast in evaluation mode; local shards.
@@ -270,18 +270,18 @@ def evaluate_forecast(
     """
     context = FieldContext(model.reducer, num_members=rollout.num_members)
 
-    def step(fields: BatchArrays, inputs: Any) -> FieldTree:
+    def step(fields: PlacedBatch, inputs: Any) -> FieldTree:
         index, target, _ = inputs
         return evaluation_step(
             model, rollout, params, model_state, batch, fields, index, target, noise
         )
 
-    def turn(fields: BatchArrays, inputs: Any) -> tuple[BatchArrays, None]:
+    def turn(fields: PlacedBatch, inputs: Any) -> tuple[PlacedBatch, None]:
         tree = step(fields, inputs)
         return rollout.next_carry(batch, fields, tree, inputs[2], context), None
 
     inputs = (jnp.arange(rollout.num_steps), *rollout.per_step(batch))
-    fields: BatchArrays = rollout.first_carry(batch, context)
+    fields: PlacedBatch = rollout.first_carry(batch, context)
     if rollout.num_steps > 1:
         # Up to the last step, whose whole tree the metrics take.
         before = jax.tree.map(lambda leaf: leaf[:-1], inputs)

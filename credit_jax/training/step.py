@@ -46,7 +46,7 @@ from credit_jax.training.state import (
 )
 from credit_jax.transforms import ONE_STEP, Rollout
 
-BatchArrays = Mapping[str, Any]
+PlacedBatch = Mapping[str, Any]
 Scalar = Float[Array, ""]
 
 
@@ -121,7 +121,7 @@ def make_train_step(
     param_specs = model.model_def.param_specs
 
     def train_step(
-        state: TrainState, batch: BatchArrays, rate: Scalar | None
+        state: TrainState, batch: PlacedBatch, rate: Scalar | None
     ) -> tuple[TrainState, dict[str, Array]]:
         accumulated = _accumulate(
             state, batch, model, loss, accumulate, rollout, measure, metrics
@@ -131,7 +131,7 @@ def make_train_step(
     @jax.named_scope(UPDATE)
     def updated(
         state: TrainState,
-        batch: BatchArrays,
+        batch: PlacedBatch,
         rate: Scalar | None,
         both_grads: Trained,
         model_state: ModelState,
@@ -185,7 +185,7 @@ def make_train_step(
 
     @jax.jit
     def step(
-        state: TrainState, batch: BatchArrays, learning_rate: Scalar | None = None
+        state: TrainState, batch: PlacedBatch, learning_rate: Scalar | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
         batch_specs = _batch_specs(model, tuple(batch), stacked=True)
         sharded = model.parallel_config.shard_map(
@@ -221,7 +221,7 @@ class _CheckedStep:
         self.__name__ = "step"  # the name of the program of a user's own jit
 
     def __call__(
-        self, state: TrainState, batch: BatchArrays, learning_rate: Scalar | None = None
+        self, state: TrainState, batch: PlacedBatch, learning_rate: Scalar | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
         check_state(state, self._specs)
         _check_batch(self._model, batch, self._rollout, stacked=True)
@@ -262,7 +262,7 @@ def make_eval_step(
     def eval_step(
         params: Weights,
         model_state: ModelState,
-        inputs: tuple[BatchArrays, Noise | None],
+        inputs: tuple[PlacedBatch, Noise | None],
     ) -> dict[str, Scalar]:
         return evaluate_forecast(model, rollout, metrics, params, model_state, *inputs)
 
@@ -276,7 +276,7 @@ def make_eval_step(
     def evaluate(
         params: Weights,
         model_state: ModelState,
-        batch: BatchArrays,
+        batch: PlacedBatch,
         noise: Noise | None = None,
     ) -> dict[str, Scalar]:
         model.check_weights(params, model_state)
@@ -324,7 +324,7 @@ def _updated(
 
 def _accumulate(
     state: TrainState,
-    batch: BatchArrays,
+    batch: PlacedBatch,
     model: ParallelModel,
     loss: Loss,
     accumulate: int,
@@ -364,7 +364,7 @@ def _accumulate(
         both = (pullback(grads[0])[0], grads[1])
         return unscale(both, state.loss_scale)
 
-    def micro(model_state: ModelState, index: Array, batch: BatchArrays) -> Any:
+    def micro(model_state: ModelState, index: Array, batch: PlacedBatch) -> Any:
         # By number, so that a run that goes on draws as one without a break.
         key = jax.random.fold_in(state.key, state.micro_step + index)
         return forecast.gradient(variables, model_state, batch, key)
