@@ -59,6 +59,7 @@ def ppermute_each(
 
     if len(arrays) < 2 or not _GROUP_HALOS.value:
         return permuted(*arrays)
+    # XLA launches the collectives of such a call together, if it stays a call.
     with set_xla_metadata(_collectives_group="", inlineable="false"):
         return jax.jit(permuted)(*arrays)
 
@@ -133,6 +134,7 @@ def _concatenated(
     together: dict[Any, list[int]] = {}
     for i, (array, names) in enumerate(zip(arrays, axes, strict=True)):
         if names:
+            # What varies over other axes would make all of a vector vary over them.
             key = tuple(names), varying_axes(array), array.dtype
             together.setdefault(key, []).append(i)
     out = list(arrays)

@@ -102,6 +102,7 @@ class HeadExchange:
         Returns:
             Field on the layout `group`, with 1 / degree of the heads.
         """
+        # Shards have equally many rows, so that those of a group end with padding.
         moved = self._exchange(x, split=x.ndim - 2, joined=self.layout.dim)
         group = self.group
         return Field(lax.slice_in_dim(moved, 0, group.length, axis=group.dim), group)

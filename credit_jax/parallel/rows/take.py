@@ -42,6 +42,7 @@ def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
     if not are_slices:
         taken = np.minimum(taken, size - 1)
     elif taken.max() >= size:
+        # `dynamic_slice` would move a slice that ends beyond the array back into it.
         x = pad_dim(x, dim, (0, int(taken.max()) + 1 - size))
     if (taken == taken[:1]).all():
         return take_static(x, taken[0].tolist(), dim)
@@ -157,6 +158,7 @@ def _gather(
 ) -> Array:
     """Returns rows `index[shard]`; nothing may depend on those that are not `used`."""
     inverse = _inverse(index, used, x.shape[dim])
+    # A row that is taken many times makes as many gathers of all rows.
     if inverse.size > _MAX_WASTE * max(index.size, inverse[0].size):
         return _rows_at(x, index, axis, dim)
 
