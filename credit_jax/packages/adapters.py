@@ -16,7 +16,7 @@ from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.packages.manifest import AdapterRecord
 from credit_jax.packages.weights import read_adapters
-from credit_jax.plan.finetune import Base, find_base, finetuned
+from credit_jax.plan.finetune import Base, check_type, find_base, finetuned
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.state_dict.problems import compare_shapes
 from credit_jax.training.base_weights import open_base
@@ -118,10 +118,11 @@ def read_base(record: AdapterRecord, model_def: ModelDef, base: Base) -> Arrays:
         base: the base.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_base`; or the base has other weights
-            than those that the adapters were trained on.
+        FileNotFoundError, ValueError: see `open_base`; or the base is of another type,
+            or has other weights than those that the adapters were trained on.
     """
-    opened = open_base(base, record.base_weights, model_def.config.type)
+    check_type(base, model_def.config.type)
+    opened = open_base(base, record.base_weights)
     weights, _ = opened.read(build(base.section))
     specs = model_def.param_specs
     lacking = {name: specs[name].shape for name in specs.keys() - model_def.trainable}

@@ -241,19 +241,17 @@ def trained_model(base: Base) -> ModelDef:
 OpenBase = Callable[[Base, str | None], BaseWeights]
 
 
-def open_base(base: Base, weights: str | None, model_type: str) -> BaseWeights:
+def open_base(base: Base, weights: str | None) -> BaseWeights:
     """Opens a base, and compares its files with their digests.
 
     Args:
-        base: the base, as returned by `find_base`.
+        base: the base, as returned by `find_base`, whose type is checked.
         weights: "average", "last", or None for the average if there is one.
-        model_type: `model.type` that it must have.
 
     Raises:
-        FileNotFoundError, ValueError: it is damaged or of another type, or PyTorch is
-            not installed, which its files need.
+        FileNotFoundError, ValueError: it is damaged, or PyTorch is not installed, which
+            its files need.
     """
-    check_type(base, model_type)
     return _opener(base)(base, weights)
 
 
@@ -261,13 +259,14 @@ def base_of_run(config: Config) -> BaseWeights | None:
     """Opens the base that `trainer.finetune` names; None without that section.
 
     Raises:
-        FileNotFoundError, ValueError: see `find_base` and `open_base`.
+        FileNotFoundError, ValueError: see `find_base`, `check_type` and `open_base`.
     """
     finetune = config.trainer.finetune
     if finetune is None:
         return None
     base = find_base(finetune.base)
-    return open_base(base, finetune.weights, config.model["type"])
+    check_type(base, config.model["type"])
+    return open_base(base, finetune.weights)
 
 
 def _opener(base: Base) -> OpenBase:

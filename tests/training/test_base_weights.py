@@ -109,7 +109,7 @@ def test_other_files_than_those_of_the_base_are_noted(
         "progress",
         lambda store, step: replace(progress(store, step), digests=before),
     )
-    opened = open_base(find_base(base), None, "tiny")
+    opened = open_base(find_base(base), None)
     (note,) = opened.changed({"mean_path": "after", "std_path": "new"})
     assert "other contents of the files of mean_path: this run reads its own" in note
     assert not opened.changed(before)

@@ -26,7 +26,7 @@ __all__ = ["checkpoint", "credit_run_folder"]
 def test_a_file_and_a_folder(
     credit_run_folder: Path, checkpoint: Any, name: str, weights: str | None
 ) -> None:
-    base = open_base(find_base(credit_run_folder / name), weights, "wxformer")
+    base = open_base(find_base(credit_run_folder / name), weights)
     params, model_state = base.read(MODEL_DEF)
     expected = checkpoint.params if weights == "last" else checkpoint.ema
     assert params.keys() == expected.keys()
