@@ -8,8 +8,8 @@ Always those that the change since that commit reaches (`tools.touched.reached`)
 others those whose turn it is by the number of the last commit, so that each runs at
 least at every fourth. Where git lacks the history, all run. `tests/conftest.py` loads
 this plugin. Whole runs (Makefile) check the annotations of a fourth of the packages,
-and runs of some files, as by `make quick`, those of all. Of the benchmarks beside the
-tests (.ci/run) one runs at each commit.
+and runs of some files, as by `make quick`, those of all. Each benchmark beside the
+tests (.ci/run) runs at every fourth commit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TURNS = 4
 # Cases of a function that run together.
 TOGETHER = 6
 CHECKER = "tests.typechecker.check"
-# Targets of make, which take minutes each.
-BENCHMARKS = ("accuracy", "accelerator")
+# Targets of make, by their turn: they take minutes each.
+BENCHMARKS = {1: "accuracy", 3: "accelerator"}
 # Files of slow tests that run for each file that changed, if as many reach it.
 AT_LEAST = 6
 
@@ -79,11 +79,10 @@ def checked_packages(number: int | None) -> list[str]:
     return names if number is None else names[number % TURNS :: TURNS]
 
 
-def benchmarks(number: int | None) -> tuple[str, ...]:
+def benchmarks(number: int | None) -> list[str]:
     """Returns the benchmarks that run beside the tests at the commit of a number."""
-    if number is None:
-        return BENCHMARKS
-    return (BENCHMARKS[number % len(BENCHMARKS)],)
+    turns = range(TURNS) if number is None else [number % TURNS]
+    return [BENCHMARKS[turn] for turn in turns if turn in BENCHMARKS]
 
 
 def turns_of(tests: Iterable[str]) -> dict[str, int]:

@@ -30,7 +30,7 @@ PROGNOSTIC = 5  # of the channels of x and of y
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def config(tmp_path_factory, torch):
     """A run with CREDIT's weights, for two steps, with the mean square as its loss."""
     folder = tmp_path_factory.mktemp("optimize")
     raw = raw_config()

@@ -2,25 +2,23 @@
 
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
 import credit_jax
-from tests.docs.test_adding_a_model import blocks
-
-PAGE = Path(__file__).parents[2] / "docs/certificate.md"
+from tests.docs.code_blocks import code_blocks
 
 
 @pytest.mark.slow
 def test_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
-    code = "\n".join(code for code in blocks("python") if "@register_model" not in code)
+    codes = code_blocks("adding_a_model", "python")
+    code = "\n".join(code for code in codes if "@register_model" not in code)
     # With few channels, as the page says.
     small = re.sub(r"(channels|dim|levels): (PositiveInt) = \d+", r"\1: \2 = 8", code)
     (tmp_path / "resnet.py").write_text(small)
     monkeypatch.syspath_prepend(tmp_path)
     certify = functools.partial(credit_jax.certify_model, meshes=["tp2xdomain3"])
     monkeypatch.setattr(credit_jax, "certify_model", certify, raising=False)
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(compile(block, str(PAGE), "exec"), {})
+    (block,) = code_blocks("certificate", "python")
+    exec(compile(block, "certificate.md", "exec"), {})
     assert "tp2xdomain3              the same: " in capsys.readouterr().out
