@@ -11,6 +11,7 @@ import pytest
 
 import credit_jax
 from tests.forecast.tiny_run import make_run
+from tests.support.code_blocks import code_blocks
 from tests.training.conftest import compiled_once, tiny_model, world
 from tools.public_api import PAGE, RECORD, breaks, page, signatures
 
@@ -44,7 +45,7 @@ def folder(world, tmp_path_factory):
 @pytest.fixture(scope="module")
 def prelude():
     """The names that the page defines before the examples."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (code,) = code_blocks(PAGE.read_text(), "python")
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)
     return names

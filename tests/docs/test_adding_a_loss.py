@@ -1,7 +1,6 @@
 """docs/adding_a_loss.md: its code runs, and the loss it registers trains by name."""
 
 import inspect
-import re
 from pathlib import Path
 
 import jax
@@ -25,6 +24,7 @@ from credit_jax.losses import (
 from credit_jax.metrics import build_metrics
 from credit_jax.transforms import build_pipeline
 from tests.support import assert_close
+from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, of_pair
@@ -47,8 +47,7 @@ def page(tmp_path, monkeypatch, no_objects_left):
 
 
 def blocks(language):
-    text = PAGE.read_text()
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return code_blocks(PAGE.read_text(), language)
 
 
 def test_the_loss(page):

@@ -18,7 +18,6 @@ from credit_jax.models.registry import build, parse_model
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.credit_side import new_credit_model, register_models
 from tests.data.world import raw_config
-from tests.docs.code_blocks import code_blocks
 from tests.models.mesh_parity import (
     assert_equals_one_device,
     assert_equals_one_device_in_float64,
@@ -29,6 +28,7 @@ from tests.models.parity import (
     assert_training_forward_equals_credit,
 )
 from tests.state_dict.round_trip import assert_round_trip
+from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
 from tests.training.conftest import world
 from tests.training.tiny import write_yaml
@@ -76,10 +76,10 @@ class Page(NamedTuple):
 def page(credit, monkeypatch, tmp_path, no_objects_left):
     """Adds the model of the page, as its config does, and its PyTorch class."""
     ours, theirs = tmp_path / "resnet.py", tmp_path / "torch_resnet.py"
-    codes = code_blocks("adding_a_model", "python")
+    codes = code_blocks(PAGE.read_text(), "python")
     theirs.write_text(next(code for code in codes if "@register_model" in code))
     ours.write_text("\n".join(code for code in codes if "@register_model" not in code))
-    objects = yaml.safe_load(code_blocks("adding_a_model", "yaml")[0])["custom_objects"]
+    objects = yaml.safe_load(code_blocks(PAGE.read_text(), "yaml")[0])["custom_objects"]
     assert objects[NAME]["module_path"] == ours.name
     objects[NAME]["module_path"] = str(ours)
     register_objects({"custom_objects": objects})

@@ -1,6 +1,5 @@
 """The observation operator of docs/assimilation.md."""
 
-import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import pytest
 from credit_jax.assimilation.operators import operators_of
 from credit_jax.config.custom_objects import register_objects
 from tests.assimilation.windows import GRID_OF_RUN, START, STEP, drawn
+from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs/assimilation.md"
 
 def test_the_operator_of_the_page(tmp_path):
     """It is found by its name, and takes the mean at the nearest point and step."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (code,) = code_blocks(PAGE.read_text(), "python")
     (tmp_path / "mine.py").write_text(code)
     keys = {"object_type": "operator", "module_path": str(tmp_path / "mine.py")}
     register_objects({"custom_objects": {"thickness": keys}})

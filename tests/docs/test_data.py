@@ -1,6 +1,5 @@
 """docs/data.md: the source of a user's own that it shows is read and checked."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from credit_jax.config import load_config
 from credit_jax.plan import plan_run
 from tests.config.example import example
 from tests.data.world import MODEL, TIMES
+from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
@@ -36,7 +36,7 @@ def page(tmp_path, monkeypatch, no_objects_left):
 
 def blocks(language):
     """The code of every block of the page in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return code_blocks(PAGE.read_text(), language)
 
 
 def planned(sections, **changes):

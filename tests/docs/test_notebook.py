@@ -1,6 +1,5 @@
 """docs/notebook.md: its blocks run in order, and are few."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -9,12 +8,13 @@ import numpy as np
 import pytest
 
 from tests.forecast.tiny_run import make_run
+from tests.support.code_blocks import code_blocks
 from tests.training.conftest import compiled_once, tiny_model, world
 
 __all__ = ["compiled_once", "tiny_model", "world"]
 
 PAGE = Path(__file__).parents[2] / "docs/notebook.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+BLOCKS = code_blocks(PAGE.read_text(), "python")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from credit_jax.cli.console import MODULES, main
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.evaluation.scores import METRICS, write_scores
 from tests.evaluation.test_scores import some_scores
+from tests.support.code_blocks import code_blocks
 
 TEXT = (Path(__file__).parents[2] / "docs/scoring.md").read_text()
 COMMANDS = re.findall(r"^    credit-jax (.+)$", TEXT, re.MULTILINE)
@@ -38,6 +39,6 @@ def test_the_block_runs(tmp_path, monkeypatch, capsys):
     scores = scores.assign_coords(system=["forecast", "climatology"])
     write_scores(scores, tmp_path / "report")
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (block,) = code_blocks(TEXT, "python")
     exec(block, {})
     assert "prediction_timedelta" in capsys.readouterr().out

@@ -27,6 +27,7 @@ from credit_jax.physics.files import read_coefficients
 from tests.cli.check.test_check import MODEL
 from tests.data.sources.server import served
 from tests.support import assert_close
+from tests.support.code_blocks import code_blocks
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
 DATE = "2026-04-01"
@@ -39,7 +40,7 @@ LEVELS = [1000, 925, 850, 700, 600, 500, 400, 300, 250, 200, 150, 100, 70, 50]
 def block(language: str, number: int = 0) -> str:
     """A code block of the recipe in a language."""
     _, _, text = DOCS.read_text().partition("## A forecast from today's analysis")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[number]
+    return code_blocks(text, language)[number]
 
 
 def messages(names: list[str], levels: list[int] | None, **scalars: float):
