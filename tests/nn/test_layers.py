@@ -3,11 +3,9 @@
 from functools import lru_cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 from credit_jax.models.crossformer.blocks import TransformerBlock
 from credit_jax.nn.context import Context
@@ -19,8 +17,7 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.nn.run_blocks import scan_blocks
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.ops.vma import pvary
-from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.init import initialize
@@ -29,6 +26,7 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import draw
+from tests.support.sharded import output_and_gradients
 
 ROWS, COLUMNS, CHANNELS, BATCH, DEPTH, WINDOW = 12, 4, 32, 4, 2, 2
 KEY = jax.random.key(11)
@@ -82,20 +80,7 @@ def program(mesh, dropout=True):
         field = reshard(Field(x, layout), window_layout(layout, ROWS, WINDOW))
         return reshard(scan_blocks(context, module, field, DEPTH), layout).data
 
-    def body(params, x, key):
-        def loss(params):
-            spread = {p: pvary(w, axes.batch) for p, w in params.items()}
-            out = forward(spread, x, key)
-            return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
-
-        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        return out, grads
-
-    spec = P(axes.data or None, axes.domain)
-    sharded = jax.shard_map(
-        body, mesh=mesh, in_specs=(specs, spec, P()), out_specs=(spec, specs)
-    )
-    return jax.jit(sharded)
+    return output_and_gradients(forward, mesh, axes, specs)
 
 
 def run_on(mesh, dropout=True, key=KEY):

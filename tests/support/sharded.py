@@ -16,8 +16,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from tests.support.gradients import cotangent, draw
 
@@ -200,3 +201,33 @@ def _global(x: Any, layout: Layout) -> np.ndarray:
     where = {row: i for i, row in enumerate(rows_per_shard) if row >= 0}
     index = [where[row] for row in range(layout.size)]
     return np.take(np.asarray(x), index, layout.dim)
+
+
+def output_and_gradients(
+    forward: Callable[..., Any], mesh: Any, axes: MeshAxes, specs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Returns a program on a mesh: (output, gradients by parameters) of a forward.
+
+    The loss is the sum of output * cos(3 x).
+
+    Args:
+        forward: `forward(params, x, key)` of local arrays; returns an array as x.
+        mesh: the mesh.
+        axes: its axes.
+        specs: of the parameters, by path.
+    """
+
+    def body(params: Any, x: Any, key: Any) -> Any:
+        def loss(params: Any) -> Any:
+            spread = {p: pvary(w, axes.batch) for p, w in params.items()}
+            out = forward(spread, x, key)
+            return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
+
+        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return out, grads
+
+    spec, whole = PartitionSpec(axes.data or None, axes.domain), PartitionSpec()
+    sharded = jax.shard_map(
+        body, mesh=mesh, in_specs=(specs, spec, whole), out_specs=(spec, specs)
+    )
+    return jax.jit(sharded)

@@ -19,8 +19,7 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.ops.vma import pvary
-from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.heads import HeadExchange, attention_layout
 from credit_jax.parallel.domain.windows import partition, window_grid
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
@@ -34,6 +33,7 @@ from tests.models.crossformer.cases import CASES
 from tests.models.debugger.cases import DEBUGGER
 from tests.support import assert_close, assert_trees_close
 from tests.support.gradients import draw
+from tests.support.sharded import output_and_gradients
 
 CHANNELS, COLUMNS, BATCH = 16, 6, 2
 # Windows of 2 rows and of 3: 6 bands and 4 groups of 12 rows, 9 and 6 of 18.
@@ -80,28 +80,14 @@ def lowered(
         out = reshard(built(field, context), field.layout)
         return jnp.where(out.mask(), out.data, 0.0)
 
-    def body(params: Any, x: Any, key: Any) -> Any:
-        def loss(params: Any) -> Any:
-            spread = {p: pvary(w, axes.batch) for p, w in params.items()}
-            out = forward(spread, x, key)
-            return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
-
-        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        return out, grads
-
-    spec = P(axes.data or None, axes.domain)
-    sharded = jax.shard_map(
-        body,
-        mesh=mesh_of_degrees(dims.axis_degrees, jax.devices()[: dims.world_size]),
-        in_specs=(specs, spec, P()),
-        out_specs=(spec, specs),
-    )
+    mesh = mesh_of_degrees(dims.axis_degrees, jax.devices()[: dims.world_size])
+    program = output_and_gradients(forward, mesh, axes, specs)
     params = jax.jit(lambda key: initialize(param_specs, key))(jax.random.key(1))
     params = {path: np.asarray(w, np.float64) for path, w in params.items()}
     x = draw((BATCH, rows, COLUMNS, CHANNELS)).astype(np.float64)
     x = np.pad(x, ((0, 0), (0, -rows % axes.num_domain), (0, 0), (0, 0)))
     with use_implementation(implementation):
-        return jax.jit(sharded).lower(params, x, KEY), (params, x, KEY)
+        return program.lower(params, x, KEY), (params, x, KEY)
 
 
 @cache
