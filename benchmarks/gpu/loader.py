@@ -1,7 +1,7 @@
 """The loader feeding the training step, from files, and each of them alone.
 
-No field is kept in memory, as of a data set much larger than it: every sample is read,
-normalized and placed on the device while a step runs.
+No field is kept in memory, as of a data set much larger than it: every sample is read
+and placed on the device while a step runs, which normalizes the one before.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from credit_jax.config import build_config
 from credit_jax.data import Batch, Loader, build_loader
 from credit_jax.data.sources import reader
 from credit_jax.parallel.placement import place_batch
+from credit_jax.transforms import Rollout
 
 TITLE = "The loader feeding the training step"
 _TIMES = 6
@@ -55,8 +56,12 @@ def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, A
     config["trainer"] |= {"thread_workers": threads, "prefetch_factor": 2}
     job = build_config(config)
     with mock.patch.object(reader, "CACHE_BYTES", 0):
-        loader = build_loader(job, split="train", local_dp_ranks=(0,), dp_size=1)
-        side = step.jax_side(case_of("loader", config["model"], 1), dtype=setting.dtype)
+        loader = build_loader(job, split="train").for_step()
+        side = step.jax_side(
+            case_of("loader", config["model"], 1),
+            dtype=setting.dtype,
+            rollout=Rollout(prepare=loader.preparation),
+        )
         rounds = 3 if setting.rehearse else 20
         alone = take_turns({"": side.train}, warmup=2, rounds=rounds, limit=10)[""]
         result |= {"threads": threads, "step": alone.median}
@@ -94,7 +99,7 @@ def _fed(side: Any, loader: Loader, count: int) -> dict[str, Any]:
         asked = time.monotonic()
         batch = next(batches)
         waits.append(time.monotonic() - asked)
-        arrays = {"x": batch.x[None], "y": batch.y[None]}
+        arrays = {name: x[None] for name, x in batch.arrays.items()}
         placed = place_batch(arrays, side.model.mesh)
         side.state, info = side.step(side.state, placed)
         pending.append(info)

@@ -29,6 +29,7 @@ from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import place_state, state_of, state_specs
 from credit_jax.training.step import make_train_step
+from credit_jax.transforms import ONE_STEP, Rollout
 
 Run = Callable[[], object]
 
@@ -42,6 +43,7 @@ class JaxSide:
         dtype: compute dtype.
         schedule: learning rate by update; by default 1e-3.
         options: further options of XLA for the training step.
+        rollout: what the training step does before and after the model.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class JaxSide:
         dtype: str = "float32",
         schedule: optax.Schedule | None = None,
         options: Mapping[str, bool | int | str] | None = None,
+        rollout: Rollout = ONE_STEP,
     ) -> None:
         mesh = build_mesh("1")
         policy = default_mp_policy(dtype)
@@ -75,6 +78,7 @@ class JaxSide:
             optimizer,
             lambda tree, context: context.mean(jnp.square(tree["y_pred"] - tree["y"])),
             schedule=schedule or optax.constant_schedule(1e-3),
+            rollout=rollout,
         )
         self.step = compile_program(train, mesh, donate_argnums=0, options=options)
         self.channels = min(case.x.shape[1], case.y.shape[1])

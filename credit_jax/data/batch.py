@@ -1,4 +1,4 @@
-"""Batches: what they hold, and the arrays that they are written to."""
+"""Batches of samples, as a process provides them for one step."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.data.schema import ChannelSchema
-from credit_jax.io.buffers import BUFFERS
-from credit_jax.transforms import Destination, FieldTree, Pipeline
+from credit_jax.transforms import FieldTree
+from credit_jax.transforms.rollout import RAW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +20,7 @@ class Batch:
             layout; b = batch size x local dp ranks, with the samples of one rank after
             those of another.
         y: (b, channel, step, lat, lon) target of each step.
+        indices: (b,) index of each sample in the data set.
         input_times: (b,) datetime64[ns], the last input time of each sample.
         target_times: (b, step) datetime64[ns].
         fields: further named fields in physical units that the steps need,
@@ -30,72 +30,27 @@ class Batch:
             "static", the input that does not change.
         replaced: one line for each bad sample that was replaced.
         further: inputs of the model other than x, by name, see `further_arrays`.
+        is_raw: whether x and y are as before the preblocks that the step runs.
     """
 
     x: Float[np.ndarray, "b channel time lat lon"]
     y: Float[np.ndarray, "b channel_out step lat lon"]
+    indices: np.ndarray
     input_times: np.ndarray
     target_times: np.ndarray
     fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
     replaced: tuple[str, ...] = ()
     further: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    is_raw: bool = False
 
     @property
     def arrays(self) -> dict[str, Any]:
         """The arrays that are placed on devices."""
-        return {"x": self.x, "y": self.y, **self.further, **self.fields}
+        names = RAW if self.is_raw else {name: name for name in RAW}
+        both = {names["x"]: self.x, names["y"]: self.y}
+        return {**both, **self.further, **self.fields}
 
-
-class BatchArrays:
-    """The arrays x and y of a batch, written sample by sample and step by step.
-
-    Args:
-        num_samples: number of samples of the batch.
-        num_steps: number of steps of y.
-        schema: channels of x and y.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-
-    def __init__(self, num_samples: int, num_steps: int, schema: ChannelSchema) -> None:
-        self._num_samples, self._num_steps = num_samples, num_steps
-        self._channels = {
-            "input": schema.input_slices(),
-            "target": schema.target_slices(),
-        }
-
-    def fill(self, pipeline: Pipeline, tree: FieldTree, sample: int, step: int) -> None:
-        """Applies the preblocks of a step, which write to views of x and y."""
-        if not hasattr(self, "x"):
-            self.x, self.y = self._allocated(pipeline, tree)
-        places = {
-            "input": self.x[sample : sample + 1],
-            "target": self.y[sample : sample + 1, :, step : step + 1],
-        }
-        destination = {
-            part: Destination(place, self._channels[part])
-            for part, place in places.items()
-        }
-        done = pipeline.before_step({**tree, "destination": destination})
-        for name, part in (("x", "input"), ("y", "target")):
-            if name in done and done[name] is not places[part]:
-                places[part][...] = done[name]
-
-    def _allocated(
-        self, pipeline: Pipeline, tree: FieldTree
-    ) -> tuple[np.ndarray, np.ndarray]:
-        field = next(x for fields in tree["input"].values() for x in fields.values())
-        history, *space = field.shape[2:]
-        if pipeline.grid is not None:
-            space = pipeline.grid.shape
-        channels = [
-            max(place.stop for place in self._channels[part].values())
-            for part in ("input", "target")
-        ]
-        shapes = zip(channels, (history, self._num_steps), strict=True)
-        arrays = [
-            BUFFERS.empty((self._num_samples, *shape, *space), np.float32)
-            for shape in shapes
-        ]
-        return arrays[0], arrays[1]
+    def without_arrays(self) -> "Batch":
+        """Returns which samples it has, without their values."""
+        none = np.empty((0, 0, 0, 0, 0), np.float32)
+        return dataclasses.replace(self, x=none, y=none, fields={}, further={})

@@ -40,6 +40,11 @@ _NAMED: set[tuple[Any, ...]] = set()
 _LOG = logging.getLogger("credit_jax")
 
 
+def names_outliers() -> bool:
+    """Whether further outliers are named in the log."""
+    return len(_NAMED) <= MOST_NOTES
+
+
 @dataclasses.dataclass(frozen=True)
 class OutlierPolicy:
     """What is done with values that normalization makes implausible.
@@ -81,7 +86,7 @@ class OutlierPolicy:
         if not self.noted:
             raise error
         field = self.data.path_of(key, start, step), key, name, label
-        if field in _NAMED or len(_NAMED) > MOST_NOTES:
+        if field in _NAMED or not names_outliers():
             return
         _NAMED.add(field)
         last = "further outliers are not named" if len(_NAMED) > MOST_NOTES else None

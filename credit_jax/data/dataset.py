@@ -69,30 +69,42 @@ class Dataset(InputData):
     def __getitem__(self, index: int) -> Sample:
         return self.step(index, 0)
 
-    def step(self, index: int, step: int, rows: slice | None = None) -> Sample:
+    def step(
+        self,
+        index: int,
+        step: int,
+        rows: slice | None = None,
+        out: Mapping[str, SourceFields] | None = None,
+    ) -> Sample:
         """Reads one step of a sample: input and target; later, forcing and target.
 
         Args:
             index: index of the sample.
             step: index of the step, from 0.
             rows: latitude rows to read; None reads all.
+            out: "input" or "target" -> key -> array that the field is read to.
 
         Raises:
             ValueError, OSError: a time is missing, or a file cannot be read.
         """
-        start = self.starts_at(step)[index]
+        start, out = self.starts_at(step)[index], out or {}
         inputs: dict[str, SourceFields] = {}
         for name, source in self.sources.items():
             times = self.clocks[name].input_times(start)
             inputs[name] = {}
             for kind in READ_ORDER if step == 0 else READ_ORDER[:1]:
                 read_times = times if step == 0 else times[-1:]
-                inputs[name] |= source.read(kind, read_times, rows)
-        targets, target_time = self.target(index, step, rows)
+                fields = source.read(kind, read_times, rows)
+                inputs[name] |= _written(fields, out.get("input", {}))
+        targets, target_time = self.target(index, step, rows, out.get("target"))
         return Sample(inputs, targets, start, target_time)
 
     def target(
-        self, index: int, step: int = 0, rows: slice | None = None
+        self,
+        index: int,
+        step: int = 0,
+        rows: slice | None = None,
+        out: SourceFields | None = None,
     ) -> tuple[dict[str, SourceFields], np.datetime64]:
         """Reads the target of a step of a sample, in channel order, and its time."""
         targets: dict[str, SourceFields] = {}
@@ -100,7 +112,8 @@ class Dataset(InputData):
             times = self.clocks[name].target_times(self.starts_at(step)[index])
             targets[name] = {}
             for kind in OUTPUT_TYPES:
-                targets[name] |= source.read(kind, times, rows)
+                fields = source.read(kind, times, rows)
+                targets[name] |= _written(fields, out or {})
         return targets, self.target_time(index, step)
 
     def starts_at(self, step: int) -> np.ndarray:
@@ -207,6 +220,13 @@ def _available(dataset: Dataset) -> np.ndarray:
             "left out all of them"
         )
     return dataset.starts[keep]
+
+
+def _written(fields: SourceFields, out: SourceFields) -> SourceFields:
+    """The fields in their arrays of `out`, those that have one."""
+    for key in fields.keys() & out.keys():
+        out[key][...] = fields[key]
+    return {key: out.get(key, field) for key, field in fields.items()}
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -12,13 +12,16 @@ from jaxtyping import Int
 
 from credit_jax.config.data import DataConfig, in_training
 from credit_jax.data.batch import Batch
+from credit_jax.data.channel_checks import names_outliers
 from credit_jax.data.dataset import Dataset
+from credit_jax.data.preparation import Preparation
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import OutlierError, scale_notes
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.transforms import Pipeline, Units, channel_units
+from credit_jax.transforms.rollout import RAW
 
 # Errors of samples that cannot be used.
 BAD = (ValueError, OSError)
@@ -36,7 +39,10 @@ class Loader:
         prefetch: number of batches to prefetch, raised to `num_threads` if smaller.
         notes: notes about the data for the user, one line each.
         bad: index of each sample found to be unusable -> the reason.
+        good: indices of samples found to be usable, where there was a doubt.
         rows: latitude rows of the batches; None for all.
+        is_raw: whether what a step can do of the preblocks, and of the checks, is left
+            to it (`preparation`).
         shapes: shapes and dtypes of the arrays of a batch of one sample; None if no
             sample was read yet.
     """
@@ -48,7 +54,9 @@ class Loader:
     prefetch: int
     notes: tuple[str, ...] = ()
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
+    good: set[int] = dataclasses.field(default_factory=set)
     rows: slice | None = None
+    is_raw: bool = False
     shapes: Mapping[str, Any] | None = None
 
     @property
@@ -58,8 +66,19 @@ class Loader:
 
     @cached_property
     def samples(self) -> SampleReader:
-        """Reads the samples."""
-        return SampleReader(self.dataset, self.pipeline, self.rows)
+        """Reads the samples, as the batches have them."""
+        return SampleReader(self.dataset, self.pipeline, self.rows, self.preparation)
+
+    @cached_property
+    def _checked(self) -> SampleReader:
+        """Reads the samples, applies all preblocks, and checks the result."""
+        rows = None if self.pipeline.needs_grid else self.rows
+        return SampleReader(self.dataset, self.pipeline, rows)
+
+    @cached_property
+    def preparation(self) -> Preparation | None:
+        """What is left to the step; None if nothing is."""
+        return Preparation.of(self.dataset, self.pipeline) if self.is_raw else None
 
     @property
     def schema(self) -> ChannelSchema:
@@ -119,13 +138,25 @@ class Loader:
             self, sampler=dataclasses.replace(self.sampler, **ranks)
         )
 
+    def for_step(self) -> "Loader":
+        """Returns a loader whose batches are raw, if a step can make x and y of them.
+
+        The step needs its `preparation` (`Rollout.prepare`).
+        """
+        raw = dataclasses.replace(self, is_raw=True)
+        if raw.preparation is None:
+            return self
+        shapes = {RAW.get(name, name): x for name, x in (self.shapes or {}).items()}
+        return dataclasses.replace(raw, shapes=shapes or None)
+
     def for_rows(self, rows: slice | None) -> "Loader":
         """Returns a loader for some latitude rows, if preblocks work on single rows.
 
-        If a preblock needs the whole grid, or there are inputs other than x, whose grid
-        may differ, it reads all rows.
+        If a preblock of the host needs the whole grid, or there are inputs other than
+        x, whose grid may differ, it reads all rows.
         """
-        if self.pipeline.needs_grid or self.dataset.further is not None:
+        host = self.preparation.host if self.preparation else self.pipeline
+        if host.needs_grid or self.dataset.further is not None:
             return self
         return dataclasses.replace(self, rows=rows)
 
@@ -160,21 +191,51 @@ class Loader:
                 missing, or a file cannot be read; for a data set that skips bad
                 samples, all samples are bad.
         """
+        numbers = [int(index) for index in indices]
         try:
-            return self.samples.read(indices)
+            if self.bad.keys().isdisjoint(numbers):
+                return self.samples.read(numbers)
         except BAD as error:
             if not self._skips(error):
                 raise
-            pairs = [(int(i), self._good(int(i))) for i in indices]
+        return self._replaced(numbers)
+
+    def _replaced(self, indices: Sequence[int]) -> Batch:
+        """Reads samples, each bad one replaced by the next good one in time."""
+        pairs = [(index, self._good(index)) for index in indices]
         lines = [self._replacement(*pair) for pair in pairs if pair[0] != pair[1]]
         batch = self.samples.read([good for _, good in pairs])
         return dataclasses.replace(batch, replaced=tuple(lines))
 
+    def inspect(self, batch: Batch) -> Batch:
+        """Looks at the samples of a raw batch that a step suspects, and notes outliers.
+
+        Returns:
+            The batch, with bad samples replaced where the data set skips them.
+
+        Raises:
+            ValueError, OSError: see `read`.
+        """
+        new = self._replaced(batch.indices.tolist())
+        return dataclasses.replace(new, replaced=batch.replaced + new.replaced)
+
+    def again(self, batch: Batch) -> Batch:
+        """Reads a batch again."""
+        new = self.read(batch.indices)
+        return dataclasses.replace(new, replaced=batch.replaced + new.replaced)
+
+    def note(self, batch: Batch) -> None:
+        """Names the outliers of a raw batch in the log, until many were named."""
+        if names_outliers():
+            for index in batch.indices.tolist():
+                self.fault(index)
+
     def fault(self, index: int) -> str | None:
         """Why a sample cannot be used; None if it can. It is read to find out."""
-        if index not in self.bad:
+        if index not in self.bad and index not in self.good:
             try:
-                self.samples.read([index])
+                self._checked.read([index])
+                self.good.add(index)
             except BAD as error:
                 if not self._skips(error):
                     raise
@@ -216,7 +277,7 @@ class Loader:
         notes, last, shapes = list(self.notes), len(self.dataset) - 1, None
         for index in sorted({0, last // 2, last}):
             try:
-                batch = self.samples.read([index], thorough=True)
+                batch = self._checked.read([index], thorough=True)
             except BAD as error:
                 if not self._skips(error):
                     raise

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,11 +10,14 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from credit_jax.data.batch import Batch, BatchArrays
+from credit_jax.data.batch import Batch
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.dataset import Dataset, collate
+from credit_jax.data.preparation import ARRAYS, Preparation
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import BadValuesError, check_fields
+from credit_jax.io.buffers import BUFFERS
+from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms import (
     FieldTree,
     Phase,
@@ -32,11 +35,14 @@ class SampleReader:
         dataset: the samples.
         pipeline: the transforms, whose preblocks make x and y from samples.
         rows: latitude rows to read; None for all.
+        preparation: what the step does of the preblocks and of the checks; None if
+            nothing is left to it.
     """
 
     dataset: Dataset
     pipeline: Pipeline
     rows: slice | None = None
+    preparation: Preparation | None = None
 
     @cached_property
     def schema(self) -> ChannelSchema:
@@ -54,13 +60,13 @@ class SampleReader:
                 of batches that look wrong.
 
         Raises:
-            ValueError, OSError: a value is NaN, infinite or a fill value, a time is
-                missing, or a file cannot be read.
+            ValueError, OSError: a value is NaN, infinite or a fill value, unless the
+                step checks it; a time is missing, or a file cannot be read.
         """
-        out = BatchArrays(len(indices), self.dataset.num_steps, self.schema)
+        x, y = self._allocated(len(indices))
         samples = [
-            self._sample(int(index), out, number, thorough=thorough)
-            for number, index in enumerate(indices)
+            self._sample(int(i), x[n : n + 1], y[n : n + 1], thorough=thorough)
+            for n, i in enumerate(indices)
         ]
         input_times, target_times = (
             np.concatenate([sample[name] for sample in samples])
@@ -73,49 +79,117 @@ class SampleReader:
             )
             for name in ("fields", "further")
         )
-        times = input_times, target_times
-        return Batch(out.x, out.y, *times, fields, further=further)
+        return Batch(
+            x,
+            y,
+            np.array(indices),
+            input_times,
+            target_times,
+            fields,
+            further=further,
+            is_raw=self.preparation is not None,
+        )
+
+    def _allocated(self, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+        history = self.schema.input[0].n_time
+        times = history, self.dataset.num_steps
+        channels = self.schema.num_input_channels, self.schema.num_target_channels
+        arrays = [
+            BUFFERS.empty((num_samples, *shape, *self._space), np.float32)
+            for shape in zip(channels, times, strict=True)
+        ]
+        return arrays[0], arrays[1]
+
+    @cached_property
+    def _space(self) -> tuple[int, ...]:
+        """Shape of the rows and columns of x."""
+        grid = self.pipeline.grid
+        shape = next(self.dataset.grids()).shape if grid is None else grid.shape
+        if self.rows is None:
+            return shape
+        return len(range(shape[0])[self.rows]), *shape[1:]
+
+    @cached_property
+    def _direct(self) -> Mapping[str, Mapping[str, slice]] | None:
+        """Channels of x and y that fields are read to; None if blocks change them."""
+        if self.preparation is None:
+            return None
+        return self.preparation.direct(self.dataset.schema.as_read())
 
     def _sample(
-        self, index: int, out: BatchArrays, number: int, *, thorough: bool
+        self, index: int, x: np.ndarray, y: np.ndarray, *, thorough: bool
     ) -> dict[str, Any]:
-        """Writes x and y of one sample to `out`; returns its times and other fields.
+        """Writes x and y of one sample; returns its times and other fields.
 
         Raises:
             ValueError, OSError: see `read`.
         """
         try:
-            return self._filled(index, out, number, thorough=thorough)
+            return self._filled(index, x, y, thorough=thorough)
         except BadValuesError as error:
             raise error.in_file(self.dataset.path_of) from error
 
     def _filled(
-        self, index: int, out: BatchArrays, number: int, *, thorough: bool
+        self, index: int, x: np.ndarray, y: np.ndarray, *, thorough: bool
     ) -> dict[str, Any]:
-        steps = [
-            collate([self.dataset.step(index, k, self.rows)])
-            for k in range(self.dataset.num_steps)
-        ]
+        steps = []
+        for step in range(self.dataset.num_steps):
+            out = None
+            if self._direct is not None:
+                arrays = {"input": x[0], "target": y[0, :, step : step + 1]}
+                out = {
+                    entry: {k: array[part] for k, part in self._direct[entry].items()}
+                    for entry, array in arrays.items()
+                    if step == 0 or entry == "target"
+                }
+            steps.append(collate([self.dataset.step(index, step, self.rows, out)]))
         if thorough:
             _check_raw(steps)
-        raw = steps[0]
-        first = self.pipeline.initial(raw)
-        later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
-        # The input of later steps is forcing alone, of which no x can be made here.
-        targets = [{k: v for k, v in step.items() if k != "input"} for step in later]
-        for step, step_tree in enumerate((first, *targets)):
-            out.fill(self.pipeline, step_tree, number, step)
-        times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
-        x, y = out.x[number : number + 1], out.y[number : number + 1]
+        raw, aligned = steps[0], self.pipeline.aligned
+        later = [aligned(step, Phase.INITIAL) for step in steps[1:]]
         check_raw = partial(_check_raw, steps)
-        self._checks.check(x, y, first["input_times"], check_raw)
-        forcing = [self.pipeline.aligned(s, Phase.BEFORE_STEP)["input"] for s in later]
-        for step, step_forcing in zip(later, forcing, strict=True):
-            self._checks.check_forcing(step_forcing, step["input_times"], check_raw)
-        fields = self._named_fields(raw, first, forcing)
-        further = self._further(index, thorough=thorough)
-        known = {"input_times": first["input_times"], "target_times": times}
-        return {**known, "fields": fields, "further": further}
+        if self._direct is None:
+            # The input of later steps is forcing alone, of which no x can be made here.
+            targets = [{k: v for k, v in t.items() if k != "input"} for t in later]
+            self._write(index, (raw, *targets), x, y, check_raw)
+        forcing = [aligned(step, Phase.BEFORE_STEP)["input"] for step in later]
+        if self.preparation is None:
+            self._checks.check(x, y, raw["input_times"], check_raw)
+            for step, step_forcing in zip(later, forcing, strict=True):
+                self._checks.check_forcing(step_forcing, step["input_times"], check_raw)
+        return {
+            "input_times": raw["input_times"],
+            "target_times": np.stack([s["target_times"] for s in steps], axis=1),
+            "fields": self._named_fields(raw, forcing),
+            "further": self._further(index, thorough=thorough),
+        }
+
+    def _write(
+        self,
+        index: int,
+        steps: Sequence[FieldTree],
+        x: np.ndarray,
+        y: np.ndarray,
+        check_raw: Callable[[], None],
+    ) -> None:
+        """Writes what the preblocks of the host make of the steps of a sample."""
+        host = self.pipeline if self.preparation is None else self.preparation.host
+        for step, tree in enumerate(steps):
+            done = host.before_step(tree if step else host.initial(tree))
+            arrays = {"input": x, "target": y[:, :, step : step + 1]}
+            for entry, array in arrays.items():
+                if self.preparation is None:
+                    if ARRAYS[entry] in done:
+                        array[...] = done[ARRAYS[entry]]
+                    continue
+                for key, field in by_key(done.get(entry, {})).items():
+                    array[:, self.preparation.parts[entry][key]] = field
+        if self.preparation is not None:
+            # Blocks of the host have mixed fill values with others.
+            try:
+                check_raw()
+            except BadValuesError:
+                dataclasses.replace(self, preparation=None).read([index])
 
     @cached_property
     def _checks(self) -> ChannelChecks:
@@ -138,11 +212,12 @@ class SampleReader:
         )
 
     def _named_fields(
-        self, raw: FieldTree, first: FieldTree, forcing: Sequence[FieldTree]
+        self, raw: FieldTree, forcing: Sequence[FieldTree]
     ) -> dict[str, FieldTree]:
         """`Batch.fields` of one sample; `forcing` is that of the later steps."""
         if not (forcing or self.pipeline.needs("x_physical", "ic_raw")):
             return {}
+        first = self.pipeline.initial(raw)
         physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
         fields = initial_entries(self.pipeline, raw["input"], physical)
         return fields | (fields_of_rollout(physical, forcing) if forcing else {})

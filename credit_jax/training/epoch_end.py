@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from credit_jax.io.activity import activity
 from credit_jax.nn.noise import Noise
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LogRow, logged_metrics
+from credit_jax.training.rollout import SUSPICION
 from credit_jax.training.state import TrainState
 from credit_jax.training.steps import CompiledSteps, num_batches
 
@@ -123,12 +125,14 @@ class EpochNumbers:
         sums: further measured values by name, summed over the micro-batches.
         waits: seconds that each update of this process waited for data.
         num_bad: bad samples that were replaced by others.
+        since: time at which the first update was finished, by `time.monotonic`.
     """
 
     losses: list[float] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
     waits: list[float] = field(default_factory=list)
     num_bad: int = 0
+    since: float | None = None
 
     @staticmethod
     def of(progress: Progress) -> EpochNumbers:
@@ -143,6 +147,7 @@ class EpochNumbers:
             measured: (k,) arrays by name.
         """
         self.losses += losses.tolist()
+        self.since = self.since or time.monotonic()
         for name, values in jax.device_get(dict(measured)).items():
             self.sums[name] = self.sums.get(name, 0.0) + float(np.sum(values))
 
@@ -171,6 +176,12 @@ class EpochNumbers:
     def mean_wait(self) -> float:
         """Seconds that an update waited for data."""
         return float(np.mean(self.waits)) if self.waits else 0.0
+
+    @property
+    def wait_percent(self) -> float:
+        """Share of the time since the first update in which one waited for data, %."""
+        elapsed = time.monotonic() - (self.since or time.monotonic())
+        return 100 * sum(self.waits[1:]) / elapsed if elapsed > 0 else 0.0
 
 
 def validate(
@@ -205,8 +216,15 @@ def validate(
         noise = Noise(jax.random.key(index))
         with activity(f"validation batch {index + 1}/{total}"):
             values = steps.evaluate(*weights, steps.place_valid(batch), noise)
+            suspicion = int(values.pop(SUSPICION, 0))
+            if suspicion > 1:
+                batch = loader.inspect(batch)
+                values = steps.evaluate(*weights, steps.place_valid(batch), noise)
+                values.pop(SUSPICION)
+            elif suspicion:
+                loader.note(batch)
             for name, value in values.items():
                 collected.setdefault(name, []).append(float(value))
         seen(batch)
-        display.advance(1, len(batch.x) * jax.process_count())
+        display.advance(1, len(batch.indices) * jax.process_count())
     return {name: float(np.mean(values)) for name, values in collected.items()}

@@ -29,6 +29,7 @@ from credit_jax.training.curriculum import (
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import LogRow
 from credit_jax.training.non_finite import check_finite
+from credit_jax.training.rollout import SUSPICION
 from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start, last_epoch
@@ -45,9 +46,17 @@ from credit_jax.training.steps import (
 FINISHED, EARLY = "finished", "stopped early"
 # Columns of the log that depend on the clock.
 TIME_COLUMNS = frozenset(
-    {"data_wait_seconds", "save_seconds", "save_percent", "saved_minutes_ago"}
+    {
+        "data_wait_seconds",
+        "data_wait_percent",
+        "save_seconds",
+        "save_percent",
+        "saved_minutes_ago",
+    }
 )
 _SAVE = "save"
+# Share of the time, %, that updates wait for data, above which the log says what to do.
+MUCH_WAITING = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,11 @@ class TrainingLoop:
     _steps: CompiledSteps | None = field(init=False, default=None)
     _began: tuple[float, int] = field(init=False)
     _next: NextStage | None = field(init=False, default=None)
+    # Updates that are started, with their samples, and whether the next one counts.
+    _pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = field(
+        init=False, default_factory=deque
+    )
+    _proceed: Any = field(init=False, default=None)
 
     def run(self, start: Start) -> Outcome:
         """Trains from `start` to the last epoch.
@@ -263,37 +277,39 @@ class TrainingLoop:
         batches = itertools.islice(self.train_loader.epoch(epoch, samples), left)
         groups = grouped(batches, self.trainer.grad_accum_every)
         # Simulated devices share the cores: two programs at once block each other.
-        ahead = 0 if jax.default_backend() == "cpu" else 1
-        # Updates that are started, and whose numbers nobody has waited for yet.
-        pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
-        rate = self._rate(epoch)
+        ahead = 0 if jax.default_backend() == "cpu" else 2
         self._resume_clock()
         for group, seconds in with_wait(groups):
             self._numbers.waits.append(seconds)
             if (profile := self.loggers.profile) and profile.before(self._next_update):
-                while pending:
-                    self._finish_update(epoch, *pending.popleft())
+                self._finish_updates(epoch)
                 profile.switch(self._next_update)
             with activity(f"update {self._next_update}"):
-                self._state, info = self.steps.train(
-                    self._state, self.steps.place_train(group), rate
-                )
-            pending.append((info, group))
-            while len(pending) > ahead:
-                self._finish_update(epoch, *pending.popleft())
+                self._start_update(epoch, group)
+            self._finish_updates(epoch, ahead)
             self._num_started += 1
             # All processes stop and save after the same update: saving is collective.
             decision = self._agreement.reached(self._num_started, self._wish(requests))
             if decision or self._saves.due_by_steps:
-                while pending:
-                    self._finish_update(epoch, *pending.popleft())
+                self._finish_updates(epoch)
                 if self._progress.batches < total:
                     self._save_within_epoch()
                 if decision not in (None, _SAVE):
                     return decision if self._progress.batches < total else None
-        while pending:
-            self._finish_update(epoch, *pending.popleft())
+        self._finish_updates(epoch)
         return None
+
+    def _start_update(self, epoch: int, group: Sequence[Batch]) -> None:
+        """Starts an update, which counts only if those before it do."""
+        placed = self.steps.place_train(group)
+        first = self._proceed is None
+        proceed = self.steps.proceed(1) if first else self._proceed
+        arguments = self._state, placed, self._rate(epoch), proceed
+        self._state, info = self.steps.train(*arguments)
+        self._proceed = info["proceed"]
+        # The memory of its arrays is free for another batch once they are placed.
+        samples = [batch.without_arrays() for batch in group]
+        self._pending.append((info, samples))
 
     @property
     def _samples_done(self) -> int:
@@ -319,12 +335,33 @@ class TrainingLoop:
         )
         self._save()
 
+    def _finish_updates(self, epoch: int, num_left: int = 0) -> None:
+        """Waits for the updates that are started, but for the last ones."""
+        while len(self._pending) > num_left:
+            info, group = self._pending.popleft()
+            with activity("waiting for the devices"):
+                suspicion = np.atleast_1d(info.get(SUSPICION, 0))
+                is_taken = bool(info["proceed"])
+            if is_taken or not (suspicion > 1).any():
+                self._finish_update(epoch, info, group)
+                for batch, code in zip(group, suspicion, strict=False):
+                    if code == 1:
+                        self.train_loader.note(batch)
+                continue
+            # Neither this update nor one after it has counted: they are done again.
+            groups = [group, *(later for _, later in self._pending)]
+            self._pending.clear()
+            for number, batches in enumerate(groups):
+                read = self.train_loader.again if number else self.train_loader.inspect
+                self._proceed = None if number else self.steps.proceed(2)
+                self._start_update(epoch, [*map(read, batches)])
+                self._finish_updates(epoch)
+
     def _finish_update(
         self, epoch: int, info: dict[str, Any], group: Sequence[Batch]
     ) -> None:
-        """Waits for an update, checks its numbers, and displays them."""
-        with activity("waiting for the devices"):
-            losses = np.asarray(info["loss"], np.float64).reshape(-1)
+        """Checks the numbers of an update, and displays them."""
+        losses = np.asarray(info["loss"], np.float64).reshape(-1)
         norm = float(info["grad_norm"])
         skipped = bool(info.get("skipped", False))
         check_finite(
@@ -351,12 +388,12 @@ class TrainingLoop:
         self._record(epoch, info, losses, norm, len(group))
         self.loggers.display.advance(
             len(group),
-            sum(len(batch.x) for batch in group) * jax.process_count(),
+            sum(len(batch.indices) for batch in group) * jax.process_count(),
             {
                 "loss": float(losses.mean()),
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
-                "data wait s": self._numbers.waits[-1],
+                "data wait %": self._numbers.wait_percent,
                 **self._saves.minutes_ago("saved min ago"),
                 **self._scaling(info, skipped=skipped),
             },
@@ -449,6 +486,7 @@ class TrainingLoop:
             **self._numbers.row(valid, self.trainer.save_metric_vars),
             "lr": self._logged_rate(epoch),
             "data_wait_seconds": self._numbers.mean_wait,
+            "data_wait_percent": self._numbers.wait_percent,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
             **self._saves.minutes_ago("saved_minutes_ago"),
@@ -496,3 +534,9 @@ class TrainingLoop:
             f"{self._label(int(row['epoch']), last)} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"
         )
+        if row["data_wait_percent"] > MUCH_WAITING:
+            self.loggers.display.message(
+                f"Updates waited for data {row['data_wait_percent']:.0f} % of the time: "
+                f"raise trainer.thread_workers ({self.trainer.thread_workers}) or "
+                f"trainer.prefetch_factor ({self.trainer.prefetch_factor})."
+            )

@@ -38,6 +38,8 @@ PlacedBatch = Mapping[str, Any]
 Scalar = Float[Array, ""]
 # Weights of the model and parameters of the loss, both trained.
 Trained = tuple[Weights, Mapping[str, Array]]
+# Among the numbers of a batch: how suspicious its values are, see `Rollout.prepared`.
+SUSPICION = "suspicion"
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,7 @@ def evaluate_forecast(
         noise: noise of models that draw noise.
     """
     context = FieldContext(model.reducer, num_members=rollout.num_members)
+    batch, suspicion = rollout.prepared(batch, context)
 
     def step(fields: PlacedBatch, inputs: Any) -> FieldTree:
         index, target, _ = inputs
@@ -289,7 +292,7 @@ def evaluate_forecast(
     last = jax.tree.map(lambda leaf: leaf[-1], inputs)
     numbers = metrics(step(fields, last), context)
     _check_numbers(numbers)
-    return numbers
+    return numbers if suspicion is None else numbers | {SUSPICION: suspicion}
 
 
 def _check_numbers(numbers: Mapping[str, Array]) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from credit_jax.config import Config
 from credit_jax.data import Batch, ChannelSchema, Loader
@@ -54,6 +54,7 @@ from credit_jax.training.step import (
     make_train_step,
 )
 from credit_jax.training.steps import CompiledSteps, num_batches
+from credit_jax.transforms import Rollout
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Setup:
             schedule=rate,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
-            rollout=self.objective.rollout,
+            rollout=self._prepared(self.objective.rollout, self.train_loader),
             loss_optimizer=self.loss_optimizer,
             measure=self.objective.measure,
             metrics=self.objective.metrics,
@@ -158,7 +159,7 @@ class Setup:
             eval_step = make_eval_step(
                 self.valid_model,
                 self.objective.evaluate,
-                rollout=self.objective.valid_rollout,
+                rollout=self._prepared(self.objective.valid_rollout, self.valid_loader),
             )
             evaluate = compile_program(eval_step, self.mesh)
         train = compile_program(
@@ -169,12 +170,18 @@ class Setup:
             group_halos=trainer.compiler.group_halos,
         )
 
+        def proceed(value: int) -> Any:
+            sharding = NamedSharding(self.mesh, PartitionSpec())
+            return jax.make_array_from_callback((), sharding, lambda _: np.int32(value))
+
         def compile_train(state: Any, learning_rate: Any) -> None:
-            train.lower(state, self._train_shapes, learning_rate).compile()
+            arguments = state, self._train_shapes, learning_rate, proceed(1)
+            train.lower(*arguments).compile()
 
         schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
         return CompiledSteps(
             train=train,
+            proceed=proceed,
             compile_train=compile_train,
             fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
@@ -182,6 +189,11 @@ class Setup:
             place_valid=self.place_valid,
             learning_rate=lambda step: float(schedule(jnp.int32(step - back))),
         )
+
+    @staticmethod
+    def _prepared(rollout: Rollout, loader: Loader | None) -> Rollout:
+        """A forecast that makes x and y of the raw batches of a loader."""
+        return replace(rollout, prepare=loader.preparation if loader else None)
 
     def place_train(self, group: Sequence[Batch]) -> dict[str, Any]:
         """Micro-batches of one update, stacked, on the mesh."""
@@ -278,7 +290,7 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 
     def local(loader: Loader, *, shared: bool) -> Loader:
         shards = ((0,), 1) if shared else (ranks, dp_size)
-        return loader.for_ranks(*shards).for_rows(rows)
+        return loader.for_ranks(*shards).for_step().for_rows(rows)
 
     loaders = {
         split: local(loader, shared=split == "train" and plan.config.shares_batches)

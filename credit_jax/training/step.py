@@ -8,6 +8,7 @@ with `parallel.compiler.compile_program`, and donates the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -15,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from credit_jax.losses import Loss
 from credit_jax.metrics import Measure
 from credit_jax.models.arguments import check_batch, on_mesh
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields import FieldContext
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.fsdp import pvary_params
@@ -31,6 +33,7 @@ from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import global_norm, update_by_path
 from credit_jax.training.rollout import (
+    SUSPICION,
     ForecastLoss,
     Trained,
     evaluate_forecast,
@@ -45,6 +48,7 @@ from credit_jax.training.state import (
     state_specs,
 )
 from credit_jax.transforms import ONE_STEP, Rollout
+from credit_jax.transforms.rollout import RAW
 
 PlacedBatch = Mapping[str, Any]
 Scalar = Float[Array, ""]
@@ -92,11 +96,15 @@ def make_train_step(
 
     Returns:
         `step(state, {"x": (k, b, c, t, lat, lon), "y": (k, b, c, step, lat, lon), ...},
-        learning_rate=None) -> (state, info)`; `learning_rate` replaces that of the
-        schedule; info has "loss" (k,), the sum over the steps that count, "grad_norm",
-        with a schedule "learning_rate", in float16 "loss_scale" and "skipped", and in
-        "measured" by name (k,) the parts of the loss and the results of `measure`,
-        summed over these steps, and those of `metrics` for the last step.
+        learning_rate=None, proceed=None) -> (state, info)`; `learning_rate` replaces
+        that of the schedule. With `proceed` the state stays as it is if that is 0, or
+        the loss or the norm of the gradient is not finite, or, unless it is 2, a value
+        of a raw batch is suspicious; "proceed" of info, 0 or 1, is that of the next
+        update, so that none after it counts either. Info has "loss" (k,), the sum over
+        the steps that count, "grad_norm", with a schedule "learning_rate", in float16
+        "loss_scale" and "skipped", and in "measured" by name (k,) the parts of the loss
+        and the results of `measure`, summed over these steps, and those of `metrics`
+        for the last step.
 
     Raises:
         ValueError: the state of the optimizer is not elementwise, or the loss has
@@ -121,24 +129,40 @@ def make_train_step(
     param_specs = model.model_def.param_specs
 
     def train_step(
-        state: TrainState, batch: PlacedBatch, rate: Scalar | None
+        state: TrainState,
+        batch: PlacedBatch,
+        rate: Scalar | None,
+        proceed: Int[Array, ""] | None,
     ) -> tuple[TrainState, dict[str, Array]]:
         accumulated = _accumulate(
             state, batch, model, loss, accumulate, rollout, measure, metrics
         )
-        return updated(state, batch, rate, *accumulated)
+        suspicion = accumulated[2].pop(SUSPICION, None)
+        new, info = updated(state, rate, *accumulated)
+        if suspicion is not None:
+            info[SUSPICION] = suspicion
+        if proceed is None:
+            return new, info
+        taken = (proceed > 0) & all_finite(info["loss"])
+        if suspicion is not None:
+            taken &= (proceed > 1) | (suspicion < 2).all()
+        if state.loss_scale is None:  # else an infinite norm is an update to skip
+            taken &= jnp.isfinite(info["grad_norm"])
+        key = state.key
+        new, old = replace(new, key=None), replace(state, key=None)
+        kept = replace(keep_if(taken, new, old), key=key)
+        return kept, info | {"proceed": taken.astype(jnp.int32)}
 
     @jax.named_scope(UPDATE)
     def updated(
         state: TrainState,
-        batch: PlacedBatch,
         rate: Scalar | None,
         both_grads: Trained,
         model_state: ModelState,
         measured: dict[str, Array],
     ) -> tuple[TrainState, dict[str, Array]]:
         grads, loss_grads = both_grads
-        micro_step = state.micro_step + batch["y"].shape[0]
+        micro_step = state.micro_step + len(measured["loss"])
         norm = global_norm(grads)
         extra = {"grad_norm": norm}
         if rate is None and schedule is not None:
@@ -185,15 +209,18 @@ def make_train_step(
 
     @jax.jit
     def step(
-        state: TrainState, batch: PlacedBatch, learning_rate: Scalar | None = None
+        state: TrainState,
+        batch: PlacedBatch,
+        learning_rate: Scalar | None = None,
+        proceed: Int[Array, ""] | None = None,
     ) -> tuple[TrainState, dict[str, Array]]:
         batch_specs = _batch_specs(model, tuple(batch), stacked=True)
         sharded = model.parallel_config.shard_map(
             train_step,
-            in_specs=(specs, batch_specs, PartitionSpec()),
+            in_specs=(specs, batch_specs, PartitionSpec(), PartitionSpec()),
             out_specs=(specs, PartitionSpec()),
         )
-        return sharded(state, dict(batch), learning_rate)
+        return sharded(state, dict(batch), learning_rate, proceed)
 
     return _CheckedStep(model, rollout, specs, step)
 
@@ -221,12 +248,12 @@ class _CheckedStep:
         self.__name__ = "step"  # the name of the program of a user's own jit
 
     def __call__(
-        self, state: TrainState, batch: PlacedBatch, learning_rate: Scalar | None = None
+        self, state: TrainState, batch: PlacedBatch, *further: Any, **named: Any
     ) -> tuple[TrainState, dict[str, Array]]:
         check_state(state, self._specs)
         _check_batch(self._model, batch, self._rollout, stacked=True)
         with on_mesh(self._model.mesh, state=state, batch=batch):
-            return self._step(state, dict(batch), learning_rate)
+            return self._step(state, dict(batch), *further, **named)
 
     def lower(self, *args: Any, **keywords: Any) -> Any:
         """See `jax.jit`."""
@@ -293,6 +320,9 @@ def _check_batch(
     model: ParallelModel, batch: Any, rollout: Rollout, *, stacked: bool
 ) -> None:
     """Checks the fields that every step takes; see `check_batch`."""
+    if rollout.prepare is not None and isinstance(batch, Mapping):
+        made = {raw: name for name, raw in RAW.items()}
+        batch = {made.get(name, name): x for name, x in batch.items()}
     definition, compute = model.model_def, model.parallel_config.precision.compute
     options = {"stacked": stacked, "num_steps": rollout.num_steps}
     fields = definition.inputs, definition.output
@@ -367,9 +397,13 @@ def _accumulate(
     def micro(model_state: ModelState, index: Array, batch: PlacedBatch) -> Any:
         # By number, so that a run that goes on draws as one without a break.
         key = jax.random.fold_in(state.key, state.micro_step + index)
-        return forecast.gradient(variables, model_state, batch, key)
+        batch, suspicion = rollout.prepared(batch, FieldContext(model.reducer))
+        grads, after, values = forecast.gradient(variables, model_state, batch, key)
+        if suspicion is not None:
+            values[SUSPICION] = suspicion
+        return grads, after, values
 
-    count = batch["y"].shape[0]
+    count = len(jax.tree.leaves(dict(batch))[0])
     if count == 1:
         grads, model_state, values = micro(
             state.model_state,

@@ -24,8 +24,9 @@ class CompiledSteps:
 
     Attributes:
         train: (state, placed micro-batches, learning rate or None for that of the
-            schedule) -> (state, {"loss": (k,), "grad_norm", "learning_rate",
-            "measured"}).
+            schedule, whether to proceed) -> (state, {"loss": (k,), "grad_norm",
+            "learning_rate", "measured", "proceed"}), see `make_train_step`.
+        proceed: 1 or 2 -> whether the first update is to proceed, on the mesh.
         compile_train: compiles `train` for arguments with the shapes of its own, a
             state and a learning rate; the first call with such arguments then does
             not.
@@ -40,6 +41,7 @@ class CompiledSteps:
     """
 
     train: Callable[..., tuple[TrainState, dict[str, Any]]]
+    proceed: Callable[[int], Any]
     compile_train: Callable[[Any, Any], None]
     fuse: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[..., dict[str, Any]] | None

@@ -2,7 +2,6 @@
 
 from credit_jax.transforms.base import (
     PREBLOCKS,
-    Destination,
     FieldTree,
     Grid,
     Phase,
@@ -51,7 +50,6 @@ __all__ = [
     "TRANSFORMS",
     "Advance",
     "Backprop",
-    "Destination",
     "FieldTree",
     "Grid",
     "Normalizer",

@@ -18,8 +18,6 @@ their input and output is a `FieldTree`, a nested dict with these entries:
     y_target_processed     like target: y, split by `reconstruct`, if configured
     input_channel_map,     {key: slice}: channels of x; channels of y and y_pred
     channel_map
-    destination            {"input" or "target": Destination}, on the host only, if x
-                           and y are views of preallocated arrays
 
 A transform runs on the host, on whole numpy arrays, or traced, on local JAX arrays
 inside `shard_map` with a `FieldContext` for global integrals, or both (`Where`). For
@@ -107,29 +105,6 @@ class TransformEntry:
     needs: tuple[str, ...] = ()
     is_fitted: bool = False
     undone_by: str | None = None
-
-
-@dataclass(frozen=True)
-class Destination:
-    """The array into which `concat` writes the fields of an entry.
-
-    An elementwise transform may write its result directly to this array, which saves a
-    pass over memory.
-
-    Attributes:
-        array: (batch, channel, time, lat, lon) float32, x or y or a part of them.
-        channels: key -> channels of the array.
-    """
-
-    array: np.ndarray
-    channels: Mapping[str, slice]
-
-    def place(self, key: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """View of `array` for a field; None if there is none of that shape."""
-        if key not in self.channels:
-            return None
-        part = self.array[:, self.channels[key]]
-        return part if part.shape == shape else None
 
 
 @runtime_checkable
@@ -319,7 +294,15 @@ class Transform:
 
     @property
     def needs_grid(self) -> bool:
-        """Whether a preblock needs all rows of a field, not only some."""
+        """Whether a preblock needs all rows of a field on the host, not only some."""
+        return False
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether a preblock that can be traced is exact on the host alone.
+
+        Others that change each field by itself run within the step (`Preparation`).
+        """
         return False
 
     @property
@@ -450,14 +433,6 @@ def map_fields(
                 for source, fields in tree[part].items()
             }
     return new
-
-
-def place_of(
-    tree: FieldTree, part: str, key: str, shape: tuple[int, ...]
-) -> np.ndarray | None:
-    """View of x or y to which a transform may write a field; None if there is none."""
-    destination = tree.get("destination", {}).get(part)
-    return None if destination is None else destination.place(key, shape)
 
 
 def change_entry(

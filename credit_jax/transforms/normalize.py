@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +32,6 @@ from credit_jax.transforms.base import (
     TreeSchema,
     change_entry,
     map_fields,
-    place_of,
     variable_of,
 )
 from credit_jax.transforms.pointwise import standardize
@@ -134,16 +132,7 @@ class Normalizer(Transform):
         Raises:
             ValueError: the files have another number of levels.
         """
-        new = dict(tree)
-        for part in ("input", "target"):
-            change = partial(self._normalize_in_place, tree, part)
-            new = map_fields(new, change, (part,))
-        return new
-
-    def _normalize_in_place(
-        self, tree: FieldTree, part: str, key: str, array: Any
-    ) -> Any:
-        return self.normalize(key, array, place_of(tree, part, key, array.shape))
+        return map_fields(tree, self.normalize, ("input", "target"))
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -152,16 +141,13 @@ class Normalizer(Transform):
         return map_fields(tree, self.denormalize, ("input", "target"))
 
     def normalize(
-        self,
-        key: str,
-        array: Shaped[Any, "batch level time lat lon"],
-        out: Shaped[np.ndarray, "batch level time lat lon"] | None = None,
+        self, key: str, array: Shaped[Any, "batch level time lat lon"]
     ) -> Shaped[Any, "batch level time lat lon"]:
-        """Normalizes a field; may write the result to `out`, see `standardize`."""
+        """Normalizes a field: (x - mean) / std."""
         if variable_of(key) not in self.mean:
             return array
         mean, std = self.statistics(key, array.shape[1])
-        return standardize(array, _by_level(mean), _by_level(std), out)
+        return standardize(array, _by_level(mean), _by_level(std))
 
     def denormalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]

@@ -75,6 +75,16 @@ class Block:
         """Whether it is a preblock that brings fields to the model's grid or levels."""
         return self.phase in PREBLOCKS and self.transform.moves_fields
 
+    @property
+    def is_local(self) -> bool:
+        """Whether a preblock changes each field by itself, also on a shard of it."""
+        transform = self.transform
+        return (
+            Where.TRACED in self.entry.where
+            and transform.by_field
+            and not (transform.moves_fields or transform.needs_host)
+        )
+
     def argument(self, name: str) -> Any:
         """Value of an argument; None if its type has no such argument."""
         return dict(self.args).get(name)
@@ -220,6 +230,23 @@ class Pipeline:
             if block.transform.renames:
                 new = block.transform.inverse(new, context)
         return new
+
+    def divided(self, num_steps: int) -> tuple[Pipeline, Pipeline]:
+        """The preblocks that run on the host, and those that the step runs after them.
+
+        The step takes the last ones, as many as work on the fields of a shard.
+
+        Args:
+            num_steps: steps of a sample; blocks of the initial state change the target
+                of the first step alone, which the host can tell from later ones.
+        """
+        start = 0
+        for end, block in enumerate(self.preblocks, 1):
+            initial = block.phase is Phase.INITIAL and not block.transform.renames
+            if not block.is_local or (initial and num_steps > 1):
+                start = end
+        parts = self.preblocks[:start], self.preblocks[start:]
+        return Pipeline(parts[0]), Pipeline(parts[1])
 
     # What the blocks need.
 

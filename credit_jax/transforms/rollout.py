@@ -27,7 +27,7 @@ with the functions at the top; `Advance` and `Rollout` are traced inside `shard_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +51,11 @@ PROGNOSTIC, DYNAMIC_FORCING, STATIC = "prognostic", "dynamic_forcing", "static"
 FORCING, CONSTANT = "forcing", "static"
 # Entries of a step that the previous step computes.
 CARRY = ("x", "x_physical")
+# Entries of a batch whose last preblocks a step runs, by what these make of them.
+RAW = {"x": "x_raw", "y": "y_raw"}
+# (batch, context) -> the batch with x and y, and how suspicious its values are: 0, 1 to
+# be named, or 2 to be looked at before an update counts.
+Prepare = Callable[[FieldTree, FieldContext], tuple[dict[str, Any], Array]]
 
 
 def field_type_of(var_key: str) -> str:
@@ -257,6 +262,7 @@ class Rollout:
         advance: computes the input of the next step; required for several steps.
         clamp: smallest and largest value of x and y; None does not clamp.
         num_members: ensemble members of each sample, adjacent on the batch dim.
+        prepare: makes x and y of a raw batch; None takes batches with x and y.
         backprop: what training minimizes; validation and inference do not read it.
 
     Raises:
@@ -269,6 +275,7 @@ class Rollout:
     advance: Advance | None = None
     clamp: tuple[float, float] | None = None
     num_members: int = 1
+    prepare: Prepare | None = None
     backprop: Backprop = Backprop()
 
     def __post_init__(self) -> None:
@@ -308,6 +315,17 @@ class Rollout:
         postprocess = pipeline.postprocess(*channels)
         advance = Advance(pipeline, *channels) if num_steps > 1 else None
         return cls(num_steps, postprocess, advance)
+
+    def prepared(
+        self, batch: FieldTree, context: FieldContext
+    ) -> tuple[dict[str, Any], Array | None]:
+        """Returns a batch with x and y, and how suspicious its values are.
+
+        The latter is None if the batch has x and y already.
+        """
+        if self.prepare is None or RAW["x"] not in batch:
+            return dict(batch), None
+        return self.prepare(batch, context)
 
     def per_step(self, batch: FieldTree) -> tuple[Array, NamedFields]:
         """Returns targets and the forcing of the next step, stacked over steps."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.bridgescaler import ScalerDict
+from credit_jax.named_fields.bridgescaler import QuantileScaler, ScalerDict
 from credit_jax.named_fields.coordinates import GridCoordinates
 from credit_jax.transforms.base import FieldTree, LevelFile, OfVariables, TreeSchema
 from credit_jax.transforms.scaling import (
@@ -101,6 +101,16 @@ class ScalerTransform(OfVariables):
     def needs_grid(self) -> bool:
         """Whether scalers are by grid point, so that they need all rows."""
         return bool(self.args.spatial_variables)
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether scalers are quantiles, whose tails need float64."""
+        return any(
+            isinstance(scaler, QuantileScaler)
+            for side in self.scalers.values()
+            for of_source in side.values()
+            for scaler in of_source.values()
+        )
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:

@@ -23,13 +23,7 @@ from credit_jax.named_fields.bridgescaler import (
 )
 from credit_jax.named_fields.coordinates import places_of
 from credit_jax.transforms import quantile
-from credit_jax.transforms.base import (
-    FieldTree,
-    Group,
-    LevelFile,
-    change_entry,
-    place_of,
-)
+from credit_jax.transforms.base import FieldTree, Group, LevelFile, change_entry
 from credit_jax.transforms.pointwise import is_numpy, standardize
 from credit_jax.transforms.selection import Selection, Variables
 
@@ -106,7 +100,6 @@ def scale(
     *,
     per_point: bool = False,
     context: FieldContext | None = None,
-    out: np.ndarray | None = None,
 ) -> LevelFields:
     """Transforms a field, or inverts the transform.
 
@@ -117,7 +110,6 @@ def scale(
         per_point: whether a channel of the scaler is a grid point; else it is a level,
             or a longitude for a scaler with channels last.
         context: context of a traced step; None on the host.
-        out: optional array to which "transform" may write its result.
 
     Returns:
         The field, in the promoted dtype of x and the scaler for numpy arrays, and in
@@ -131,17 +123,19 @@ def scale(
         return quantile.scale(
             scaler, x, method, per_point=per_point, grid=_grid(x, context), rows=rows
         )
-    shift, factor = _affine(scaler)
     shape = _shape(scaler, x, per_point, context)
-    shift, factor = shift.reshape(shape), factor.reshape(shape)
-    if per_point and context is not None:
-        shift, factor = context.local_rows(shift), context.local_rows(factor, fill=1)
-    shift, factor = (part.reshape(_five(part.shape)) for part in (shift, factor))
-    if not is_numpy(x):
-        shift, factor = (jnp.asarray(value, x.dtype) for value in (shift, factor))
+    shift, factor = (part.reshape(shape) for part in _affine(scaler))
+    local_rows = context.local_rows if per_point and context is not None else None
     if method == "transform":
         with np.errstate(divide="ignore", invalid="ignore"):
-            return standardize(x, shift, factor, out)
+            return standardize(x, shift, factor, local_rows)
+    if local_rows is not None:
+        shift, factor = local_rows(shift), local_rows(factor, fill=1)
+    if not is_numpy(x):
+        shift, factor = (
+            jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
+            for value in (shift, factor)
+        )
     return x * factor + shift
 
 
@@ -183,9 +177,8 @@ def scale_fields(
             return x
         (scaler,) = find_scalers(scalers, [key], f"the scalers of {part}").values()
         options = {"per_point": spatial(key), "context": context}
-        out = place_of(tree, part, key, x.shape)
         with errors_of(args.scaler_path, key):
-            return scale(scaler, x, method, **options, out=out)
+            return scale(scaler, x, method, **options)
 
     return change_entry(tree, change, part, "bridgescaler_transform")
 
@@ -352,11 +345,6 @@ def _shape(
     if per_point:
         return grid
     return (count,) if last else (1, count, 1, 1, 1)
-
-
-def _five(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Prepends ones to a shape, up to five dims."""
-    return (1,) * (5 - len(shape)) + shape
 
 
 def _grid(x: Any, context: FieldContext | None) -> tuple[int, int]:

@@ -56,10 +56,10 @@ class Watched(Setup):
     def steps(self, **keywords):
         steps = super().steps(**keywords)
 
-        def train_step(state, batch, rate):
+        def train_step(state, batch, *further):
             if self.notes["before"]:
                 self.notes["before"](len(self.notes["losses"]))
-            state, info = steps.train(state, batch, rate)
+            state, info = steps.train(state, batch, *further)
             self.notes["rates"].append(float(info["learning_rate"]))
             self.notes["losses"] += np.asarray(info["loss"]).tolist()
             if self.notes["change"]:

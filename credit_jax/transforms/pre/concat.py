@@ -10,7 +10,7 @@ import numpy as np
 from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key
-from credit_jax.transforms.base import Destination, FieldTree, Transform, TreeSchema
+from credit_jax.transforms.base import FieldTree, Transform, TreeSchema
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
 FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
@@ -69,10 +69,10 @@ def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[st
     if inputs:
         order = _order(tree, "input_channel_map", traced)
         keys = order or _ranked(tree["input"])
-        new["x"] = join(inputs, keys, tree.get("destination", {}).get("input"))
+        new["x"] = join(inputs, keys)
     if targets:
         order = _order(tree, "channel_map", traced) or list(targets)
-        new["y"] = join(targets, order, tree.get("destination", {}).get("target"))
+        new["y"] = join(targets, order)
     return new
 
 
@@ -133,18 +133,6 @@ class ToDevice(Transform):
         return dict(tree)
 
 
-def _fits(destination: Destination, fields: Mapping[str, np.ndarray]) -> bool:
-    """Whether the fields, in their order, have the channels of the destination."""
-    ordered = sorted(destination.channels, key=lambda k: destination.channels[k].start)
-    return ordered == list(fields) and all(
-        destination.place(key, field.shape) is not None for key, field in fields.items()
-    )
-
-
-def _is_view(field: np.ndarray, place: np.ndarray) -> bool:
-    return field.__array_interface__ == place.__array_interface__
-
-
 def _ranked(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The keys of all sources; within each source, sorted by `channel_rank`."""
     return [
@@ -164,18 +152,12 @@ def _order(tree: FieldTree, name: str, traced: bool) -> list[str] | None:
     return sorted(tree[name], key=lambda key: tree[name][key].start)
 
 
-def join(
-    fields: Mapping[str, Any],
-    keys: Sequence[str],
-    destination: Destination | None = None,
-) -> Any:
+def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
     """Concatenates fields along channels, in float32 (or wider, if traced).
 
     Args:
         fields: key -> (batch, level, time, lat, lon), numpy or JAX.
         keys: keys of the fields, in channel order.
-        destination: array for the result, used if its channels are those of the fields.
-            Fields that a transform has already written to it are not copied.
 
     Raises:
         ValueError: the shapes of the fields differ in more than their levels.
@@ -189,12 +171,6 @@ def join(
             f"levels: {listed}"
         )
     arrays = list(fields.values())
-    if destination is not None and _fits(destination, fields):
-        for key, field in fields.items():
-            place = destination.array[:, destination.channels[key]]
-            if not _is_view(field, place):
-                place[...] = field
-        return destination.array
     if all(isinstance(array, np.ndarray) for array in arrays):
         return np.concatenate(arrays, axis=1, dtype=np.float32)
     joined = jnp.concatenate(arrays, axis=1)
