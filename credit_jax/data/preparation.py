@@ -77,8 +77,8 @@ class Preparation:
         if not any(block.type == "concat" for block in step.blocks):
             return None
         read = dataset.schema.as_read()
-        made = dataset.schema.after(pipeline)
-        channels = {"input": made.input_slices(), "target": made.target_slices()}
+        schema = dataset.schema.after(pipeline)
+        channels = {"input": schema.input_slices(), "target": schema.target_slices()}
         forcing = pipeline
         if dataset.num_steps > 1:
             alone = after_aligned(for_forcing(pipeline)).blocks
@@ -131,26 +131,23 @@ class Preparation:
             fields = self.parts[entry].items()
             raw = batch[RAW[name]]
             tree[entry] = by_source({key: raw[:, part] for key, part in fields})
-        made = self.step.before_step(self.step.initial(tree, context), context)
-        found = []
+        done = self.step.before_step(self.step.initial(tree, context), context)
+        suspects = []
         for entry, name in ARRAYS.items():
-            new[name] = made[name].astype(batch[RAW[name]].dtype)
+            new[name] = done[name].astype(batch[RAW[name]].dtype)
             scaled = [
                 np.full(part.stop - part.start, key in self.normalized)
-                for key, part in sorted(
-                    self.channels[entry].items(), key=lambda pair: pair[1].start
-                )
+                for key, part in self.channels[entry].items()
             ]
             arrays = new[name], batch[RAW[name]], np.concatenate(scaled)
-            found.append(_suspects(*arrays, context))
+            suspects.append(_suspects(*arrays, context))
         if forcing := batch.get(FORCING):
             named = self.forcing.named_as_before({"input": forcing}, context)
             after = by_key(self.forcing.before_step(named, context)["input"])
-            # Sorted: a rename may have changed the order of the fields, not of values.
             for key, x in after.items():
                 scaled = np.full(x.shape[1], key in self.normalized)
-                found.append(_suspects(x, None, scaled, context))
-        counts = jnp.stack([sum(each) for each in zip(*found, strict=True)])
+                suspects.append(_suspects(x, None, scaled, context))
+        counts = jnp.stack([sum(each) for each in zip(*suspects, strict=True)])
         bad, outliers = sum_parts(counts.astype(jnp.int32), context.reducer.axes.batch)
         if self.refuses_outliers:
             bad = bad + outliers

@@ -449,7 +449,7 @@ class TrainingLoop:
 
     def _end_epoch(self, epoch: int, last: int) -> str | None:
         """Validates, logs and saves; returns "stopped early" if patience ran out."""
-        began = time.monotonic()
+        began, waited = time.monotonic(), self._numbers.wait_percent
         valid = validate(
             self.trainer,
             self.steps,
@@ -460,7 +460,7 @@ class TrainingLoop:
             last=last,
             seen=self._report_bad,
         )
-        row = self._row(epoch, valid)
+        row = self._row(epoch, valid) | {"data_wait_percent": waited}
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
         means = self._numbers.means
         measured |= {f"train_{name}": value for name, value in means.items()}
@@ -486,7 +486,6 @@ class TrainingLoop:
             **self._numbers.row(valid, self.trainer.save_metric_vars),
             "lr": self._logged_rate(epoch),
             "data_wait_seconds": self._numbers.mean_wait,
-            "data_wait_percent": self._numbers.wait_percent,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
             **self._saves.minutes_ago("saved_minutes_ago"),
@@ -534,9 +533,9 @@ class TrainingLoop:
             f"{self._label(int(row['epoch']), last)} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"
         )
-        if row["data_wait_percent"] > MUCH_WAITING:
+        if (percent := row["data_wait_percent"]) > MUCH_WAITING:
             self.loggers.display.message(
-                f"Updates waited for data {row['data_wait_percent']:.0f} % of the time: "
+                f"Updates waited for data {percent:.0f} % of the time: "
                 f"raise trainer.thread_workers ({self.trainer.thread_workers}) or "
                 f"trainer.prefetch_factor ({self.trainer.prefetch_factor})."
             )

@@ -150,8 +150,8 @@ def make_train_step(
             taken &= jnp.isfinite(info["grad_norm"])
         key = state.key
         new, old = replace(new, key=None), replace(state, key=None)
-        kept = replace(keep_if(taken, new, old), key=key)
-        return kept, info | {"proceed": taken.astype(jnp.int32)}
+        new = replace(keep_if(taken, new, old), key=key)
+        return new, info | {"proceed": taken.astype(jnp.int32)}
 
     @jax.named_scope(UPDATE)
     def updated(
@@ -321,8 +321,8 @@ def _check_batch(
 ) -> None:
     """Checks the fields that every step takes; see `check_batch`."""
     if rollout.prepare is not None and isinstance(batch, Mapping):
-        made = {raw: name for name, raw in RAW.items()}
-        batch = {made.get(name, name): x for name, x in batch.items()}
+        names = {raw: name for name, raw in RAW.items()}
+        batch = {names.get(name, name): x for name, x in batch.items()}
     definition, compute = model.model_def, model.parallel_config.precision.compute
     options = {"stacked": stacked, "num_steps": rollout.num_steps}
     fields = definition.inputs, definition.output

@@ -109,7 +109,7 @@ def prepared(raw, batch, mesh):
     run = jax.shard_map(
         lambda local: raw.preparation(local, field_context(NUM_LAT, mesh)),
         mesh=mesh,
-        in_specs=({name: spec for name in placed},),
+        in_specs=(dict.fromkeys(placed, spec),),
         out_specs=({"x": spec, "y": spec}, jax.sharding.PartitionSpec()),
     )
     made, suspicion = jax.jit(run)(placed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,13 @@ def train_as_credit(config_path: Path, mesh: str, run: Any) -> Trajectory:
     steps = setup.steps()
     state = start_of(setup, from_state_dict(setup.model_def, run.initial))
     batches = setup.train_loader.epoch(0)
+    on_host = replace(setup.train_loader, is_raw=False)
     infos = []
     for index in range(NUM_STEPS):
         batch = next(batches)
-        assert np.array_equal(batch.x, run.x[index]), f"x of step {index} differs"
-        assert np.array_equal(batch.y, run.y[index]), f"y of step {index} differs"
+        normalized = on_host.read(batch.indices)
+        assert np.array_equal(normalized.x, run.x[index]), f"x of step {index} differs"
+        assert np.array_equal(normalized.y, run.y[index]), f"y of step {index} differs"
         state, info = steps.train(state, steps.place_train([batch]))
         infos.append(jax.device_get(info))
     assert setup.valid_loader is not None

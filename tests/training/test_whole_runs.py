@@ -112,11 +112,11 @@ def test_ranks_get_the_same_samples(world: Path, tmp_path: Path) -> None:
         loader.epoch(0) for loader in (setup.train_loader, setup.valid_loader)
     )
     batch = next(train)
-    placed = setup.place_train([batch])["x"]
+    placed = setup.place_train([batch])["x_raw"]
     first, second = (np.asarray(shard.data) for shard in placed.addressable_shards)
     assert np.array_equal(first, second)
     assert np.array_equal(first[0], batch.x)
-    placed = setup.place_valid(next(valid))["x"]
+    placed = setup.place_valid(next(valid))["x_raw"]
     first, second = (np.asarray(shard.data) for shard in placed.addressable_shards)
     assert not np.array_equal(first, second)
     alone = load_config(tmp_path / "c.yml", ["trainer.parallelism.data=none"])
