@@ -17,8 +17,8 @@ from pydantic_core import PydanticUndefined
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
-from credit_jax.losses.registry import LOSSES
-from credit_jax.metrics.registry import METRICS
+from credit_jax.losses import LOSSES
+from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
 from tools.docstrings import sectioned

@@ -33,10 +33,11 @@ from credit_jax.transforms import (
     FORCING,
     FieldTree,
     Pipeline,
+    TreeSchema,
     after_aligned,
     for_forcing,
 )
-from credit_jax.transforms.base import Group, TreeSchema
+from credit_jax.transforms.base import Group
 from credit_jax.transforms.rollout import RAW
 
 # Entry of named fields -> the array of its channels.
