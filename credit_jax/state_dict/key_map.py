@@ -6,7 +6,7 @@ that do not fit. `match_keys.make_key_map` makes it from a key table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,8 +25,6 @@ from credit_jax.state_dict.torch_model import KeyRename
 Arrays = dict[str, np.ndarray]
 # The collections of `credit_jax.nn.model_state`, whole arrays on the host.
 HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
-# (shape, dtype) -> array to be filled.
-Allocate = Callable[..., np.ndarray]
 
 PARAMS = "params"
 # Relative and absolute tolerance of constants that CREDIT computed.
@@ -119,14 +117,11 @@ class KeyMap:
         """Maps the keys of a file to names in the key table; see `renames`."""
         return current_names(keys, self.keys, self.renames)
 
-    def read(
-        self, state: Mapping[str, Any], allocate: Allocate = np.empty
-    ) -> tuple[Arrays, HostModelState]:
+    def read(self, state: Mapping[str, Any]) -> tuple[Arrays, HostModelState]:
         """Converts PyTorch's state dict to parameters and model state.
 
         Args:
             state: arrays, or objects that numpy converts to arrays, by PyTorch's key.
-            allocate: creates the arrays.
 
         Returns:
             path -> array, and the collections of `credit_jax.nn.model_state`.
@@ -139,7 +134,7 @@ class KeyMap:
         params: Arrays = {}
         model_state: HostModelState = {name: {} for name in COLLECTIONS}
         for entries in self._by_name.values():
-            first, array = entries[0], _filled(entries, state, allocate)
+            first, array = entries[0], _filled(entries, state)
             if first.collection == PARAMS:
                 params[first.path] = array
             else:
@@ -165,7 +160,6 @@ class KeyMap:
         self,
         params: Mapping[str, np.ndarray],
         model_state: HostModelState,
-        allocate: Allocate = np.empty,
     ) -> Arrays:
         """Converts parameters and model state to PyTorch's state dict: inverts `read`.
 
@@ -182,10 +176,7 @@ class KeyMap:
         for entry in self.entries:
             array = arrays[entry.name]
             ours = array if entry.layer is None else np.asarray(array[entry.layer])
-            source = entry.arrangement.to_torch(ours)
-            target = allocate(source.shape, source.dtype)
-            target[...] = source
-            state[entry.key] = target
+            state[entry.key] = np.array(entry.arrangement.to_torch(ours), order="C")
         return state
 
     @cached_property
@@ -208,15 +199,13 @@ class KeyMap:
         return any(ignore.match(key) for ignore in self.ignored)
 
 
-def _filled(
-    entries: list[KeyEntry], state: Mapping[str, Any], allocate: Allocate
-) -> np.ndarray:
+def _filled(entries: list[KeyEntry], state: Mapping[str, Any]) -> np.ndarray:
     """Our array, filled from its entries."""
     array: np.ndarray | None = None
     for layer, entry in enumerate(entries):
         source = entry.arrangement.to_ours(np.asarray(state[entry.key]), entry.shape)
         if array is None:
-            array = allocate(_whole(entries), source.dtype)
+            array = np.empty(_whole(entries), source.dtype)
         array[... if entry.layer is None else layer] = source
     assert array is not None, "an array has entries"
     return array

@@ -18,9 +18,7 @@ from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.io.errors import write_errors
 from credit_jax.packages.package import is_package, open_package
-from credit_jax.state_dict.key_map import Allocate
 from credit_jax.training.loggers import LOG_NAME
-from credit_torch_bridge.checkpoint.disk_arrays import DiskArrays
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.jax_to_torch import (
     cautions,
@@ -81,8 +79,8 @@ class RunConversion:
         Raises:
             OSError, ValueError: an error of the input; nothing is written.
         """
-        with new_folder(self.out) as folder, DiskArrays(folder) as arrays:
-            yield from self._to_jax(folder, arrays.allocate)
+        with new_folder(self.out) as folder:
+            yield from self._to_jax(folder)
 
     def to_torch(self) -> Iterator[str]:
         """Converts a run or a package of credit_jax to CREDIT's checkpoints.
@@ -91,22 +89,21 @@ class RunConversion:
             OSError, ValueError: an error of the input; nothing is written.
         """
         with new_folder(self.out) as folder:
-            with DiskArrays(folder) as arrays:
-                yield from self._to_torch(folder, arrays.allocate)
+            yield from self._to_torch(folder)
             write_records(folder / DIGESTS, record_files(folder))
 
-    def _to_jax(self, folder: Path, allocate: Allocate) -> Iterator[str]:
+    def _to_jax(self, folder: Path) -> Iterator[str]:
         earlier: list[JaxCheckpoint] = []
         if self.base is not None:
-            newest = self._read_ours(None, allocate)
+            newest = self._read_ours(None)
             yield self._weights_line(newest)
         else:
             checkpoint = open_checkpoint(self.source, verify=self.verify)
-            newest = self._read_torch(checkpoint, allocate)
+            newest = self._read_torch(checkpoint)
             yield f"{checkpoint.path}: {checkpoint.format}, epoch {checkpoint.epoch}"
             yield self._weights_line(newest)
             if self.source.is_dir() and newest.moments is not None:
-                earlier = self._earlier(checkpoint, newest, allocate)
+                earlier = self._earlier(checkpoint, newest)
                 newest = _with_best_step(newest, [*earlier, newest])
         settings = {**newest.settings, "save_loc": str(self.out)}
         if newest.moments is None and self.run_config.raw.get("trainer"):
@@ -118,15 +115,12 @@ class RunConversion:
         yield from self._notes_to_jax(newest)
 
     @activity("reading CREDIT's checkpoint")
-    def _read_torch(
-        self, torch_file: TorchCheckpoint, allocate: Allocate
-    ) -> JaxCheckpoint:
+    def _read_torch(self, torch_file: TorchCheckpoint) -> JaxCheckpoint:
         checkpoint = to_jax_checkpoint(
             self.run_config,
             torch_file,
             weights_only=self.weights_only or self.weights is not None,
             batches_per_epoch=self.batches_per_epoch,
-            allocate=allocate,
         )
         return self._chosen(checkpoint)
 
@@ -150,7 +144,7 @@ class RunConversion:
         return f"weights: {label_of(average=average)}{more}"
 
     def _earlier(
-        self, newest: TorchCheckpoint, converted: JaxCheckpoint, allocate: Allocate
+        self, newest: TorchCheckpoint, converted: JaxCheckpoint
     ) -> list[JaxCheckpoint]:
         """The backup and the best checkpoint, if they are older, in order of age."""
         by_step: dict[int, JaxCheckpoint] = {}
@@ -161,7 +155,7 @@ class RunConversion:
             stored = open_checkpoint(path, verify=self.verify)
             if stored.epoch == newest.epoch:
                 continue
-            checkpoint = self._read_torch(stored, allocate)
+            checkpoint = self._read_torch(stored)
             if checkpoint.micro_step < converted.micro_step:
                 by_step[checkpoint.micro_step] = checkpoint
         return [by_step[step] for step in sorted(by_step)]
@@ -191,21 +185,19 @@ class RunConversion:
             f"updates: {train} --resume goes on with epoch {epoch}{done}"
         )
 
-    def _to_torch(self, folder: Path, allocate: Allocate) -> Iterator[str]:
+    def _to_torch(self, folder: Path) -> Iterator[str]:
         moved = self.run_config.with_settings({"save_loc": str(self.out)})
         credit, changes = config_for_credit(moved, drop=self.drop)
-        newest = self._read_ours(self.step, allocate)
+        newest = self._read_ours(self.step)
         checkpoints = {"": newest}
         best = newest.progress.best_step
         if best is not None and self.step is None:
             # The best checkpoint may have been removed.
             with contextlib.suppress(FileNotFoundError):
                 is_newest = best == newest.micro_step
-                checkpoints[BEST] = (
-                    newest if is_newest else self._read_ours(best, allocate)
-                )
+                checkpoints[BEST] = newest if is_newest else self._read_ours(best)
         for prefix, checkpoint in checkpoints.items():
-            self._write_torch(folder, prefix, checkpoint, allocate)
+            self._write_torch(folder, prefix, checkpoint)
         settings = resume_settings(self.run_config, newest)
         credit = credit.with_settings(settings)
         config, notes = dict(credit.raw), cautions(self.run_config, newest)
@@ -230,7 +222,7 @@ class RunConversion:
         if "inference" in config:
             yield f"credit rollout -c {file} forecasts with it"
 
-    def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
+    def _read_ours(self, step: int | None) -> JaxCheckpoint:
         if is_package(self.source):
             package = open_package(self.source, self.base)
             held = AVERAGE if package.average else LAST
@@ -241,7 +233,7 @@ class RunConversion:
                 )
             return JaxCheckpoint(*package.weights)
         model_def, verify = self.run_config.model_def, self.verify
-        checkpoint = read_run(self.source, model_def, step, allocate, verify=verify)
+        checkpoint = read_run(self.source, model_def, step, verify=verify)
         checkpoint = (
             replace(checkpoint, moments=None) if self.weights_only else checkpoint
         )
@@ -249,13 +241,12 @@ class RunConversion:
 
     @activity("writing CREDIT's checkpoint")
     def _write_torch(
-        self, folder: Path, prefix: str, checkpoint: JaxCheckpoint, allocate: Allocate
+        self, folder: Path, prefix: str, checkpoint: JaxCheckpoint
     ) -> None:
         files = to_torch_files(
             self.run_config,
             checkpoint,
             batches_per_epoch=self.batches_per_epoch,
-            allocate=allocate,
         )
         for name, content in files.items():
             with write_errors(self.out / f"{prefix}{name}"):

@@ -12,7 +12,7 @@ import torch
 
 from credit_jax.models.conversion import idle_keys
 from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.state_dict.key_map import Allocate, Arrays
+from credit_jax.state_dict.key_map import Arrays
 from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import write_moments
@@ -62,20 +62,19 @@ def to_torch_files(
     checkpoint: JaxCheckpoint,
     *,
     batches_per_epoch: int | None = None,
-    allocate: Allocate = np.empty,
 ) -> dict[str, dict[str, Any]]:
-    """`to_torch` for a checkpoint in memory; `allocate` creates the arrays."""
+    """`to_torch` for a checkpoint in memory."""
     key_map, epoch = run_config.key_map, checkpoint.progress.epoch - 1
-    state = key_map.write(checkpoint.params, checkpoint.model_state, allocate)
+    state = key_map.write(checkpoint.params, checkpoint.model_state)
     content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
     if checkpoint.moments is not None:
-        content |= _state(run_config, checkpoint, batches_per_epoch, allocate)
+        content |= _state(run_config, checkpoint, batches_per_epoch)
     files = {CHECKPOINT: content}
     if checkpoint.ema is not None:
-        averaged = key_map.parameters.write(checkpoint.ema, {}, allocate)
+        averaged = key_map.parameters.write(checkpoint.ema, {})
         if checkpoint.ema_stats:
             stats = {BATCH_STATS: dict(checkpoint.ema_stats)}
-            averaged |= key_map.averaged_statistics.write({}, stats, allocate)
+            averaged |= key_map.averaged_statistics.write({}, stats)
         average = {
             "shadow": _tensors(_shadow(averaged, state)),
             "decay": run_config.trainer.ema_decay,
@@ -108,7 +107,6 @@ def _state(
     run_config: RunConfig,
     checkpoint: JaxCheckpoint,
     batches_per_epoch: int | None,
-    allocate: Allocate,
 ) -> dict[str, Any]:
     """Optimizer, schedule and loss scaling, as CREDIT saves them."""
     assert checkpoint.moments is not None, "asked for by the caller"
@@ -122,7 +120,6 @@ def _state(
         run_config.trainer,
         rate,
         idle=idle_keys(run_config.model_def),
-        allocate=allocate,
     )
     return {
         "optimizer_state_dict": moments,

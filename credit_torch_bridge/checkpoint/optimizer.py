@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.state_dict.key_map import Allocate, Arrays, KeyMap
+from credit_jax.state_dict.key_map import Arrays, KeyMap
 from credit_jax.state_dict.problems import raise_problems
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_jax.training.schedules import keeps_rate
@@ -31,14 +31,13 @@ CORRECTED = 400
 
 
 def read_moments(
-    optimizer: Mapping[str, Any], key_map: KeyMap, allocate: Allocate = np.empty
+    optimizer: Mapping[str, Any], key_map: KeyMap
 ) -> tuple[Moments, dict[str, Any]]:
     """Converts an optimizer's state dict to moments.
 
     Args:
         optimizer: {"state", "param_groups"}, keyed by number or by name.
         key_map: key map of the model's parameters (`KeyMap.parameters`).
-        allocate: makes the arrays that are filled.
 
     Returns:
         The moments, and the settings of the parameter group.
@@ -62,7 +61,7 @@ def read_moments(
             for key, p in absent.items()
         }
         try:
-            moments[kind], _ = trainable.read(tensors | zeros, allocate)
+            moments[kind], _ = trainable.read(tensors | zeros)
         except ValueError as error:
             raise ValueError(f"optimizer, {kind}: {error}") from None
     count = _count({key: entry[STEP] for key, entry in entries.items()})
@@ -174,7 +173,6 @@ def write_moments(
     learning_rate: float,
     *,
     idle: Collection[str] = (),
-    allocate: Allocate = np.empty,
 ) -> dict[str, Any]:
     """Builds the optimizer's state dict: the inverse of `read_moments`.
 
@@ -186,12 +184,11 @@ def write_moments(
         learning_rate: learning rate of the next update.
         idle: keys of parameters without a gradient; if their moments are zero, they get
             no state.
-        allocate: makes the arrays that are filled.
     """
     by_name = trainer.parallelism.data == "fsdp2"
     trainable, listed = key_map.trainable, key_map.optimized.keys
-    mu = trainable.write(moments.mu, {}, allocate)
-    nu = trainable.write(moments.nu, {}, allocate)
+    mu = trainable.write(moments.mu, {})
+    nu = trainable.write(moments.nu, {})
     state = {
         key if by_name else index: {
             STEP: torch.tensor(float(moments.count)),

@@ -25,11 +25,9 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import COLLECTIONS
-from credit_jax.state_dict.key_map import Allocate
 from credit_jax.training.ema import wide_statistics
 from credit_jax.training.optimizer import ADAM
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
-from credit_torch_bridge.checkpoint.orbax_streaming import one_by_one, read_item
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.config.yaml_io import dump
 
@@ -55,9 +53,8 @@ def write_run(
     try:
         for checkpoint in checkpoints:
             items = items_of(checkpoint, run_config.seed)
-            with one_by_one():
-                store.save(checkpoint.micro_step, items, checkpoint.progress)
-                store.wait()
+            store.save(checkpoint.micro_step, items, checkpoint.progress)
+            store.wait()
     finally:
         store.close()
 
@@ -106,7 +103,6 @@ def read_run(
     folder: Path,
     model_def: ModelDef,
     step: int | None = None,
-    allocate: Allocate = np.empty,
     *,
     verify: bool = True,
 ) -> JaxCheckpoint:
@@ -116,28 +112,22 @@ def read_run(
         folder: folder of the run, its `save_loc`.
         model_def: the model of its config.
         step: step of the checkpoint; None is the newest.
-        allocate: makes the arrays that are filled.
         verify: compare its files with their digests.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
         ValueError: it is a checkpoint of another model, or its files are damaged.
     """
-    store = CheckpointStore(folder, num_latest=10**9, keep_best=False, pins=True)
+    store = CheckpointStore(
+        folder, num_latest=10**9, keep_best=False, verify=verify, pins=True
+    )
     try:
         chosen = store.latest_step() if step is None else step
         if chosen is None:
             raise FileNotFoundError(f"{folder}: no checkpoint in {store.folder}")
-        if verify and (damage := store.damage(chosen)):
-            raise ValueError(
-                "; ".join(damage) + "; --step names another checkpoint, --no-verify "
-                "reads this one as it is"
-            )
         progress = store.progress(chosen)
         targets = _targets(model_def, store.item_names(chosen))
-        store.check_fits(chosen, targets)
-        path = store.path(chosen)
-        items = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
+        items = store.restore(chosen, targets)
     finally:
         store.close()
     checkpoint = JaxCheckpoint(

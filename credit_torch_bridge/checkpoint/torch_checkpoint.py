@@ -12,7 +12,6 @@ import torch
 
 from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.digests import find_damage
-from credit_torch_bridge.checkpoint.torch_distributed import INDEX, load_folder
 from credit_torch_bridge.checkpoint.torch_files import (
     COUNT_NAME,
     SAFETENSORS,
@@ -79,8 +78,8 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
     """Opens a checkpoint with memory-mapped tensors.
 
     Args:
-        path: a file of torch.save or safetensors, a folder of torch.distributed, or the
-            folder of a run of CREDIT (its `save_loc`).
+        path: a file of torch.save or safetensors, or the folder of a run of CREDIT (its
+            `save_loc`).
         verify: compare tensors with their checksums, and the files that `convert` wrote
             with their digests.
 
@@ -93,7 +92,7 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
     if verify:
         _check_digests(path if path.is_dir() else path.parent)
     if path.is_dir():
-        return _open_folder(path, load, verify=verify)
+        return _open_folder(path, load)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     checkpoint = _open_file(path, load)
@@ -115,10 +114,7 @@ def _check_digests(folder: Path) -> None:
         )
 
 
-def _open_folder(folder: Path, load: Load, *, verify: bool) -> TorchCheckpoint:
-    if (folder / INDEX).is_file():
-        content = load_folder(folder, verify=verify)
-        return _from_content(content, folder, "torch.distributed checkpoint")
+def _open_folder(folder: Path, load: Load) -> TorchCheckpoint:
     main, model = folder / CHECKPOINT, folder / FSDP1_MODEL
     if main.is_file():
         content = load(main)
@@ -136,10 +132,16 @@ def _open_folder(folder: Path, load: Load, *, verify: bool) -> TorchCheckpoint:
         raise ValueError(
             f"{folder}: a run of credit_jax, not of CREDIT; convert it with --to torch"
         )
+    if (folder / ".metadata").is_file():
+        raise ValueError(
+            f"{folder}: of torch.distributed.checkpoint, whose index only an unpickler "
+            "reads; if you trust it, make it one file with dcp_to_torch_save of "
+            "torch.distributed.checkpoint.format_utils"
+        )
     names = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
     raise FileNotFoundError(
-        f"{folder}: no checkpoint in it; looked for {CHECKPOINT}, {FSDP1_MODEL}, "
-        f"*{SAFETENSORS} and {INDEX} of torch.distributed, found {names}"
+        f"{folder}: no checkpoint in it; looked for {CHECKPOINT}, {FSDP1_MODEL} and "
+        f"*{SAFETENSORS}, found {names}"
     )
 
 

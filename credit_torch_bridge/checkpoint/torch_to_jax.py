@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from credit_jax.checkpoint import Progress
@@ -16,7 +15,6 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.registry import MODELS, torch_model
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.state_dict.key_map import (
-    Allocate,
     Arrays,
     HostModelState,
     KeyMap,
@@ -119,14 +117,11 @@ def to_jax_checkpoint(
     *,
     weights_only: bool = False,
     batches_per_epoch: int | None = None,
-    allocate: Allocate = np.empty,
 ) -> JaxCheckpoint:
-    """`from_torch` for an open checkpoint; `allocate` creates the arrays."""
+    """`from_torch` for an open checkpoint."""
     checkpoint, is_older = upgraded(run_config, checkpoint)
-    params, model_state = read_model(run_config, checkpoint, allocate)
-    average, averaged_statistics = _read_average(
-        run_config.key_map, checkpoint, allocate
-    )
+    params, model_state = read_model(run_config, checkpoint)
+    average, averaged_statistics = _read_average(run_config.key_map, checkpoint)
     jax_checkpoint = JaxCheckpoint(
         params,
         model_state,
@@ -145,9 +140,7 @@ def to_jax_checkpoint(
             f"{checkpoint.path}: the checkpoint is of an older version of the model, "
             "whose optimizer state belongs to other arrays; give --weights-only"
         )
-    return _with_state(
-        run_config, checkpoint, jax_checkpoint, batches_per_epoch, allocate
-    )
+    return _with_state(run_config, checkpoint, jax_checkpoint, batches_per_epoch)
 
 
 def upgraded(
@@ -195,7 +188,7 @@ def renamed_keys(
 
 
 def read_model(
-    run_config: RunConfig, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
+    run_config: RunConfig, checkpoint: TorchCheckpoint
 ) -> tuple[Arrays, HostModelState]:
     """Reads parameters and model state; ValueError if keys or shapes do not fit."""
     tensors = {
@@ -206,7 +199,7 @@ def read_model(
     try:
         run_config.key_map.check(state)
         raise_non_finite(state, "the weights")
-        return run_config.key_map.read(state, allocate)
+        return run_config.key_map.read(state)
     except ValueError as error:
         hint = _spectral_hint(run_config.key_map, tensors)
         raise ValueError(f"{checkpoint.path}: {error}{hint}") from None
@@ -225,7 +218,7 @@ def _spectral_hint(key_map: KeyMap, state: Mapping[str, torch.Tensor]) -> str:
 
 
 def _read_average(
-    key_map: KeyMap, checkpoint: TorchCheckpoint, allocate: Allocate
+    key_map: KeyMap, checkpoint: TorchCheckpoint
 ) -> tuple[Arrays | None, Mapping[str, Arrays] | None]:
     """The average of the parameters, and that of the statistics of batch norms."""
     if checkpoint.average is None:
@@ -240,10 +233,10 @@ def _read_average(
     statistics = key_map.averaged_statistics
     stats = {key: state.pop(key) for key in statistics.keys if key in state}
     try:
-        params = key_map.parameters.read(state, allocate)[0]
+        params = key_map.parameters.read(state)[0]
         if not stats:
             return params, None
-        return params, statistics.read(stats, allocate)[1][BATCH_STATS]
+        return params, statistics.read(stats)[1][BATCH_STATS]
     except ValueError as error:
         raise ValueError(f"the average: {error}") from None
 
@@ -253,14 +246,11 @@ def _with_state(
     checkpoint: TorchCheckpoint,
     jax_checkpoint: JaxCheckpoint,
     batches_per_epoch: int | None,
-    allocate: Allocate,
 ) -> JaxCheckpoint:
     """The checkpoint with optimizer, schedule and position."""
     assert checkpoint.optimizer is not None, "asked for by the caller"
     trainer = run_config.trainer
-    moments, group = read_moments(
-        checkpoint.optimizer, run_config.key_map.parameters, allocate
-    )
+    moments, group = read_moments(checkpoint.optimizer, run_config.key_map.parameters)
     settings = {"trainer.weight_decay": group.get("weight_decay")}
     if kind_of(trainer) is None:
         settings["trainer.learning_rate"] = group.get("lr")

@@ -10,7 +10,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 
 MAIN, AVERAGE = "checkpoint.pt", "checkpoint_ema.pt"
 
@@ -103,20 +102,6 @@ def _fsdp1(source, target, model):
     return target
 
 
-def _distributed(source, target, model):
-    content = load(source) | {"scaler_state_dict": {}}
-    average = load(source, AVERAGE)["model_state_dict"]
-    dcp.save(content, checkpoint_id=target / "folder", no_dist=True)
-    del average
-    return target / "folder"
-
-
-def _distributed_by_name(source, target, model):
-    content = by_name(load(source))
-    dcp.save({"app": content}, checkpoint_id=target / "folder", no_dist=True)
-    return target / "folder"
-
-
 def _bare(source, target, model):
     torch.save(load(source)["model_state_dict"], target / "model_checkpoint.pt")
     return target
@@ -168,11 +153,6 @@ WHOLE = {
             )
         )
     ),
-}
-# Formats without the average of the weights.
-DISTRIBUTED = {
-    "distributed": _distributed,
-    "distributed, by name": _distributed_by_name,
 }
 # Weights alone.
 BARE = {

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 import yaml
 
 from credit_jax import ParallelDims, restore
@@ -51,7 +50,7 @@ BOMB = 512 * 2**20
 
 # Files of torch.save, whose content can be mutated, not only their bytes.
 SAVED = ("zip", "legacy", "nextgen", "gen1")
-KINDS = ("zip", *SAVED, "safetensors", "distributed", "run", "run")
+KINDS = ("zip", *SAVED, "safetensors", "run", "run")
 
 
 def model_of(kind: str) -> dict[str, Any]:
@@ -99,8 +98,6 @@ def write_sources(folder: Path) -> None:
     (folder / "safetensors").mkdir()
     state = whole_state("safetensors")
     safetensors.torch.save_file(state, folder / "safetensors" / "model.safetensors")
-    content = {"model_state_dict": state, "epoch": 0}
-    dcp.save(content, checkpoint_id=folder / "distributed", no_dist=True)
     for kind in dict.fromkeys(KINDS):
         out = folder / ("run" if kind == "zip" else f"{kind}_converted")
         if kind != "run":

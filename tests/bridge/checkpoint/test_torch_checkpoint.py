@@ -5,23 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from credit_torch_bridge import from_torch, open_checkpoint, to_torch
+from credit_torch_bridge import from_torch, to_torch
 from tests.bridge.checkpoint.formats import (
     AVERAGE,
     BARE,
-    DISTRIBUTED,
     MAIN,
     WHOLE,
     by_name,
     load,
 )
 
-pytestmark = [
-    pytest.mark.reference,
-    # Silence warnings of torch.distributed, with which the tests write.
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
-]
+pytestmark = pytest.mark.reference
 
 
 @pytest.fixture
@@ -84,18 +78,6 @@ def test_fsdp2_comes_back_by_name(write, credit_folder, model_config):
     }
     checkpoint = from_torch(config, write(WHOLE["fsdp2"]))
     assert_equal(to_torch(config, checkpoint)[MAIN], by_name(load(credit_folder)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DISTRIBUTED)
-def test_a_distributed_checkpoint_without_its_loader(
-    write, reference, credit_folder, model_config, name
-):
-    path = write(DISTRIBUTED[name])
-    assert open_checkpoint(path).format == "torch.distributed checkpoint"
-    checkpoint = from_torch(model_config, path)
-    same(vars(checkpoint.moments), vars(reference.moments))
-    assert_equal(to_torch(model_config, checkpoint)[MAIN], load(credit_folder))
 
 
 @pytest.mark.parametrize("name", BARE)
