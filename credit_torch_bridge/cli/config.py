@@ -13,7 +13,7 @@ from credit_torch_bridge.cli.options import add_drop_option
 from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config
 from credit_torch_bridge.config.yaml_io import dump, read_limited
 
-HELP = "Convert a config file between CREDIT's two generations and credit_jax."
+HELP = "Convert a config file of CREDIT to credit_jax, or one for CREDIT's gen2."
 EXAMPLE = "model.yml --to jax --out new.yml"
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=TARGETS,
         required=True,
-        help="gen2 or gen1 of CREDIT, or jax: gen2 that credit_jax trains",
+        help="gen2 of CREDIT, or jax: gen2 that credit_jax trains",
     )
     add("--out", required=True, metavar="FILE", help="file to write; not there yet")
     add(

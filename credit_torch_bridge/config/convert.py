@@ -1,4 +1,4 @@
-"""Converts config files between CREDIT's two generations and credit_jax."""
+"""Converts configs of CREDIT: generation 1 to 2, and generation 2 to us and back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from credit_jax.models.registry import MODELS
 from credit_jax.state_dict.problems import raise_problems
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
 from credit_torch_bridge.config.from_gen1 import gen1_to_gen2
+from credit_torch_bridge.config.post_conf import GEN1 as POST_CONF
 from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
-from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
     check_sections,
@@ -67,7 +67,7 @@ def leave_objects(editor: ConfigEditor) -> None:
 
 
 GEN1, GEN2, JAX = "gen1", "gen2", "jax"
-TARGETS = (GEN2, GEN1, JAX)
+TARGETS = (GEN2, JAX)
 LEVEL_COORD = "level"
 _FLAT = ("variables", "surface_variables", "train_years", "save_loc")
 
@@ -85,8 +85,7 @@ def convert_config(
 
     Args:
         mapping: the YAML as a mapping, not modified.
-        to: "gen2" or "gen1" for CREDIT's trainers, "jax" for gen2 as credit_jax reads
-            it.
+        to: "gen2" for CREDIT's trainer, "jax" for gen2 as credit_jax reads it.
         level_coord: name of the files' level coordinate, for gen1, which has no key
             for it.
         drop: dotted keys to remove first.
@@ -106,13 +105,7 @@ def convert_config(
         if not editor.has(key):
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
-    if (kind, to) == (GEN1, GEN2) and isinstance(editor.get("predict"), dict):
-        mode = editor.get("trainer.mode", "none")
-        editor.default("predict.mode", mode, "trainer.mode, which it was taken from")
-    training = not forecasts_alone(editor)
-    check_sections(editor, training=training)
-    if to == GEN1 and not training:
-        editor.problem("trainer", "missing; gen1 asks for it in forecasts, too")
+    check_sections(editor, training=not forecasts_alone(editor))
     if to == JAX:
         register_for_jax(editor)
     else:
@@ -169,9 +162,7 @@ def _supported(editor: ConfigEditor, to: str) -> None:
 
 def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None:
     if kind == GEN1:
-        if to == GEN1:
-            return
-        gen1_to_gen2(editor, level_coord, for_jax=to == JAX)
+        gen1_to_gen2(editor, level_coord)
     blocks_are_named(editor)
     if editor.problems:
         return
@@ -180,12 +171,8 @@ def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None
         return
     editor.drop("assimilation", "CREDIT does not assimilate observations")
     gen2_to_credit(editor)
-    inside = editor.keys(OURS)
-    if to == GEN2 and inside:
-        names = [name for name in inside if name != "data"]
-        refuse_for_gen2(editor, OURS, names)
-    if to == GEN2:
-        editor.drop("optimize_ic", "gen2 has no trainer that fits initial states")
-        gen2_blocks(editor)
-    if to == GEN1 and not editor.problems:
-        gen2_to_gen1(editor)
+    names = [name for name in editor.keys(OURS) if name != "data"]
+    if names:
+        refuse_for_gen2(editor, POST_CONF if kind == GEN1 else OURS, names)
+    editor.drop("optimize_ic", "gen2 has no trainer that fits initial states")
+    gen2_blocks(editor)

@@ -93,7 +93,7 @@ def add_scored_fields(editor: ConfigEditor) -> None:
         for block in steps.values()
         if block.get("type") == _RECONSTRUCT
     ]
-    fields = {each.get("out_key", PREDICTION) for each in args}
+    fields = [each.get("out_key", PREDICTION) for each in args]
     why = "CREDIT's metrics fail at the first batch without these fields"
     if PREDICTION not in fields:
         _add(editor, "reconstruct", {"type": _RECONSTRUCT}, why)

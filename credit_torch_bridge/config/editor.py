@@ -47,7 +47,7 @@ class ConfigReport:
 
     Attributes:
         found: kind of the input, "gen1" or "gen2".
-        target: kind of the output, "gen1", "gen2" or "jax".
+        target: kind of the output, "gen2" or "jax".
         changes: changes in the order in which they were made.
         kept: paths of the unchanged values.
     """

@@ -1,4 +1,4 @@
-"""Converts a config of CREDIT's generation 1 to generation 2."""
+"""Converts a config of CREDIT's generation 1 to generation 2, as credit_jax has it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1_data import ONE_SAMPLE, data_to_gen2
 from credit_torch_bridge.config.from_gen1_predict import predict_to_inference
 from credit_torch_bridge.config.post_conf import (
-    GEN1,
-    active_physics,
     post_conf_from_gen1,
-    refuse_for_gen2,
 )
 
 DIFFUSION_TRAINER, STATE_TRAINER = "era5-diffusion", "ic-opt"
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
 # What to do instead of CREDIT's other ways of training.
 INSTEAD = {
-    "ic-opt": "it fits initial states: credit-jax optimize-ic does, with --to jax",
     "era5-ensemble": "gen2 trains ensembles: type era5, with trainer.ensemble_size",
     "conus404": "configs/downscaling_conus404.yaml and unet_downscaling_conus404.yaml "
     "train its models on gen2 sources",
@@ -68,16 +64,12 @@ _KNOWN = {
 }
 
 
-def gen1_to_gen2(
-    editor: ConfigEditor, level_coord: str, *, for_jax: bool = False
-) -> None:
+def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     """Converts a whole config; what cannot be converted goes to `editor.problems`.
 
     Args:
         editor: editor of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
-        for_jax: whether the target is credit_jax, which has some features of gen1 that
-            gen2 lacks.
 
     Differs from CREDIT: CREDIT's `credit convert` adds 1 to forecast_len each time,
     keeps the model's flat padding keys, which gen2 does not read, invents levels, adds
@@ -85,14 +77,9 @@ def gen1_to_gen2(
     """
     training = editor.has("trainer")
     kind = editor.get("trainer.type")
-    # Diffusion models are trained by a trainer of gen1 and by credit_jax, not by gen2.
-    diffusion = "diffusion" in str(editor.get("model.type")) and for_jax
-    if (
-        training
-        and kind not in TRAINERS
-        and not (diffusion and kind == DIFFUSION_TRAINER)
-        and not (for_jax and kind == STATE_TRAINER)
-    ):
+    diffusion = "diffusion" in str(editor.get("model.type"))
+    others = (STATE_TRAINER, *((DIFFUSION_TRAINER,) if diffusion else ()))
+    if training and kind not in (*TRAINERS, *others):
         editor.problem(
             "trainer.type",
             f"{kind!r} is another way of training, which gen2's trainer does not have; "
@@ -102,12 +89,13 @@ def gen1_to_gen2(
             return  # its data section is another one, too
     one_sample = editor.get("data.dataset_type") == ONE_SAMPLE
     weighted = _weight_order(editor)
-    model_to_gen2(editor, for_jax=for_jax)
-    data_to_gen2(editor, level_coord, for_jax=for_jax)
+    _padding(editor)
+    post_conf_from_gen1(editor)
+    data_to_gen2(editor, level_coord)
     if editor.problems:
         return
     editor.default("postblocks", {"per_step": _postblocks(editor)}, _METRICS)
-    predict_to_inference(editor, for_jax=for_jax)
+    predict_to_inference(editor)
     if not training:
         return
     if kind == STATE_TRAINER:
@@ -160,8 +148,8 @@ def _weight_order(editor: ConfigEditor) -> list[str]:
     return [name for names in lists if isinstance(names, list) for name in names]
 
 
-def model_to_gen2(editor: ConfigEditor, *, for_jax: bool) -> None:
-    """Converts padding to `padding_conf`, and `post_conf` to `gen1_post_conf`."""
+def _padding(editor: ConfigEditor) -> None:
+    """Converts padding to `padding_conf`."""
     flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
     if editor.get("model.padding_conf") is not None:
         for key in ("pad_lat", "pad_lon"):
@@ -177,11 +165,6 @@ def model_to_gen2(editor: ConfigEditor, *, for_jax: bool) -> None:
         for key in ("pad_lat", "pad_lon"):
             editor.drop(f"model.{key}", "gen1 pads only where both are whole numbers")
     pairs(editor)
-    active = active_physics(editor.get(GEN1))
-    if active and not for_jax:
-        refuse_for_gen2(editor, GEN1, active)
-        return
-    post_conf_from_gen1(editor)
 
 
 def pairs(editor: ConfigEditor) -> None:
@@ -202,9 +185,14 @@ def trainer_to_gen2(editor: ConfigEditor) -> None:
             "true rounds other tensors than gen2's fsdp2_mp_policy; use false, and "
             "choose trainer.amp and fsdp2_mp_policy afterwards",
         )
-    note_ensemble(editor)
     if editor.get("trainer.ensemble_size", 1) == 1:
         editor.drop("trainer.ensemble_size", "1 is the default")
+    else:
+        editor.note(
+            "trainer.ensemble_size",
+            "gen2 gives all ranks the same samples with every CRPS loss, gen1 with "
+            "KCRPS alone",
+        )
     mode_to_parallelism(editor)
     unread = "gen1 only, and it changes no number"
     for key in ("use_mixed_precision", "mixed_precision"):
@@ -283,16 +271,6 @@ def _warn_of_mode(editor: ConfigEditor, mode: str, degree: int) -> None:
         editor.note(
             "trainer.parallelism.domain",
             "CREDIT's domain parallelism changes the numbers, credit_jax's does not",
-        )
-
-
-def note_ensemble(editor: ConfigEditor) -> None:
-    """Notes how the two generations differ in training with several members."""
-    if editor.get("trainer.ensemble_size", 1) != 1:
-        editor.note(
-            "trainer.ensemble_size",
-            "gen2 gives all ranks the same samples with every CRPS loss, gen1 with "
-            "KCRPS alone",
         )
 
 

@@ -58,9 +58,7 @@ _UNREAD = {
 }
 
 
-def data_to_gen2(
-    editor: ConfigEditor, level_coord: str, *, for_jax: bool = False
-) -> None:
+def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     """Converts `data` to gen2's `data`, `validation_data` and `preblocks`.
 
     The channels keep gen1's order: prognostic variables with levels, without levels,
@@ -70,14 +68,9 @@ def data_to_gen2(
     Args:
         editor: editor of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
-        for_jax: whether the target is credit_jax, which supports normalized feedback
-            and gradients across steps in forecasts of several steps.
     """
     _refuse(editor)
-    if for_jax:
-        _gradients(editor)
-    else:
-        _refuse_steps(editor)
+    _gradients(editor)
     names = read_variables(editor)
     hours = _whole(editor, "data.lead_time_periods")
     history = _whole(editor, "data.history_len")
@@ -169,25 +162,6 @@ def _refuse(editor: ConfigEditor) -> None:
             "data.levels",
             f"{levels} differs from model.levels {editor.get('model.levels')}; gen2 "
             "has the latter alone",
-        )
-
-
-def _refuse_steps(editor: ConfigEditor) -> None:
-    """Records what CREDIT's gen2 does differently in forecasts of several steps."""
-    steps = editor.get("data.forecast_len", 0)
-    if not isinstance(steps, int) or not steps:
-        return
-    if editor.get("data.scaler_type") == "std_new":
-        editor.problem(
-            "data.forecast_len",
-            f"{steps}, that is {steps + 1} steps: gen2 gives the normalized output of "
-            "a step to era5_normalizer again, so it would normalize twice; use 0, one "
-            "step",
-        )
-    if editor.get("data.retain_graph"):
-        editor.problem(
-            "data.retain_graph",
-            "true lets gradients cross the steps in gen1, and never in gen2; use false",
         )
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.inference import EncodingConfig
-from credit_jax.transforms.post.diagnostics import derived_key
 from credit_jax.transforms.post.full_levels import FullLevelsArgs
-from credit_torch_bridge.config.editor import DROPPED, NOTE, ConfigEditor, shown
+from credit_torch_bridge.config.editor import ConfigEditor, shown
 
 SECTION, TARGET = "predict", "inference"
 
@@ -42,13 +41,8 @@ _PRESSURE: Mapping[str, Any] = {
     "b_half_name": "b_half",
     "P0": 1.0,
 }
-# Keys of which a line says that CREDIT's `inference` lacks them.
-_SAID = {
-    (key,) for key in ("ensemble_size", "forecasts", "interp_pressure", "realtime")
-} | {("use_laplace_filter",)}
 # Limit of the days of start dates, some 270 years.
 MAX_DATES = 100_000
-_NO_HEIGHTS = "CREDIT's gen2 has no block that interpolates to heights"
 # Keys of `interp_pressure` that change values, with gen1's defaults; others name
 # coordinates of its files.
 PRESSURE_KEYS: Mapping[str, Any] = {
@@ -84,39 +78,26 @@ _DROPPED = {
 }
 
 
-def predict_to_inference(editor: ConfigEditor, *, for_jax: bool) -> None:
+def predict_to_inference(editor: ConfigEditor) -> None:
     """Makes `inference` of `predict`, whose every key is accounted for.
-
-    For CREDIT's gen2, some of whose programs read it, `predict` is kept.
 
     Args:
         editor: editor of the config, whose data section is gen2's already.
-        for_jax: whether the target is credit_jax.
     """
     section = editor.get(SECTION)
     if not isinstance(section, dict):
         return
     if editor.has(TARGET):
-        if for_jax:
-            editor.drop(SECTION, "the section inference says it")
+        editor.drop(SECTION, "the section inference says it")
         return
-    apart = editor if for_jax else ConfigEditor(editor.config)
     try:
-        inference = _Conversion(apart, section, for_jax).inference()
+        inference = _Conversion(editor, section).inference()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         editor.problem(SECTION, f"is not as gen1 reads it ({what}); --drop {SECTION}")
         return
-    if for_jax:
-        editor.pop(SECTION)
-        editor.put(TARGET, inference)
-        return
-    for change in apart.changes:
-        if change.kind == DROPPED and change.path[1:2] in _SAID:
-            editor.note(change.path, f"not in inference: {change.text}")
-        elif change.kind == NOTE:
-            editor.changes.append(change)
-    editor.compute(TARGET, inference, "gen1's predict, for gen2's rollout")
+    editor.pop(SECTION)
+    editor.put(TARGET, inference)
 
 
 def as_date(*value: Any) -> Any:
@@ -129,27 +110,19 @@ def as_delta(*value: Any, **parts: Any) -> Any:
     return pd.Timedelta(*value, **parts)
 
 
-def time_text(date: pd.Timestamp) -> str:
-    """A date as gen1 reads it."""
-    return date.strftime("%Y-%m-%d %H:%M:%S")
-
-
 class _Conversion:
     """One conversion; keys of `predict` move or go, one after another."""
 
-    def __init__(
-        self, editor: ConfigEditor, predict: Mapping[str, Any], for_jax: bool
-    ) -> None:
+    def __init__(self, editor: ConfigEditor, predict: Mapping[str, Any]) -> None:
         self.editor = editor
         self.predict = predict
-        self.for_jax = for_jax
         self.step = as_delta(str(editor.get("data.timestep")))
         self.keys = dict(_predicted(editor))
         self.section: dict[str, Any] = {}
 
     def inference(self) -> dict[str, Any]:
         """The section."""
-        self._mode()
+        self._drop("mode", "forecast has --parallelism")
         self._dates()
         self._realtime()
         if self.predict.get("save_forecast"):
@@ -162,13 +135,6 @@ class _Conversion:
         self._variables()
         self._rest()
         return self.section
-
-    def _mode(self) -> None:
-        mode = self.predict.get("mode")
-        if self.for_jax:
-            self._drop("mode", "forecast has --parallelism")
-        elif mode is not None:
-            self._moved("mode", "mode", "fsdp" if "fsdp" in str(mode) else mode)
 
     def _dates(self) -> None:
         """Converts `forecasts`, whose last time is that of the last step."""
@@ -232,7 +198,7 @@ class _Conversion:
         size = self.predict.get("ensemble_size")
         if size is None:
             return
-        if size == 1 or not self.for_jax:
+        if size == 1:
             self._drop("ensemble_size", "gen2 forecasts one member")
             return
         self._moved("ensemble_size", "members", size)
@@ -258,36 +224,18 @@ class _Conversion:
         for key in options:
             if key not in PRESSURE_KEYS:
                 self._note(("interp_pressure", key), "changes no value: left out")
-        if self.for_jax:
-            self.keys |= self._full_levels(args)
-        else:
-            self.keys |= self._blocks(args)
-            for key in ("height_levels", "height_ending"):
-                if key in options:
-                    self._note(("interp_pressure", key), f"{_NO_HEIGHTS}: left out")
-            self._note(
-                "interp_pressure",
-                "gen1 first interpolates to all levels of its file, CREDIT's gen2 "
-                "works on those of the model; it has no P and no pressure at sea level",
-            )
+        self.keys |= self._full_levels(args)
         self._gone("interp_pressure", f"{TARGET}.postblocks.per_step")
         self._gone("static_fields", f"{TARGET}.postblocks.per_step.*.args")
 
     def _no_pressure(self, args: Mapping[str, Any]) -> str:
-        """Why gen2's blocks cannot do it; "" if they can."""
+        """Why the block cannot do it; "" if it can."""
         required = [args[f"{name}_var"] for name in ("temperature", "q")]
         required += [args["surface_pressure_var"], *args["interp_fields"]]
         missing = [name for name in required if name not in self.keys]
         if missing:
             return f"needs {', '.join(missing)}, which the model does not predict"
-        if not self.for_jax and args["P0"] != 1.0:
-            return f"P0 {args['P0']}: CREDIT's blocks read a in Pa, and scale nothing"
-        if not self.for_jax and self._ground(args) is None:
-            return (
-                f"needs {args['surface_geopotential_var']} in m2 s-2 among the static "
-                "variables of data; gen1 reads it from predict.static_fields"
-            )
-        if self.for_jax and not isinstance(self.predict.get("static_fields"), str):
+        if not isinstance(self.predict.get("static_fields"), str):
             return "needs static_fields, the file with the surface geopotential"
         return ""
 
@@ -308,9 +256,6 @@ class _Conversion:
         Its filter names variables by their channels.
         """
         if not self.predict.get("use_laplace_filter"):
-            return
-        if not self.for_jax:
-            self._drop("use_laplace_filter", "CREDIT's gen2 has no such filter")
             return
         names = [name for name, key in self.keys.items() if "/prognostic/3d/" in key]
         single = [name for name, key in self.keys.items() if "/2d/" in key]
@@ -378,51 +323,6 @@ class _Conversion:
         self._add_block("pressure_levels", block)
         block_args = FullLevelsArgs.model_validate(names)
         return {key.split("/")[-1]: key for key in block_args.output_keys}
-
-    def _blocks(self, args: Mapping[str, Any]) -> dict[str, str]:
-        """Adds CREDIT's postblocks; returns the keys of their fields by name."""
-        temperature = self.keys[args["temperature_var"]]
-        source = temperature.split("/")[0]
-        geopotential = f"{source}/derived_diagnostic/3d/{args['geopotential_var']}"
-        ground = self._ground(args)
-        common: dict[str, Any] = {
-            "temperature_var": temperature,
-            "surface_pressure_var": self.keys[args["surface_pressure_var"]],
-            "surface_geopotential_var": ground
-            or f"{source}/static/2d/{args['surface_geopotential_var']}",
-            "level_info_file": _level_file(args),
-            "levels": self.editor.get(("data", "source", source, "levels")),
-        }
-        if ground is None:
-            common["surface_geopotential_file"] = self.predict["static_fields"]
-        fields = [self.keys[name] for name in args["interp_fields"]]
-        height = {
-            "type": "geopotential_diagnostic",
-            "args": {
-                **common,
-                "output_name": geopotential,
-                "specific_humidity_var": self.keys[args["q_var"]],
-                "model_a_half_var": args["a_half_name"],
-                "model_b_half_var": args["b_half_name"],
-            },
-        }
-        self._add_block("geopotential", height)
-        interpolation = {
-            "type": "pressure_interp_diagnostic",
-            "args": {
-                **common,
-                "pressure_levels": args["pressure_levels"],
-                "interp_variables": [key for key in fields if key != temperature],
-                "geopotential_var": geopotential,
-                "output_suffix": args["pres_ending"],
-                "model_a_var": args["a_model_name"],
-                "model_b_var": args["b_model_name"],
-            },
-        }
-        self._add_block("pressure_levels", interpolation)
-        on_levels = [*fields, temperature, geopotential]
-        derived = [derived_key(key, args["pres_ending"]) for key in on_levels]
-        return {key.split("/")[-1]: key for key in (geopotential, *derived)}
 
     def _metadata(self) -> None:
         path = self.predict.get("metadata") or _METADATA

@@ -86,19 +86,6 @@ def _data(editor: ConfigEditor) -> dict[str, Any]:
     return data
 
 
-def post_conf_to_gen1(editor: ConfigEditor) -> None:
-    """Inverts `post_conf_from_gen1`; to be called after `data` is converted."""
-    conf = editor.get(OURS)
-    if not isinstance(conf, dict):
-        return
-    blocks = {name: value for name, value in conf.items() if name != "data"}
-    physics = editor.get(f"{OURS}.data.save_loc_physics")
-    if physics is not None:
-        editor.put("data.save_loc_physics", physics)
-    editor.moved(OURS, GEN1)
-    editor.put(GEN1, {"activate": True, **blocks})
-
-
 def refuse_for_gen2(editor: ConfigEditor, key: str, names: list[str]) -> None:
     """Records that CREDIT's gen2 has no corrections inside the model."""
     editor.problem(

@@ -37,25 +37,6 @@ def year_ranges(years: Sequence[int], hours: int) -> list[list[str]]:
     return ranges
 
 
-def years_of(ranges: Sequence[Sequence[str]]) -> list[int] | None:
-    """`[first, last + 1]` of ranges of whole years; None for other ranges.
-
-    A range is whole if it begins on January 1 at 0 h and ends on December 31, at any
-    hour; the years must be consecutive.
-    """
-    years: list[int] = []
-    for first, last in ranges:
-        start: Any = pd.Timestamp(first)
-        end: Any = pd.Timestamp(last)
-        begins = start == pd.Timestamp(year=start.year, month=1, day=1)
-        if not begins or (end.month, end.day) != (12, 31) or end < start:
-            return None
-        years += range(start.year, end.year + 1)
-    if not years or years != list(range(years[0], years[0] + len(years))):
-        return None
-    return [years[0], years[-1] + 1]
-
-
 def template_of(pattern: str) -> tuple[str, str]:
     """Converts gen1's wildcard path to gen2's template, with a note ("" if none).
 
@@ -89,23 +70,3 @@ def _before_the_year(pattern: str) -> str | None:
         match = re.match(r"(\D*)\d{4}(?!\d)|(\D*)\d{6,}", path[head : len(path) - tail])
         endings.add(None if match is None else match[1] or match[2] or "")
     return endings.pop() if len(endings) == 1 else None
-
-
-def pattern_of(template: str) -> str | None:
-    """Converts gen2's template to gen1's wildcard path; None if it is not yearly."""
-    codes = _CODE.findall(template)
-    if not codes:
-        return template
-    if codes != [_YEAR]:
-        return None
-    return template.replace(f"{_YEAR}*", "*").replace(_YEAR, "????")
-
-
-def hours_of(timestep: Any) -> int | None:
-    """Hours of a timestep such as "6h"; None if they are not an integer."""
-    try:
-        step: Any = pd.Timedelta(str(timestep))
-    except ValueError:
-        return None
-    hour = pd.Timedelta(hours=1)
-    return int(step / hour) if step >= hour and not step % hour else None

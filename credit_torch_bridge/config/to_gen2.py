@@ -76,25 +76,30 @@ def check_sections(editor: ConfigEditor, *, training: bool) -> None:
     for key in ("data", "model", *(("loss", "trainer") if training else ())):
         if not isinstance(editor.get(key), dict):
             editor.problem(key, "missing; a config to train needs this section")
+    if not isinstance(editor.get("validation_data", {}), dict):
+        editor.problem("validation_data", "must be a section of keys")
 
 
 def blocks_are_named(editor: ConfigEditor) -> None:
     """Records blocks outside the phases of a section."""
-    for section, phases in PHASES.items():
-        if editor.has(section) and not isinstance(editor.get(section, {}), dict):
-            editor.problem(section, "must be a section of keys")
-        for phase in editor.keys(section):
-            if phase not in phases:
-                editor.problem(
-                    (section, phase),
-                    f"CREDIT refuses this key here; blocks stand in {phases[0]} or "
-                    f"{phases[1]}",
-                )
-            for name in editor.keys((section, phase)):
-                if not isinstance(editor.get((section, phase, name)), dict):
+    for name, phases in PHASES.items():
+        for section in ((name,), ("inference", name)):
+            if not isinstance(editor.get(section, {}), dict):
+                editor.problem(section, "must be a section of keys")
+            for phase in editor.keys(section):
+                if phase not in phases:
                     editor.problem(
-                        (section, phase, name), "must be a block with a type"
+                        (*section, phase),
+                        f"CREDIT refuses this key here; blocks stand in {phases[0]} or "
+                        f"{phases[1]}",
                     )
+                if not isinstance(editor.get((*section, phase), {}), dict):
+                    editor.problem((*section, phase), "must be a section of blocks")
+                for block in editor.keys((*section, phase)):
+                    if not isinstance(editor.get((*section, phase, block)), dict):
+                        editor.problem(
+                            (*section, phase, block), "must be a block with a type"
+                        )
 
 
 def gen2_to_credit(editor: ConfigEditor) -> None:
@@ -431,9 +436,3 @@ def _cautions(editor: ConfigEditor) -> None:
             "loss.variable_weights",
             "CREDIT reads the variables of the first source alone here",
         )
-
-
-def sources_equal(editor: ConfigEditor) -> bool:
-    """Whether validation reads the sources of training."""
-    source = editor.get("validation_data.source")
-    return source is None or same(source, editor.get("data.source"))

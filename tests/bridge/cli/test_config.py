@@ -35,7 +35,7 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("to", ["gen2", "gen1", "jax"])
+@pytest.mark.parametrize("to", ["gen2", "jax"])
 @pytest.mark.parametrize("name", STRANGE)
 def test_strange_files(bridge, tmp_path, name, to):
     """Invalid files give one error, exit code 2 and no output."""

@@ -1,4 +1,4 @@
-"""Conversion between configs of both CREDIT generations and credit_jax, and back."""
+"""CREDIT's configs of both generations become ours, and those of gen2 again."""
 
 import copy
 import random
@@ -53,48 +53,6 @@ GEN1 = {
     "one sample": ["data.dataset_type=ERA5_and_Forcing_MultiStep"],
     "hourly": ["data.lead_time_periods=1", "model.frames=2", *BOTH],
 }
-# Keys that gen1 -> gen2 -> gen1 does not restore: key -> reason.
-NOT_BACK = {
-    "trainer.type": "gen2 has one name",
-    "data.one_shot": "it meant nothing",
-    "data.backprop_on_timestep": "steps that are not there",
-    "data.dataset_type": "gen2 has one way of reading",
-    "data.save_loc_forcing": "of no variables",
-    "data.save_loc_diagnostic": "of no variables",
-    "data.save_loc_surface": "of no variables",
-    "data.save_loc_dynamic_forcing": "of no variables",
-    "data.save_loc_static": "of no variables",
-    "data.save_loc_physics": "of corrections that are not active",
-    "data.forcing_variables": "empty",
-    "data.diagnostic_variables": "empty",
-    "data.surface_variables": "empty",
-    "data.static_variables": "empty",
-    "data.dynamic_forcing_variables": "empty",
-    "data.retain_graph": "false",
-    "data.sst_forcing": "not active",
-    "data.quantile_path": "not read",
-    "data.mean_path": "not used",
-    "data.std_path": "not used",
-    "data.static_first": "no difference where one of both is empty",
-    "trainer.cpu_offload": "not read",
-    "trainer.checkpoint_all_layers": "not read",
-    "trainer.load_sheduler": "not read",
-    "trainer.mixed_precision": "not used",
-    "trainer.ensemble_size": "1",
-    "trainer.teacher_forcing_ratio": "not read",
-    "trainer.grad_accum_every": "gen1 does not accumulate",
-    "trainer.grad_max_norm": "null is 0",
-    "trainer.update_learning_rate": "gen1 switches it off with a schedule",
-    "trainer.epochs": "set by train_one_epoch",
-    "trainer.train_batch_size": "set by the data set",
-    "trainer.valid_batch_size": "set by the data set",
-    "model.pad_lat": "without the other it does not pad",
-    "model.pad_lon": "without the other it does not pad",
-    "model.padding_conf.pad_lat": "one number is two",
-    "model.padding_conf.pad_lon": "one number is two",
-    "model.post_conf": "not active",
-    "loss.variable_weights": "sorted",
-}
 
 
 def gen1(case):
@@ -134,23 +92,6 @@ def accepted(config):
 
 
 @pytest.mark.parametrize("case", GEN1)
-def test_gen1_to_gen2_and_back(case):
-    given = gen1(case)
-    there, _ = check(given, "gen2")
-    back, _ = check(there, "gen1")
-    values = dict(leaves(back))
-    lost = [
-        ".".join(path)
-        for path, value in leaves(given)
-        if path not in values or not same(values[path], value)
-    ]
-    print(lost)
-    prefixes = tuple(NOT_BACK)
-    assert [key for key in lost if not key.startswith(prefixes)] == []
-    assert alike(convert_config(back, to="gen2")[0], there)
-
-
-@pytest.mark.parametrize("case", GEN1)
 def test_gen1_to_jax(case):
     refused = {
         "upper air alone": "model: has 17 input channels, but data.source has 12",
@@ -171,6 +112,7 @@ def test_gen1_to_jax(case):
     if case.startswith("periodic"):
         given["model"]["input_only_channels"] = 4
     out, report = check(given, "jax")
+    assert alike(check(given, "gen2")[0], convert_config(out, to="gen2")[0])
     steps = 3 if case == "several steps of normalized files" else 1
     assert accepted(out).data.forecast_len == steps
     print("\n".join(report.lines()))
@@ -184,20 +126,6 @@ def test_jax_and_back(name):
     assert report.unchanged
     assert same(convert_config(ours, to="gen2")[0], credit)
     assert accepted(ours).trainer.learning_rate == 1e-3
-
-
-def test_gen2_to_gen1_and_back():
-    given = CONFIGS["gen2"]
-    flat, _ = check(given, "gen1")
-    assert flat["data"]["train_years"] == [1999, 2002]
-    assert flat["data"]["forecast_len"] == 0
-    assert flat["trainer"]["mode"] == "ddp"
-    assert "validation_data" not in flat
-    back, _ = check(flat, "gen2")
-    assert back["model"] == given["model"]
-    assert back["data"]["source"] == given["data"]["source"]
-    for key in ("parallelism", "learning_rate", "scheduler", "activation_checkpoint"):
-        assert back["trainer"][key] == given["trainer"][key]
 
 
 def test_what_credit_lacks():
@@ -244,7 +172,7 @@ def test_gen1_numbers():
         999,
     )
     assert trainer["update_learning_rate"] is False
-    assert out["predict"]["mode"] == "fsdp"
+    assert "predict" not in out
     assert list(out["loss"]["variable_weights"]) == [*"UVTQ", "SP", "t2m", "rain"]
     assert out["data"]["source"]["ERA5"]["variables"]["prognostic"] == {
         "vars_3D": [*"UVTQ"],
@@ -288,7 +216,7 @@ REFUSED = {
         "model.post_conf.activate=true": "model.post_conf: tracer_fixer active",
         "model.type=samudra": "model.type: 'samudra' is not",
         "model.type=wxformer_moe": "model.type: CREDIT has no model wxformer_moe",
-        "data.forecast_len=3": "data.forecast_len: 3, that is 4 steps",
+        "data.forecast_len=3": "CREDIT has no postblock era5_normalizer",
         "data.skip_periods=6": "data.skip_periods: 6 takes times",
         "data.scaler_type=quantile-cached": "data.scaler_type: 'quantile-cached'",
         "data.sst_forcing.activate=true": "data.sst_forcing: active",
@@ -301,23 +229,14 @@ REFUSED = {
         "data.variables=U": "data.variables: must be a list of names",
         "data.save_loc=null": "data.save_loc: missing, for variables",
         "data.mean_path=null": "data.mean_path: missing",
-        "trainer.type=ic-opt": "trainer.type: 'ic-opt' is another way of training",
+        "trainer.type=samudra": "trainer.type: 'samudra' is another way of training",
         "trainer.mode=horovod": "trainer.mode: 'horovod' is unknown",
         "trainer.mode=domain_parallel": "trainer.domain_parallel_size: must be",
         "trainer.use_mixed_precision=true": "trainer.use_mixed_precision: true rounds",
         "loss=null": "loss: missing",
     },
     "gen2": {
-        "loss={type: base}": "loss.type: 'base': gen1 has the flat style alone",
-        "data.end_datetime=2001-06-30": "data: [['1999-01-01', '2001-06-30']]: gen1",
-        "data.source.ERA5.dataset_type=arco_era5": "'arco_era5': gen1 reads files",
-        "data.source.ERA5.variables.static.vars_3D=[z]": "gen1 has no such variables",
-        "data.source.ERA5.variables.prognostic.path=/d/%Y%m": "gen1 reads one file a",
-        "data.timestep=90min": "data.timestep: '90min': gen1 counts in whole hours",
-        "data.forecast_len=2": "data.forecast_len: 2: gen2 gives the normalized",
-        "preblocks.per_step.log.type=log_transform": "preblocks.per_step.log: 'log_tr",
-        "trainer.parallelism.tensor=2": "trainer.parallelism.tensor: 2: gen1 has no",
-        "trainer.grad_accum_every=2": "trainer.grad_accum_every: 2: gen1's trainer",
+        "postblocks={per_step: []}": "postblocks.per_step: must be a section of blocks",
         "model.local_window_size=[2, 2, 2, 1]": "model.local_window_size: [2, 2, 2, 1]",
         "model.dim=[8, 16, 16, 64]": "each stage of CREDIT's models is twice as wide",
         "data={datasets: 1}": "data.datasets: a downscaling config",
@@ -329,8 +248,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """The error gives one clear reason and no other."""
-    target = {"gen1": "gen2", "gen2": "gen1"}[name]
+    """The error gives a clear reason."""
     for change, reason in REFUSED[name].items():
         key, _, text = change.partition("=")
         odd = copy.deepcopy(CONFIGS[name])
@@ -340,10 +258,12 @@ def test_refused(name):
             here = here.setdefault(part, {})
         here[last] = parse_yaml(text)
         with pytest.raises(ValueError) as caught:  # noqa: PT011
-            convert_config(odd, to=target)
+            convert_config(odd, to="gen2")
         print(caught.value)
         assert reason in str(caught.value), change
-        assert str(caught.value).count("\n") <= 1, change
+        # Each of the two fields that are fed back has such a block.
+        most = 2 if "era5_normalizer" in reason else 1
+        assert str(caught.value).count("\n") <= most, change
 
 
 def test_lists_of_four_are_for_models_of_four_stages():
@@ -384,7 +304,7 @@ def test_left_out_by_the_user():
 
 
 def test_corrections_inside_the_model():
-    """gen1's `post_conf` becomes a section of credit_jax, and is converted back."""
+    """gen1's `post_conf` becomes a section of credit_jax."""
     changes = [
         "model.post_conf.activate=true",
         "model.post_conf.scaling_coefs={U: 1}",
@@ -408,11 +328,6 @@ def test_corrections_inside_the_model():
         "mean_path": "/data/mean.nc",
         "std_path": "/data/std_residual.nc",
     }
-    back, _ = check(out, "gen1")
-    tracer = CONFIGS["gen1"]["model"]["post_conf"]["tracer_fixer"]
-    assert back["model"]["post_conf"] == {"activate": True, "tracer_fixer": tracer}
-    assert back["data"]["save_loc_physics"] == "/data/static.nc"
-    assert alike(convert_config(back, to="jax")[0], out)
     with pytest.raises(ValueError, match=r"gen1_post_conf: tracer_fixer active"):
         convert_config(out, to="gen2")
     order = {"activate": True, "activate_outside_model": True}
@@ -439,10 +354,6 @@ def test_steps_with_a_normalizer():
     target = {**norm, "key": "y_target_processed"}
     assert blocks["denormalize_target"]["args"] == target
     assert out["trainer"]["backprop"] == "full"
-    back, _ = check(out, "gen1")
-    assert back["data"]["forecast_len"] == 2
-    assert back["data"]["retain_graph"] is True
-    assert alike(convert_config(back, to="jax")[0], out)
     with pytest.raises(
         ValueError, match="cannot become CREDIT's gen2, 3 problems"
     ) as caught:
@@ -475,7 +386,7 @@ def test_any_value_in_any_place(name):
             here = inner
         here[key] = draw.choice(VALUES)
         try:
-            out, _ = convert_config(config, to=draw.choice(["gen2", "gen1", "jax"]))
+            out, _ = convert_config(config, to=draw.choice(["gen2", "jax"]))
             counts["converted"] += 1
             assert isinstance(out, dict)
         except ValueError:

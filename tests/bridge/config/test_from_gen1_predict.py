@@ -30,12 +30,11 @@ GEN1 = read_yaml(Path(__file__).parent / "configs/gen1.yml")
 CUSTOM = {"type": "custom", "start_year": 2020, "start_month": 2, "start_day": 27}
 
 
-def converted(to="jax", *, data=None, **predict):
+def converted(**predict):
     """The inference section and the lines of the report."""
     mapping = copy.deepcopy(GEN1)
     mapping["predict"] = predict
-    mapping["data"] |= data or {}
-    new, report = convert_config(mapping, to=to)
+    new, report = convert_config(mapping, to="jax")
     return new["inference"], [*report.lines()]
 
 
@@ -274,57 +273,6 @@ def test_what_the_section_cannot_say(predict, line):
     assert any(re.search(line, own) for own in lines), lines
 
 
-def test_for_gen2_predict_stays():
-    """Some of CREDIT's programs of gen2 read it; its blocks read no file."""
-    forecasts = {**CUSTOM, "duration": 1, "days": 1}
-    pressure = {"surface_geopotential_var": "orography"}
-    own = {"forecasts": forecasts, "interp_pressure": pressure}
-    own["static_fields"] = GEN1["data"]["save_loc_static"]
-    inference, _ = converted("gen2", **own)
-    args = inference["postblocks"]["per_step"]["geopotential"]["args"]
-    assert args["surface_geopotential_var"] == "ERA5/static/2d/orography"
-    assert "surface_geopotential_file" not in args
-    own["static_fields"] = "/another.nc"
-    inference, _ = converted("gen2", **own)
-    assert list(inference["postblocks"]["per_step"]) == ["reconstruct"]
-    mapping = copy.deepcopy(GEN1) | {"predict": own}
-    assert convert_config(mapping, to="gen2")[0]["predict"].keys() == {*own, "mode"}
-
-
-def test_back_to_gen1():
-    """Dates, names of attributes, and paths with variables of the environment."""
-    forecasts = {**CUSTOM, "start_hours": [0, 12], "duration": 2, "days": 2}
-    realtime = {
-        "forecast_start_time": "2026-04-01 06:00:00",
-        "forecast_end_time": "2026-04-02 00:00:00",
-        "forecast_timestep": "6h",
-    }
-    predict = {
-        "forecasts": forecasts,
-        "realtime": realtime,
-        "save_forecast": "$HOME/out",
-    }
-    predict["metadata"] = "cam.yaml"
-    predict |= {
-        "use_laplace_filter": True,
-        "interp_pressure": {"pressure_levels": [300.0], "height_levels": [10.0]},
-        "static_fields": "$HOME/whole.nc",
-        "save_vars": ["T", "Z_PRES"],
-        "ua_var_encoding": {"zlib": True, "complevel": 1},
-        "surface_var_encoding": {"zlib": False},
-        "pressure_var_encoding": {"complevel": 2},
-        "height_var_encoding": {"complevel": 3},
-    }
-    mapping = filtered() | {"predict": predict}
-    ours, _ = convert_config(mapping, to="jax")
-    gen1, _ = convert_config(ours, to="gen1")
-    times = ["2020-02-27 00:00:00", "2020-02-28 18:00:00"]
-    assert gen1["predict"]["forecasts"][0] == times
-    assert len(gen1["predict"].pop("forecasts")) == 4
-    assert gen1["predict"] == {k: v for k, v in predict.items() if k != "forecasts"}
-    assert convert_config(gen1 | {"predict": predict}, to="jax")[0] == ours
-
-
 @pytest.mark.filterwarnings("ignore:.*ignored here")
 def test_a_file_of_prediction_alone():
     """No optimizer, no loss: `forecast` needs neither."""
@@ -341,5 +289,3 @@ def test_a_file_of_prediction_alone():
     again, second = convert_config(new, to="jax")
     assert again == new
     assert second.unchanged
-    with pytest.raises(ValueError, match="gen1 asks for it in forecasts, too"):
-        convert_config(new, to="gen1")
