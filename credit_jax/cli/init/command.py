@@ -14,15 +14,11 @@ import credit_jax
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.init.groups import FileGroup, inspect_files
 from credit_jax.cli.init.sections import (
-    DIAGNOSTIC,
-    FORCING,
-    PROGNOSTIC,
+    OPTIONS,
     assign_roles,
     data_sections,
     model_section,
     other_sections,
-    ranges_of,
-    time_step,
 )
 from credit_jax.config import build_config
 from credit_jax.config.custom_objects import (
@@ -30,7 +26,6 @@ from credit_jax.config.custom_objects import (
     absolute_paths,
     register_objects,
 )
-from credit_jax.config.dates import duration
 from credit_jax.config.messages import hint
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file, refuse_existing
@@ -40,6 +35,8 @@ EXAMPLE = "--like wxformer_1deg --data 'era5_%Y.zarr' static.nc --out my.yaml"
 _DEFAULT = "demo"
 # Types of `custom_objects` that are taken from an example.
 _OBJECTS = ("model", "loss", "metric")
+_ORDER = ("preblocks", "postblocks", "loss", "metrics", "trainer", "inference")
+_COMMANDS = ("preprocess", "check", "train")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,12 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="your NetCDF files and Zarr stores, or names with %%Y, %%m for dates",
     )
     add("--out", required=True, metavar="FILE", help="the YAML to write; not there yet")
-    for role, meaning in {
+    for option, meaning in {
         "prognostic": "are predicted and fed back",
         "forcing": "are read at every step",
         "diagnostic": "are predicted and not fed back",
     }.items():
-        add(f"--{role}", nargs="*", default=[], metavar="NAME", help=f"that {meaning}")
+        names = {"nargs": "*", "default": [], "metavar": "NAME"}
+        add(f"--{option}", help=f"variables that {meaning}", **names)
     add("--timestep", metavar="DURATION", help="of the model (default: of the files)")
 
 
@@ -79,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ValueError, OSError: the files do not make a config, or do not say something
-            that no option says and nobody can be asked.
+            that no option says.
     """
     out = Path(args.out)
     refuse_existing(out)
@@ -125,51 +123,29 @@ def _config(args: argparse.Namespace, place: Path, out: Path) -> str:
     objects = absolute_paths(example.get(SECTION) or {})
     used = {k: v for k, v in objects.items() if v["object_type"] in _OBJECTS}
     groups = inspect_files(args.data)
-    chosen = {
-        PROGNOSTIC: args.prognostic,
-        FORCING: args.forcing,
-        DIAGNOSTIC: args.diagnostic,
-    }
-    roles = assign_roles(groups, example, chosen, _ask)
-    step = time_step(groups, args.timestep, _ask)
+    chosen = {role: getattr(args, option) for role, option in OPTIONS.items()}
+    roles = assign_roles(groups, example, chosen)
     frames = int(example["model"].get("frames", 1))
-    data, valid = data_sections(groups, roles, step, frames)
-    with_latitudes = [group for group in groups if group.latitude_name is not None]
+    data, valid = data_sections(groups, roles, args.timestep, frames)
     # The smallest files are those without times.
-    with_latitudes.sort(key=lambda group: len(group.times))
-    latitude_file = with_latitudes[0].first_path if with_latitudes else None
+    by_size = sorted(groups, key=lambda group: len(group.times))
+    latitudes = [each.first_path for each in by_size if each.latitude_name is not None]
     levels = max(group.num_levels for group in groups)
+    others = other_sections(
+        example, data, valid, out, latitudes[0] if latitudes else None
+    )
+    model = model_section(example["model"], data["source"], groups[0].shape, levels)
     config: dict[str, Any] = {
         "save_loc": f"runs/{out.stem}",
         "seed": 1000,
         **({SECTION: used} if used else {}),
         "data": data,
         "validation_data": valid,
-        "model": model_section(
-            example["model"], data["source"], groups[0].shape, levels
-        ),
-        **other_sections(example, data, out, latitude_file),
-        "inference": {
-            "run_mode": "single",
-            "single_forecast": {
-                "start_datetime": ranges_of(valid)[0][0].isoformat(),
-                "forecast_length": str(_steps(valid, data)),
-            },
-            "save_forecast": f"runs/{out.stem}/forecast",
-            "output": {"format": "zarr"},
-        },
+        "model": model,
+        **{key: others[key] for key in _ORDER},
     }
     build_config(config, source="the config for these files")
     return _text(config, groups, place, out)
-
-
-def _steps(valid: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """A forecast of five days, or of the times that are held out."""
-    first, last = ranges_of(valid)[0]
-    step, most = duration(data["timestep"]), duration("5d")
-    length = max(step, min(last - first, most // step * step))
-    hours = int(length.total_seconds() // 3600)
-    return f"{hours}h"
 
 
 def _text(
@@ -178,11 +154,9 @@ def _text(
     """The YAML with a header that says what was found, and comments for sections."""
     lines = [
         f"# Written by credit-jax init: {place.stem} for the files",
-        *(f"#   {line}" for group in groups for line in _described(group)),
+        *(f"#   {group}" for group in groups),
         "#",
-        f"#   credit-jax preprocess --config {out}",
-        f"#   credit-jax check --config {out}",
-        f"#   credit-jax train --config {out}",
+        *(f"#   credit-jax {name} --config {out}" for name in _COMMANDS),
         "",
     ]
     comments = {
@@ -199,18 +173,6 @@ def _text(
     return "\n".join(lines)
 
 
-def _described(group: FileGroup) -> list[str]:
-    times = group.times
-    when = (
-        f"{len(times)} times from {times[0]} to {times[-1]}, calendar {group.calendar}"
-        if len(times)
-        else "no times"
-    )
-    rows, columns = group.shape
-    levels = f", {group.num_levels} levels" if group.num_levels else ""
-    return [f"{group.template}: {rows} x {columns} points{levels}, {when}"]
-
-
 class _SectionDumper(yaml.SafeDumper):
     """Lists of numbers and names in one line, and no aliases."""
 
@@ -224,21 +186,6 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
 
 
 _SectionDumper.add_representer(list, _represent_list)
-
-
-def _ask(question: str, option: str, answers: Sequence[str]) -> str:
-    """Asks the user at a terminal.
-
-    Raises:
-        ValueError: there is no terminal; names the option.
-    """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ValueError(f"the files do not say: {question} Give {option}")
-    shown = f" [{'/'.join(answers)}]" if answers else ""
-    while True:
-        answer = input(f"{question}{shown} ").strip()
-        if answer and (not answers or answer in answers):
-            return answer
 
 
 if __name__ == "__main__":

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
@@ -36,12 +34,11 @@ class FileGroup:
         template: path with %Y, %m, ... where the date is, or the path of the only file.
         first_path: the first file.
         time_coord, level_coord: names of the dims; None if the files have none.
-        deep, flat: variables with time, with and without levels, in the order of the
-            files.
-        static_deep, static: variables without time or with a single one, likewise.
+        timed: variables with time, by vars_3D (with levels) and vars_2D.
+        static: variables without time or with a single one, likewise.
         num_levels: number of levels; 0 without any.
         levels: values of the level coordinate, if it has some.
-        times: (time,) labels of all files, increasing.
+        times: (time,) labels of all files.
         calendar: calendar of the times.
         shape: number of rows and columns.
         latitude_name: name of the latitude coordinate; None on other grids.
@@ -51,16 +48,23 @@ class FileGroup:
     first_path: str
     time_coord: str | None
     level_coord: str | None
-    deep: tuple[str, ...]
-    flat: tuple[str, ...]
-    static_deep: tuple[str, ...]
-    static: tuple[str, ...]
+    timed: Mapping[str, list[str]]
+    static: Mapping[str, list[str]]
     num_levels: int
     levels: tuple[float, ...]
     times: pd.DatetimeIndex = field(repr=False)
     calendar: str
     shape: tuple[int, int]
     latitude_name: str | None
+
+    def __str__(self) -> str:
+        levels = f", {self.num_levels} levels" if self.num_levels else ""
+        times = "no times"
+        if len(self.times):
+            times = f"{len(self.times)} times from {self.times[0]} to {self.times[-1]}"
+            times += f", calendar {self.calendar}"
+        rows, columns = self.shape
+        return f"{self.template}: {rows} x {columns} points{levels}, {times}"
 
 
 def inspect_files(paths: Sequence[str]) -> list[FileGroup]:
@@ -71,19 +75,22 @@ def inspect_files(paths: Sequence[str]) -> list[FileGroup]:
             address of a store.
 
     Raises:
-        OSError, ValueError: a file cannot be read, has no grid, or files of one group
-            or of one config differ.
+        OSError, ValueError: a file cannot be read, has no grid, or a variable is in
+            files of several templates.
     """
     groups = [_group(template, members) for template, members in _templates(paths)]
-    _check_names(groups)
-    shapes = {group.shape: group for group in groups}
-    if len(shapes) > 1:
-        first, other, *_ = shapes.values()
-        raise ValueError(
-            f"--data: {first.first_path} has a grid of {_by(first.shape)}, "
-            f"{other.first_path} one of {_by(other.shape)}; bring all files to one grid"
-        )
-    most_restrictive([group.calendar for group in groups if len(group.times)])
+    places: dict[str, str] = {}
+    for group in groups:
+        fields = (*group.timed.values(), *group.static.values())
+        for name in (name for names in fields for name in names):
+            first = places.setdefault(name, group.template)
+            if first != group.template:
+                raise ValueError(
+                    f"--data: {name} is in {first} and in {group.template}; expected "
+                    "files of one variable under one name that differs by a date. "
+                    "Give that name, with %Y, %m, %d or %H where the date is, or write "
+                    "all times into one Zarr store"
+                )
     return groups
 
 
@@ -117,42 +124,22 @@ def _template(path: str) -> str:
     return os.path.join(folder, name)
 
 
-def _check_names(groups: Sequence[FileGroup]) -> None:
-    """Checks that no variable is in files of several templates.
-
-    Raises:
-        ValueError: one is.
-    """
-    places: dict[str, str] = {}
-    for group in groups:
-        for name in (*group.deep, *group.flat, *group.static_deep, *group.static):
-            first = places.setdefault(name, group.template)
-            if first != group.template:
-                raise ValueError(
-                    f"--data: {name} is in {first} and in {group.template}; expected "
-                    "files of one variable under one name that differs by a date. "
-                    "Give that name, with %Y, %m, %d or %H where the date is, or write "
-                    "all times into one Zarr store"
-                )
-
-
 def _group(template: str, paths: Sequence[str]) -> FileGroup:
     time_coord = _time_coord(paths[0])
     reader = Reader(time_coord or "time", None)
     opened = [reader.open(path) for path in paths]
     first = opened[0]
+    data, sizes = first.dataset, first.dataset.sizes
     rows, columns = _space(first)
-    every = [str(name) for name in first.dataset.data_vars]
-    names = [name for name in every if _is_field(first, name)]
-    dims = {name: [str(d) for d in first.variable(name).dims] for name in names}
+    dims = {
+        str(name): [str(dim) for dim in first.variable(str(name)).dims]
+        for name, variable in data.data_vars.items()
+        if variable.dtype.kind in "fiu"
+    }
     # Bounds of coordinates, and coefficients of hybrid levels, are not on the grid.
     on_grid = {k: d for k, d in dims.items() if {rows, columns} <= {*d}}
-    others = {
-        dim
-        for dim_names in on_grid.values()
-        for dim in dim_names
-        if dim not in (time_coord, rows, columns)
-    }
+    others = {dim for used in on_grid.values() for dim in used}
+    others -= {time_coord, rows, columns}
     if len(others) > 1:
         listed = ", ".join(sorted(others))
         raise ValueError(
@@ -163,34 +150,33 @@ def _group(template: str, paths: Sequence[str]) -> FileGroup:
     times = [file.times for file in opened if file.times is not None]
     labels: Any = [label for index in times for label in index.values]
     # The source `local` reads static fields at the only time that they have.
-    joined = pd.DatetimeIndex(
-        np.array(labels if len(labels) > 1 else [], "datetime64[ns]")
-    )
-    if not joined.is_monotonic_increasing or not joined.is_unique:
-        raise ValueError(
-            f"--data: the times of {paths[0]} and the files beside it overlap; give "
-            "files of which each has its own dates"
-        )
-    by_kind: dict[tuple[bool, bool], list[str]] = defaultdict(list)
-    for name, dims_of_name in on_grid.items():
-        is_timed = len(joined) > 0 and time_coord in dims_of_name
-        by_kind[is_timed, level in dims_of_name].append(name)
-    sizes = first.dataset.sizes
+    labels = np.array(labels if len(labels) > 1 else [], "datetime64[ns]")
+    fields = {
+        timed: {
+            key: [
+                name
+                for name, used in on_grid.items()
+                if (len(labels) > 0 and time_coord in used) == timed
+                and (level in used) == deep
+            ]
+            for key, deep in (("vars_3D", True), ("vars_2D", False))
+        }
+        for timed in (True, False)
+    }
+    values = () if level not in data.coords else data.coords[level].values.tolist()
     return FileGroup(
         template,
         first.path,
         time_coord,
         level,
-        tuple(by_kind[True, True]),
-        tuple(by_kind[True, False]),
-        tuple(by_kind[False, True]),
-        tuple(by_kind[False, False]),
-        0 if level is None else int(sizes[level]),
-        _levels(first, level),
-        joined,
-        first.calendar,
-        (int(sizes[rows]), int(sizes[columns])),
-        None if first.latitude is None else str(first.latitude.name),
+        timed=fields[True],
+        static=fields[False],
+        num_levels=0 if level is None else int(sizes[level]),
+        levels=tuple(int(v) if v == int(v) else float(v) for v in values),
+        times=pd.DatetimeIndex(labels),
+        calendar=first.calendar,
+        shape=(int(sizes[rows]), int(sizes[columns])),
+        latitude_name=None if first.latitude is None else str(first.latitude.name),
     )
 
 
@@ -217,20 +203,3 @@ def _space(opened: OpenFile) -> tuple[str, str]:
         f"--data: {opened.path} has no latitudes and longitudes; give them to the file "
         "as coordinates"
     )
-
-
-def _is_field(opened: OpenFile, name: Any) -> bool:
-    return opened.dataset.variables[name].dtype.kind in "fiu"
-
-
-def _levels(opened: OpenFile, dim: str | None) -> tuple[float, ...]:
-    if dim is None:
-        return ()
-    if dim not in opened.dataset.coords:
-        return ()
-    values = [float(value) for value in opened.dataset.coords[dim].values]
-    return tuple(int(v) if v == int(v) else v for v in values)
-
-
-def _by(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))

@@ -1,6 +1,5 @@
 """`credit-jax init`: configs for one's own files, and what the files do not say."""
 
-import io
 import re
 from pathlib import Path
 
@@ -95,19 +94,13 @@ def test_the_three_commands(files, capsys):
     assert "&id" not in text, "no aliases"
 
 
-def test_what_the_files_do_not_say(files, capsys, monkeypatch):
-    """Without a terminal it is an error that names the option; at one it is asked."""
+def test_what_the_files_do_not_say(files, capsys):
+    """An error names the option."""
     assert init("--data", *files) == USER_ERROR
     error = capsys.readouterr().err
     assert "the files do not say: rain: is it a state" in error
     assert "--prognostic rain, --forcing rain or --diagnostic rain" in error
     assert not Path("my.yaml").exists()
-    monkeypatch.setattr("sys.stdin", io.StringIO("what\nforcing\n"))
-    for stream in ("stdin", "stdout"):
-        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
-    assert init("--data", *files) == OK
-    source = yaml.safe_load(Path("my.yaml").read_text())["data"]["source"]["data"]
-    assert source["variables"]["dynamic_forcing"]["vars_2D"] == ["rain", "tsi"]
 
 
 def test_all_that_the_files_do_not_say_at_once(tmp_path, monkeypatch, capsys):
@@ -252,6 +245,14 @@ CONVENTIONS = {
 }
 
 
+def test_check_judges_what_does_not_fit(files):
+    times = pd.date_range("2000-01-01", periods=20, freq="6h")
+    fields(times, ("T",), rows=16).to_netcdf("rows.nc")
+    assert init("--data", "rows.nc", "static.nc") == OK
+    problems = "\n".join(check_config("my.yaml", num_devices=1).problems)
+    assert re.search("static.nc.*32.*16|16.*32", problems), problems
+
+
 @pytest.mark.slow(but=["of_cesm", "of_levels_without_values"])
 @pytest.mark.parametrize("write", CONVENTIONS, ids=lambda write: write.__name__)
 def test_other_conventions(write, tmp_path, monkeypatch):
@@ -329,17 +330,16 @@ REFUSED = {
     "a file": (["--data", "none.nc"], "there is no none.nc"),
     "a template": (["--data", "none_%Y.nc"], "no file matches .none_%Y.nc"),
     "static fields alone": (["--data", "static.nc"], "no file has times"),
-    "another grid": (["--data", "static.nc", "rows.nc"], "a grid of 32 x 64.*16 x 64"),
     "one variable in files of two names": (
         ["--data", "few.nc", "rows.nc"],
         "SP is in few.nc and in rows.nc; .*Give that name, with %Y, %m",
     ),
     "GRIB": (["--data", "a.grib"], "a.grib: is GRIB, expected NetCDF.*engine='cfgrib'"),
-    "few times": (["--data", "few.nc"], "4 common times .* are too few"),
     "nothing predicted": (
-        ["--data", "few.nc", "--forcing", "SP"],
-        "no variable is pre",
+        ["--data", "cycle.nc", "--forcing", "SP"],
+        "nothing is predicted",
     ),
+    "few times": (["--data", "few.nc"], "4 common times .* are too few"),
     "a name": (["--prognostic", "SPP"], "--prognostic SPP: no variable with times"),
     "a time step": (["--timestep=-6h"], "--timestep must be a duration"),
 }
@@ -350,6 +350,8 @@ def test_what_is_refused(name, files, capsys):
     times = pd.date_range("2000-01-01", periods=4, freq="6h")
     fields(times, flat=("SP",)).to_netcdf("few.nc")
     fields(times, flat=("SP",), rows=16).to_netcdf("rows.nc")
+    times = pd.date_range("2000-01-01", periods=20, freq="6h")
+    fields(times, flat=("SP",)).to_netcdf("cycle.nc")
     Path("a.grib").write_bytes(b"GRIB" + bytes(20))
     arguments, message = REFUSED[name]
     if "--data" not in arguments and name != "an example":
