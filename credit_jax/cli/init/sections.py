@@ -291,13 +291,13 @@ def model_section(
 
 def _padded(model: dict[str, Any], key: str) -> dict[str, Any]:
     """The model with the fewest problems, of those with more or less padding."""
-    given = model.get("padding_conf") or {"mode": "earth", "pad_lat": 0, "pad_lon": 0}
+    conf = model.get("padding_conf") or {"mode": "earth", "pad_lat": 0, "pad_lon": 0}
     best, fewest = model, _num_problems(model)
     for extra in range(_MOST_PADDING + 1):
         if not fewest:
             break
         ends = [extra - extra // 2, extra // 2]
-        padding = {**given, "activate": True, key: ends}
+        padding = {**conf, "activate": True, key: ends}
         tried = {**model, "padding_conf": padding}
         if (number := _num_problems(tried)) < fewest:
             best, fewest = tried, number
