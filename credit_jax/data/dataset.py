@@ -94,8 +94,8 @@ class Dataset(InputData):
             inputs[name] = {}
             for kind in READ_ORDER if step == 0 else READ_ORDER[:1]:
                 read_times = times if step == 0 else times[-1:]
-                fields = source.read(kind, read_times, rows)
-                inputs[name] |= _written(fields, out.get("input", {}))
+                to = out.get("input")
+                inputs[name] |= source.read(kind, read_times, rows, to)
         targets, target_time = self.target(index, step, rows, out.get("target"))
         return Sample(inputs, targets, start, target_time)
 
@@ -112,8 +112,7 @@ class Dataset(InputData):
             times = self.clocks[name].target_times(self.starts_at(step)[index])
             targets[name] = {}
             for kind in OUTPUT_TYPES:
-                fields = source.read(kind, times, rows)
-                targets[name] |= _written(fields, out or {})
+                targets[name] |= source.read(kind, times, rows, out)
         return targets, self.target_time(index, step)
 
     def starts_at(self, step: int) -> np.ndarray:
@@ -220,13 +219,6 @@ def _available(dataset: Dataset) -> np.ndarray:
             "left out all of them"
         )
     return dataset.starts[keep]
-
-
-def _written(fields: SourceFields, out: SourceFields) -> SourceFields:
-    """The fields in their arrays of `out`, those that have one."""
-    for key in fields.keys() & out.keys():
-        out[key][...] = fields[key]
-    return {key: out.get(key, field) for key, field in fields.items()}
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:

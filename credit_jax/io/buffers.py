@@ -17,22 +17,18 @@ from jaxtyping import Shaped
 
 # Bytes; for smaller arrays the C library reuses memory by itself.
 _SMALLEST = 2**20
-# Default limit of the unused memory that is kept for later arrays.
-FREE_BYTES = 2**31
 
 
 class Buffers:
     """Allocates numpy arrays, and reuses their memory once no array refers to it.
 
-    Thread-safe.
-
-    Args:
-        free_bytes: limit, in bytes, of the unused memory that is kept for later arrays.
+    Thread-safe. It never holds more memory than arrays have used at once, so that it
+    keeps what is in flight, whatever the number of threads that read.
     """
 
-    def __init__(self, free_bytes: int = FREE_BYTES) -> None:
-        self._free_bytes = free_bytes
+    def __init__(self) -> None:
         self._free: list[np.ndarray] = []
+        self._used = self._peak = 0  # bytes
         self._lock = threading.Lock()
         # `_Lease.__del__` may run in a garbage collection within `_take`, which has the
         # lock: it must put memory back without it.
@@ -49,14 +45,18 @@ class Buffers:
         return np.asarray(_Lease(memory, shape, np.dtype(dtype), self._returned))
 
     def _take(self, size: int) -> np.ndarray | None:
-        """Returns unused memory of a size, if any; drops the oldest above the limit."""
+        """Returns unused memory of a size, if any; drops the oldest above the peak."""
         with self._lock:
             while not self._returned.empty():
                 self._free.append(self._returned.get())
+                self._used -= self._free[-1].nbytes
             buffer = next((m for m in reversed(self._free) if m.nbytes == size), None)
             self._free = [memory for memory in self._free if memory is not buffer]
-            while sum(memory.nbytes for memory in self._free) > self._free_bytes:
-                del self._free[0]
+            self._used += size
+            self._peak = max(self._peak, self._used)
+            left = self._peak - self._used - sum(m.nbytes for m in self._free)
+            while left < 0:
+                left += self._free.pop(0).nbytes
             return buffer
 
 

@@ -2,8 +2,8 @@
 
 A few MB of a compressed chunk can expand to any size, which the metadata do not tell.
 Libraries that decompress a chunk as a whole (numcodecs, HDF5) would take the memory, so
-the content is judged before. TensorStore stops at the size of the chunk by itself, but
-of blosc, whose headers `data.sources.stored_arrays` reads.
+the content is judged before. `data.sources.stored_arrays` decodes to memory of the size
+of the chunk.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _BLOCK = 2**24  # bytes that are expanded at once
 _ZLIB_OR_GZIP = 47  # `wbits` of zlib
 _LZMA_MEMORY = 2**30
 _ZSTD_FRAME, _ZSTD_BLOCK = b"\x28\xb5\x2f\xfd", 2**17
+_ZSTD_HEADER = 18  # bytes of the longest one
 _ZSTD_SKIPPED = range(0x184D2A50, 0x184D2A60)
 
 
@@ -121,14 +122,12 @@ def _zstd(content: bytes, most: int) -> bool:
             continue
         if magic != _ZSTD_FRAME:
             break
-        descriptor = content[place + 4]
-        is_single, has_checksum = bool(descriptor & 32), bool(descriptor & 4)
-        size_bytes = (1 if is_single else 0, 2, 4, 8)[descriptor >> 6]
-        place += 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
-        stated = int.from_bytes(content[place : place + size_bytes], "little")
-        blocks, place = _zstd_blocks(content, place + size_bytes)
+        begin, size_bytes = _zstd_size(content[place + 4])
+        has_checksum = bool(content[place + 4] & 4)
+        stated = stated_bytes("zstd", content[place : place + _ZSTD_HEADER])
+        blocks, place = _zstd_blocks(content, place + begin + size_bytes)
         place += 4 * has_checksum
-        total += max(stated, 0) if size_bytes else blocks * _ZSTD_BLOCK
+        total += stated if size_bytes else blocks * _ZSTD_BLOCK
     return total > most
 
 
@@ -143,8 +142,21 @@ def _zstd_blocks(content: bytes, place: int) -> tuple[int, int]:
     return count, place
 
 
+def _zstd_size(descriptor: int) -> tuple[int, int]:
+    """Offset and length of the size of the content in the header of a frame."""
+    is_single = bool(descriptor & 32)
+    begin = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
+    return begin, (1 if is_single else 0, 2, 4, 8)[descriptor >> 6]
+
+
 def stated_bytes(codec: str, header: bytes) -> int:
-    """The size that the first 8 bytes of blosc or lz4 state; 0 if they are cut."""
+    """The size that the header of blosc, lz4 or zstd states; 0 if it states none."""
+    if codec == "zstd":
+        if len(header) < 5 or header[:4] != _ZSTD_FRAME:
+            return 0
+        begin, size = _zstd_size(header[4])
+        stated = int.from_bytes(header[begin : begin + size], "little")
+        return stated + 256 * (size == 2)
     part = header[4:8] if codec == "blosc" else header[:4]
     return int.from_bytes(part, "little") if len(part) == 4 else 0
 

@@ -221,6 +221,14 @@ def missing_chunk(key: str) -> str:
     )
 
 
+def never_written(numbers: Sequence[int], name: str) -> str:
+    """The error for a chunk of HDF5 that is not there and has no value."""
+    return (
+        f"the chunk {'.'.join(map(str, numbers))} of {name} was never written, and the "
+        "variable has no _FillValue that it could have"
+    )
+
+
 Chunk = tuple[int, ...]
 _SPARE = 2**12  # bytes of headers and checksums
 
@@ -243,7 +251,7 @@ class Chunks:
         self._chunks = tuple(dataset.chunks or dataset.shape)
         # None if no value is lost.
         self._chunks_written: set[Chunk] | None = None
-        if not _masks_unwritten(dataset):
+        if not masks_unwritten(dataset):
             self._chunks_written = self._written(dataset)
         self._bytes = math.prod(self._chunks) * dataset.dtype.itemsize
         filters = _filters(dataset)
@@ -300,10 +308,7 @@ class Chunks:
         ]
         for chunk in itertools.product(*chunks):
             if self._chunks_written is not None and chunk not in self._chunks_written:
-                raise ValueError(
-                    f"the chunk {'.'.join(map(str, chunk))} of {self._name} was never "
-                    "written, and the variable has no _FillValue that it could have"
-                )
+                raise ValueError(never_written(chunk, self._name))
             if self._is_deflated and chunk not in self._measured:
                 self._measure(dataset, chunk)
 
@@ -361,7 +366,7 @@ def _filters(dataset: h5py.Dataset) -> list[int]:
     return [properties.get_filter(n)[0] for n in range(properties.get_nfilters())]
 
 
-def _masks_unwritten(dataset: h5py.Dataset) -> bool:
+def masks_unwritten(dataset: h5py.Dataset) -> bool:
     """Whether values that were never written are read as missing ones."""
     mark = dataset.attrs.get("_FillValue")
     if mark is None or dataset.dtype.kind not in "iuf":

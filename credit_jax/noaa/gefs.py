@@ -57,7 +57,7 @@ class GefsSource(AnyTime):
     num_levels: int = 0
     calendar: str = "standard"
 
-    def read(
+    def fields(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
     ) -> SourceFields:
         """See `Source.read`."""

@@ -1,10 +1,19 @@
-"""Number of bytes that TensorStore has read from files in this process."""
+"""Number of bytes that sources have read directly from files in this process."""
 
-import tensorstore
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 
-def bytes_read() -> int:
-    """Returns the bytes read so far, including the metadata of opened arrays."""
-    name = "/tensorstore/kvstore/file/bytes_read"
-    (metric,) = tensorstore.experimental_collect_matching_metrics(name)
-    return sum(value["value"] for value in metric["values"])
+@contextmanager
+def bytes_read() -> Iterator[list[int]]:
+    """Collects the number of bytes of each read within the block."""
+    read, counts = os.preadv, []
+
+    def counted(*args):
+        counts.append(read(*args))
+        return counts[-1]
+
+    with mock.patch.object(os, "preadv", counted):
+        yield counts

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.data.sources.reader import Reader
-from credit_jax.data.sources.stored_arrays import Hdf5Array
+from credit_jax.data.sources.stored_arrays import StoredArray
 from credit_jax.io import retry
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import read_bytes
@@ -74,8 +74,8 @@ def test_what_is_tried_again(error: Exception, transient: bool) -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "reader", "method"),
-    [({}, Hdf5Array, "__getitem__"), ({"scale_factor": 0.5}, xr.Variable, "isel")],
-    ids=["by h5py", "by xarray"],
+    [({}, StoredArray, "read"), ({"fletcher32": True}, xr.Variable, "isel")],
+    ids=["by itself", "by xarray"],
 )
 def test_fields_of_a_file(
     tmp_path: Path,
@@ -102,7 +102,8 @@ def test_fields_of_a_file(
     monkeypatch.setattr(xr, "open_dataset", open_later)
     file = Reader("time", None).open(path)
     monkeypatch.setattr(reader, method, read_later)
-    found = file.values("t", {"y": slice(1, 3)}, None)
+    found = np.empty(2, np.float32)
+    file.read("t", {"y": slice(1, 3)}, None, found)
     np.testing.assert_array_equal(found, [1.0, 2.0])
     assert len(reads) == 3, "two attempts that fail, and one that does not"
 
@@ -112,7 +113,7 @@ def test_fields_of_a_file(
     monkeypatch.setattr(reader, method, never)
     message = r"a.nc: variable 't': cannot be read, 4 attempts"
     with pytest.raises(OSError, match=message):
-        file.values("t", {}, None)
+        file.read("t", {"y": slice(1, 3)}, None, found)
 
 
 def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:

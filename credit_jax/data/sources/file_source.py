@@ -76,18 +76,29 @@ class FileSource:
     rounded: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def read(
-        self, field_type: str, times: np.ndarray, rows: slice | None = None
+        self,
+        field_type: str,
+        times: np.ndarray,
+        rows: slice | None = None,
+        out: Mapping[str, Float[np.ndarray, "_ _ *space"]] | None = None,
     ) -> SourceFields:
         """See `Source.read`."""
         arrays = {}
+        # A static field is read once and repeated.
+        needed = times[-1:] if field_type == "static" else times
         for dims, name in variables_of(self.config, field_type):
             variable = field_type, dims, name
-            # A static field is read once and repeated.
-            if field_type == "static":
-                steps = [self._at(*variable, times[-1], rows)] * len(times)
+            key = field_key(self.name, *variable)
+            to = None if out is None else out.get(key)
+            steps = [
+                self._at(*variable, time, rows, None if to is None else to[:, n])
+                for n, time in enumerate(needed)
+            ]
+            if to is None:
+                arrays[key] = join_times(steps * (len(times) // len(needed)))
             else:
-                steps = [self._at(*variable, time, rows) for time in times]
-            arrays[field_key(self.name, *variable)] = join_times(steps)
+                to[:, len(needed) :] = to[:, :1]
+                arrays[key] = to
         return arrays
 
     def _at(
@@ -97,6 +108,7 @@ class FileSource:
         name: str,
         time: np.datetime64,
         rows: slice | None,
+        out: Float[np.ndarray, "level *space"] | None,
     ) -> Float[np.ndarray, "level *space"]:
         """Reads one variable at one time."""
         files = self.files[field_type, name]
@@ -112,19 +124,26 @@ class FileSource:
         if variable.is_timed:
             self._check_calendar(opened, files)
             index = opened.time_index(time)
-
-        def load() -> dict[int, np.ndarray]:
-            # Storage decodes whole chunks, so other times of the chunk come for free.
-            times = range(index, index + 1)
-            if variable.has_time_dim:
-                times = self.reader.chunk_times(variable.array, index)
-            values = variable.load(times, index, rows, self._order(variable))
-            # Copies: a view in the cache would keep all times of the chunk in memory.
-            fields = values if len(times) == 1 else [field.copy() for field in values]
-            return dict(zip(times, fields, strict=True))
-
-        part = None if rows is None else (rows.start, rows.stop)
-        return self.reader.field((path, name, dims, part), index, load)
+        times = range(index, index + 1)
+        if variable.has_time_dim:
+            times = self.reader.chunk_times(opened, name, index)
+        part = name, dims, None if rows is None else (rows.start, rows.stop)
+        if part not in opened.parts:
+            opened.parts[part] = variable.part(rows, self._order(variable))
+        chosen, shape = opened.parts[part]
+        if out is not None and out.shape != shape:
+            raise ValueError(
+                f"{path}: {name} has (levels, rows, columns) {shape}, expected "
+                f"{out.shape} as in other files"
+            )
+        return self.reader.field(
+            (path, *part),
+            times,
+            index,
+            shape,
+            lambda times, to: variable.load(times, index, chosen, to),
+            out,
+        )
 
     def available(self, times: np.ndarray) -> np.ndarray:
         """See `Source.available`."""

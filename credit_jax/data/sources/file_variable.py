@@ -3,12 +3,12 @@
 On disk a 3-D variable is (time, level, latitude, longitude), a 2-D one has no level,
 a static one may have no time, and an unstructured grid has points instead of rows and
 columns. `FileConventions` are what a data set does otherwise. `FileVariable.load` reads
-times of a variable as (time, level, latitude, longitude), float32, with rows, columns
-and levels in the order of requested coordinates.
+times of a variable to an array (time, level, latitude, longitude), float32, with rows,
+columns and levels in the order of requested coordinates.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,7 +26,6 @@ from credit_jax.named_fields.coordinates import (
     as_values,
     is_numbered,
     places_of,
-    take_places,
 )
 
 # Positions in a file of the rows and columns to read; None keeps its order.
@@ -243,52 +242,67 @@ class FileVariable:
             if abs(value - level) > NOTED_DISTANCE * abs(value)
         ]
 
+    def part(
+        self, rows: slice | None, order: Order
+    ) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Returns what is read of each dim but time, and its shape (level, *space).
+
+        Args:
+            rows: rows to read, of those in requested order; None reads all.
+            order: see `order`.
+
+        Raises:
+            ValueError: the grid has no rows, or a level is missing.
+        """
+        array, space, parts = self.array, self.space, [*self.extent]
+        row_places, columns = order
+        if rows is not None and len(space) != 2:
+            raise ValueError(f"{self.opened.path}: an unstructured grid has no rows")
+        chosen: dict[str, Any] = dict(zip(space, parts, strict=True))
+        if row_places is not None:
+            chosen[space[0]] = row_places[slice(None) if rows is None else rows]
+        elif rows is not None:
+            chosen[space[0]] = crop(parts[0], array.sizes[space[0]], rows)
+        if columns is not None:
+            chosen[space[1]] = columns
+        if self.is_3d:
+            levels = self.level_indices()
+            chosen = {
+                self.level_dim: slice(None) if levels is None else levels
+            } | chosen
+        shape = tuple(
+            np.arange(array.sizes[d])[part].size for d, part in chosen.items()
+        )
+        return chosen, shape if self.is_3d else (1, *shape)
+
     def load(
-        self, times: range, index: int, rows: slice | None, order: Order
-    ) -> Float[np.ndarray, "time level *space"]:
+        self,
+        times: range,
+        index: int,
+        chosen: Mapping[str, Any],
+        out: Float[np.ndarray, "time level *space"],
+    ) -> None:
         """Reads some times of the variable.
 
         Args:
             times: indices of the times; a single one for a variable without time dim.
             index: index of the time for which they are read, for errors.
-            rows: rows to read, of those in requested order; None reads all.
-            order: see `order`.
+            chosen: see `part`.
+            out: the destination.
 
         Raises:
-            ValueError: the values cannot be decoded, or the grid has no rows.
+            ValueError: the values cannot be decoded.
             OSError: the storage failed at every attempt.
         """
-        array, space, parts = self.array, self.space, [*self.extent]
-        row_places, columns = order
-        if row_places is not None:
-            # Storage has no lists of rows: the block with all of them is read.
-            needed = row_places if rows is None else row_places[rows]
-            rows = slice(int(needed.min()), int(needed.max()) + 1)
-            row_places = needed - needed.min()
-        if rows is not None:
-            if len(space) != 2:
-                raise ValueError(
-                    f"{self.opened.path}: an unstructured grid has no rows"
-                )
-            parts[0] = crop(parts[0], array.sizes[space[0]], rows)
-        chosen: dict[Any, Any] = {
-            dim: part
-            for dim, part in zip(space, parts, strict=True)
-            if part != slice(None)
-        }
-        levels = self.level_indices() if self.is_3d else None
-        if levels is not None:
-            chosen[self.level_dim] = levels
-        timed = self.has_time_dim
-        if timed:
-            chosen[self.opened.time_coord] = slice(times.start, times.stop)
-        values = self.opened.values(self.name, chosen, index if timed else None)
-        dims = [dim for dim in array.dims if dim not in space] + list(space)
-        values = values.transpose([array.dims.index(dim) for dim in dims])
-        values = take_places(take_places(values, row_places, -2), columns, -1)
-        values = np.ascontiguousarray(values, dtype=np.float32)
-        values = values if timed else values[None]
-        return values if self.is_3d else values[:, None]
+        to, dims = out if self.is_3d else out[:, 0], [*chosen]
+        if self.has_time_dim:
+            time = self.opened.time_coord
+            chosen = {time: slice(times.start, times.stop), **chosen}
+            dims = [time, *dims]
+        else:
+            to = to[0]
+        to = to.transpose([dims.index(str(dim)) for dim in self.array.dims])
+        self.opened.read(self.name, chosen, index if self.has_time_dim else None, to)
 
     def check(self) -> int:
         """Checks that it holds numbers, with dims in order and the requested levels.

@@ -3,24 +3,23 @@
 import collections
 import dataclasses
 import functools
+import math
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Shaped
+from jaxtyping import Float
 
 from credit_jax.config import not_available
 from credit_jax.data.calendars import calendar_of, near_times, to_labels
-from credit_jax.data.sources.stored_arrays import (
-    Hdf5Array,
-    ZarrArray,
-    open_hdf5_array,
-    open_zarr_array,
-)
+from credit_jax.data.sources.stored_arrays import StoredArray
+from credit_jax.data.sources.stored_files import open_hdf5_array, open_zarr_array
+from credit_jax.io.buffers import BUFFERS
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 from credit_jax.io.retry import is_transient, retried
 
@@ -29,7 +28,7 @@ CACHE_BYTES = 2**30
 # Largest share of the cache that one read of a chunk may fill.
 _AT_ONCE = 1 / 64
 # Errors of storage and decoders for chunks that are truncated, damaged or missing.
-_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
@@ -47,6 +46,7 @@ class OpenFile:
         latitude, longitude: 1-D coordinate variables, or None.
         arrays: direct readers of variables of a local store or file, by name; None for
             variables that xarray reads.
+        parts: what is read of variables, by name and rows, see `FileVariable.part`.
     """
 
     path: str
@@ -56,9 +56,8 @@ class OpenFile:
     time_coord: str
     latitude: xr.DataArray | None
     longitude: xr.DataArray | None
-    arrays: dict[str, ZarrArray | Hdf5Array | None] = dataclasses.field(
-        default_factory=dict
-    )
+    arrays: dict[str, StoredArray | None] = dataclasses.field(default_factory=dict)
+    parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
     _places: dict[np.datetime64, int] = dataclasses.field(default_factory=dict)
 
     def variable(self, name: str) -> xr.Variable:
@@ -71,24 +70,29 @@ class OpenFile:
             return self.dataset.variables[name]
         raise not_available(f"{self.path}: variable", name, self.dataset.data_vars)
 
-    def values(
-        self, name: str, chosen: Mapping[Any, Any], index: int | None
-    ) -> Shaped[np.ndarray, "..."]:
+    def read(
+        self,
+        name: str,
+        chosen: Mapping[str, Any],
+        index: int | None,
+        out: Float[np.ndarray, "..."],
+    ) -> None:
         """Reads a part of a variable.
 
         Args:
             name: name of the variable.
-            chosen: dim -> slice or list of indices; other dims are read whole.
+            chosen: dim -> slice or indices.
             index: index of the requested time, for the error; None without time.
+            out: the destination, with the dims of the variable.
 
         Raises:
             ValueError: the values cannot be decoded.
             OSError: the storage failed at every attempt.
         """
-        read = functools.partial(self._read, name, chosen)
         try:
-            return retried(read, f"{self.path}: variable {name!r}")
-        except _UNREADABLE as error:
+            read = functools.partial(self._read, name, chosen, out)
+            retried(read, f"{self.path}: variable {name!r}")
+        except UNREADABLE as error:
             if is_transient(error.__cause__ or error):
                 raise
             when = f" at {self.times[index]}" if self.times is not None else ""
@@ -98,16 +102,21 @@ class OpenFile:
                 "damaged or incomplete: make it again"
             ) from error
 
-    def _read(self, name: str, chosen: Mapping[Any, Any]) -> Shaped[np.ndarray, "..."]:
-        variable = self.variable(name)
+    def _read(self, name: str, chosen: Mapping[str, Any], out: np.ndarray) -> None:
+        variable, array = self.variable(name), self.stored(name)
+        if array is None:
+            out[...] = variable.isel(chosen).values
+        else:
+            array.read([chosen[str(dim)] for dim in variable.dims], out)
+
+    def stored(self, name: str) -> StoredArray | None:
+        """The direct reader of a variable; None if xarray reads it."""
         if name not in self.arrays:
+            variable = self.variable(name)
             self.arrays[name] = open_zarr_array(
                 self.path, name, variable
             ) or open_hdf5_array(self.path, name, variable, self.arrays)
-        array = self.arrays[name]
-        if array is not None:
-            return array[tuple(chosen.get(d, slice(None)) for d in variable.dims)]
-        return np.asarray(variable.isel(chosen).values)
+        return self.arrays[name]
 
     def time_index(self, label: np.datetime64) -> int:
         """Returns the index of a time.
@@ -155,7 +164,9 @@ class Reader:
         self._open_files = open_files or OpenFiles()
         self._lock = threading.Lock()
         self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
-        self._fields: collections.OrderedDict = collections.OrderedDict()
+        self._fields: collections.OrderedDict[tuple, Future[np.ndarray]]
+        self._fields = collections.OrderedDict()
+        self._nbytes: dict[tuple, int] = {}
         self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self._left = self._cache_bytes
         self._at_once = self._left * _AT_ONCE
@@ -176,50 +187,92 @@ class Reader:
                 self._files.popitem(last=False)
             return self._files[path]
 
-    def chunk_times(self, variable: xr.Variable, index: int) -> range:
-        """Indices of the times in the chunk of one time, which are read together.
+    def chunk_times(self, opened: OpenFile, name: str, index: int) -> range:
+        """Indices of the times that are decoded together with one time.
 
         It is only that time if the chunk would fill too much of the cache.
         """
+        variable, array = opened.variable(name), opened.stored(name)
         dim = variable.dims.index(self._time_coord)
         chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
         length, size = variable.shape[dim], chunks[dim] if chunks else 1
-        if size * variable.nbytes // length > self._at_once:
+        is_decoded = array is None or array.is_compressed
+        if not is_decoded or size * variable.nbytes // length > self._at_once:
             size = 1
         start = index - index % size
         return range(start, min(start + size, length))
 
     def field(
-        self, key: tuple, index: int, read: Callable[[], Mapping[int, np.ndarray]]
+        self,
+        key: tuple,
+        times: range,
+        index: int,
+        shape: tuple[int, ...],
+        load: Callable[[range, np.ndarray], None],
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns a field at one time, from the cache or by reading it.
 
-        Beyond the size of the cache, the least recently used fields are dropped.
+        The cache takes fields until it is full, so that small data sets are read once
+        and large ones not copied to it for nothing. Fields that are decoded together
+        displace the least recently used ones. Threads that ask for a field that another
+        one is reading wait for it.
 
         Args:
             key: identifies the file, the variable, and the part of it.
+            times: indices of the times that are read together.
             index: index of the time in the file.
-            read: returns that field, and others that are decoded with it, by the index
-                of their time.
+            shape: shape of the field.
+            load: reads times to an array (time, *shape).
+            out: array for the field; None returns a read-only one.
         """
+        cached = key, times.start
+        nbytes = 4 * math.prod(shape) * len(times)
         with self._lock:
-            if (key, index) in self._fields:
-                self._fields.move_to_end((key, index))
-                return self._fields[key, index]
-        fields = read()
-        for array in fields.values():
-            array.setflags(write=False)
-        with self._lock:
-            for other, array in fields.items():
-                if (key, other) not in self._fields:
-                    self._fields[key, other] = array
-                    self._left -= array.nbytes
-            if (key, index) in self._fields:
-                self._fields.move_to_end((key, index))
-            while self._left < 0:
-                _, oldest = self._fields.popitem(last=False)
-                self._left += oldest.nbytes
-        return fields[index]
+            held, is_new = self._fields.get(cached), False
+            if held is not None:
+                self._fields.move_to_end(cached)
+            elif nbytes <= self._left or (len(times) > 1 and nbytes <= self._at_once):
+                held, is_new = self._fields.setdefault(cached, Future()), True
+                self._nbytes[cached] = nbytes
+                self._left -= nbytes
+                while self._left < 0:
+                    self._drop(next(iter(self._fields)))
+        if held is None:
+            out = BUFFERS.empty(shape, np.float32) if out is None else out
+            load(range(index, index + 1), out[None])
+            return out
+        if is_new:
+            self._fill(held, cached, (len(times), *shape), times, load)
+        field = held.result()[index - times.start]
+        if out is None:
+            return field
+        out[...] = field
+        return out
+
+    def _fill(
+        self,
+        held: "Future[np.ndarray]",
+        cached: tuple,
+        shape: tuple[int, ...],
+        times: range,
+        load: Callable[[range, np.ndarray], None],
+    ) -> None:
+        try:
+            fields = BUFFERS.empty(shape, np.float32)
+            load(times, fields)
+        except BaseException as error:
+            with self._lock:
+                if self._fields.get(cached) is held:
+                    self._drop(cached)
+            held.set_exception(error)
+            raise
+        fields.setflags(write=False)
+        held.set_result(fields)
+
+    def _drop(self, cached: tuple) -> None:
+        del self._fields[cached]
+        self._left += self._nbytes.pop(cached)
 
 
 def crop(whole: slice, size: int, part: slice) -> slice:

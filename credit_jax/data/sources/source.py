@@ -1,7 +1,7 @@
 """The interface of sources."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -105,7 +105,11 @@ class Source(Protocol):
         ...
 
     def read(
-        self, field_type: str, times: np.ndarray, rows: slice | None = None
+        self,
+        field_type: str,
+        times: np.ndarray,
+        rows: slice | None = None,
+        out: Mapping[str, Float[np.ndarray, "_ _ *space"]] | None = None,
     ) -> SourceFields:
         """Reads all variables of a field type at some times, 3-D before 2-D.
 
@@ -113,6 +117,8 @@ class Source(Protocol):
             field_type: "prognostic", "dynamic_forcing", "static" or "diagnostic".
             times: (time,) labels, datetime64[ns]; a static field is repeated for each.
             rows: latitude rows to read; None reads all.
+            out: key -> float32 array of any strides to which a field is written, which
+                is then returned for the key; others are new or shared, and read-only.
 
         Raises:
             ValueError: a time or a variable is missing or cannot be read; names the
@@ -185,8 +191,25 @@ class Source(Protocol):
 class AnyTime:
     """Base class of sources with unknown attributes, files, and first and last time.
 
-    Their fields are in one order, which is compared with that of others.
+    Their fields are in one order, which is compared with that of others. They have a
+    method `fields(field_type, times, rows)`, which does what `Source.read` does without
+    `out`.
     """
+
+    def read(
+        self: Any,
+        field_type: str,
+        times: np.ndarray,
+        rows: slice | None = None,
+        out: Mapping[str, Float[np.ndarray, "_ _ *space"]] | None = None,
+    ) -> SourceFields:
+        """See `Source.read`."""
+        fields = self.fields(field_type, times, rows)
+        for key, to in (out or {}).items():
+            if key in fields:
+                to[...] = fields[key]
+                fields[key] = to
+        return fields
 
     def axes(self: Any) -> GridCoordinates:
         """See `Source.axes`."""

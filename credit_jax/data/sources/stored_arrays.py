@@ -1,304 +1,327 @@
-"""Variables of local NetCDF-4 files and Zarr stores, read directly, with a single copy.
+"""Variables of local Zarr stores and NetCDF-4 files, read straight into a destination.
 
-h5py: h5netcdf looks up the sizes of all dims at each read, which takes several times as
-long as reading a small field. TensorStore's C++ threads: Zarr's own Python reader needs
-more than twice the processor time for the same bytes, and keeps the GIL between chunks.
+The kernel copies what is not compressed from its page cache to the destination, and the
+decoders of numcodecs write there, too. Nothing else touches the values, no lock is held
+meanwhile, and Python's is released. Libraries of the formats copy once or twice more:
+HDF5 under one lock for all files, TensorStore and Zarr to new memory, whose pages the
+kernel has to clear first.
 """
 
+from __future__ import annotations
+
 import itertools
-import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-import h5py
 import numpy as np
-import tensorstore
 import xarray as xr
-from jaxtyping import Shaped
-from xarray.backends import CachingFileManager
-from xarray.backends.locks import HDF5_LOCK
+from jaxtyping import Float
 
-from credit_jax.io.buffers import BUFFERS
-from credit_jax.io.expansion import SPARE, index_bytes, inner_places, stated_bytes
-from credit_jax.io.missing_chunks import Chunks, has_no_fill_value, index_of
+from credit_jax.data.sources.chunk_codecs import DECODERS
 
-# Attributes with which xarray decodes values.
-_DECODED = ("scale_factor", "add_offset", "_Unsigned", "missing_value")
+# A slice or positions for each dim.
+Index: TypeAlias = Sequence[Any]
 
-
-def is_plain(variable: xr.Variable) -> bool:
-    """Whether a variable is stored as floats that xarray does not need to decode."""
-    encoding: Mapping[str, Any] = variable.encoding
-    stored = np.dtype(encoding.get("dtype", variable.dtype))
-    fill = encoding.get("_FillValue")
-    undecoded = fill is None or bool(np.isnan(fill))
-    return (
-        stored == variable.dtype
-        and stored in (np.float32, np.float64)
-        and undecoded
-        and not any(key in encoding for key in _DECODED)
-    )
+# Fewer neighboring bytes are not worth a place of their own in a list for the kernel.
+_RUN = 2**14
+_IOV_MAX = 1024
+# Bytes of headers and checksums, beyond a 64th of the content.
+_SPARE = 2**12
+# xarray's encodings that say how values are stored, of which those of `StoredArray` are
+# known here.
+_ENCODINGS = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned")
 
 
-class Hdf5Array:
-    """A variable of a file; reads are thread-safe.
+class Chunk(NamedTuple):
+    """The bytes of a chunk.
 
-    Args:
-        file: xarray's manager of the file, which reopens it if xarray, which keeps 128
-            files open, has closed it.
-        name: name of the variable.
+    Attributes:
+        path: its file.
+        start: offset in the file.
+        size: number of bytes.
+        codecs: what was done to the values, in the order of writing: "shuffle", then a
+            name of `chunk_codecs.DECODERS`.
     """
 
-    def __init__(self, file: CachingFileManager, name: str) -> None:
-        self._file = file
-        self._name = name
-        self._chunks: Chunks | None = None
-
-    def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
-        """Reads values by outer indexing: a slice or a list of indices for each dim.
-
-        Raises:
-            OSError: a chunk is damaged.
-            ValueError: a chunk was never written, and has no value.
-        """
-        # Any read through xarray may close a file; xarray takes this lock, too.
-        with HDF5_LOCK:
-            dataset = self._file.acquire(needs_lock=False)[self._name]
-            if self._chunks is None:
-                self._chunks = Chunks(dataset)
-            self._chunks.check(dataset, index)
-            return _read(dataset, index)
+    path: str
+    start: int
+    size: int
+    codecs: tuple[str, ...] = ()
 
 
-def _read(dataset: h5py.Dataset, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
-    sizes = zip(dataset.shape, index, strict=True)
-    positions = [
-        np.arange(*indices.indices(size))
-        if isinstance(indices, slice)
-        else np.arange(size)[indices]
-        for size, indices in sizes
-    ]
-    stored = _readable([np.unique(indices) for indices in positions])
-    shape = tuple(map(len, stored))
-    out = BUFFERS.empty(shape, dataset.dtype)
-    if out.size:
-        dataset.read_direct(out, tuple(map(_selection, stored)))
-    for dim, (indices, read) in enumerate(zip(positions, stored, strict=True)):
-        if not np.array_equal(indices, read):
-            out = np.take(out, np.searchsorted(read, indices), dim)
-    return out
-
-
-def open_hdf5_array(
-    file: str, name: str, variable: xr.Variable, owner: object
-) -> Hdf5Array | None:
-    """Opens a variable of a file; None if xarray has to read it.
+class StoredArray:
+    """A variable whose values are read from the chunks of files; thread-safe.
 
     Args:
-        file: path of the file.
-        name: name of the variable.
-        variable: xarray's variable; xarray reads those that need decoding.
-        owner: an object that lives as long as the array; arrays with the same owner
-            share an open file.
-    """
-    if not (os.path.isfile(file) and h5py.is_hdf5(file) and is_plain(variable)):
-        return None
-    manager = CachingFileManager(h5py.File, file, mode="r", manager_id=id(owner))
-    with HDF5_LOCK:
-        stored = manager.acquire(needs_lock=False).get(name)
-        if not isinstance(stored, h5py.Dataset):
-            return None
-        # A variable may be shorter than the unlimited dim that it is along.
-        same = stored.shape == variable.shape and stored.dtype == variable.dtype
-    return Hdf5Array(manager, name) if same else None
-
-
-def _readable(positions: list[np.ndarray]) -> list[np.ndarray]:
-    """Indices to read: h5py accepts a list for one dim; others become ranges."""
-    lists = [dim for dim, indices in enumerate(positions) if not _is_regular(indices)]
-    widened = {
-        dim: np.arange(positions[dim][0], positions[dim][-1] + 1) for dim in lists[1:]
-    }
-    return [widened.get(dim, indices) for dim, indices in enumerate(positions)]
-
-
-def _selection(positions: np.ndarray) -> slice | list[int]:
-    """Increasing indices for h5py, as a slice if possible, which is much faster."""
-    if not _is_regular(positions):
-        return positions.tolist()
-    step = int(positions[1] - positions[0]) if len(positions) > 1 else 1
-    return slice(int(positions[0]), int(positions[-1]) + 1, step)
-
-
-def _is_regular(positions: np.ndarray) -> bool:
-    return len(np.unique(np.diff(positions))) <= 1
-
-
-class ZarrArray:
-    """A variable of a store; reads are thread-safe.
-
-    Args:
-        path: folder of the array.
-        driver: TensorStore driver, "zarr" or "zarr3". Chunks that are not there have
-            the fill value; in a v2 array that has none they are an error.
-
-    Raises:
-        ValueError: TensorStore cannot read the array, such as with filters of other
-            packages.
-    """
-
-    def __init__(self, path: str, driver: str) -> None:
-        spec: dict[str, Any]
-        spec = {"driver": driver, "kvstore": {"driver": "file", "path": path}}
-        name = ".zarray" if driver == "zarr" else "zarr.json"
-        with open(os.path.join(path, name), encoding="utf-8") as file:
-            metadata = file.read()
-        if driver == "zarr":
-            spec["fill_missing_data_reads"] = not has_no_fill_value(metadata)
-        self._array = tensorstore.open(spec, read=True, open=True).result()
-        self._blosc = _BloscChunks.of(path, json.loads(metadata), self._array)
-
-    def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
-        """Reads values by outer indexing: a slice or a list of indices for each dim.
-
-        Raises:
-            ValueError: a chunk is damaged.
-        """
-        if self._blosc is not None:
-            self._blosc.check(index)
-        part = self._array.oindex[index].translate_to[0]
-        out = BUFFERS.empty(part.shape, part.dtype.numpy_dtype)
-        tensorstore.array(out, copy=False).write(part).result()
-        return out
-
-
-class _BloscChunks:
-    """Chunks that blosc compresses: TensorStore allocates what their headers state.
-
-    A few KB may state 2 GiB, of as many chunks at once as there are cores. Each header
-    is read once, before its chunk.
-
-    Args:
-        path: folder of the array.
-        array: the array.
-        prefix: beginning of the names of chunks.
-        separator: text between the numbers in the names of chunks.
-        shard: configuration of shards; None without them.
+        variable: xarray's variable, whose encoding says what values mean.
+        dtype: dtype of the stored values.
+        chunks: shape of a chunk.
+        find: returns a chunk by its numbers; None if it has the fill value.
+        fill: the fill value, as stored.
+        is_compressed: whether a chunk is decoded as a whole, even for one value.
     """
 
     def __init__(
         self,
-        path: str,
-        array: tensorstore.TensorStore,
-        prefix: str,
-        separator: str,
-        shard: Mapping[str, Any] | None = None,
+        variable: xr.Variable,
+        dtype: np.dtype,
+        chunks: Sequence[int],
+        find: Callable[[tuple[int, ...]], Chunk | None],
+        fill: Any,
+        *,
+        is_compressed: bool,
     ) -> None:
-        self._path, self._prefix, self._separator = path, prefix, separator
-        self._shape, self._shard = array.shape, shard
-        layout = array.chunk_layout
-        # Those of files; in shards the chunks that are compressed are smaller.
-        self._chunk = [size or 1 for size in layout.write_chunk.shape or ()]
-        inner = math.prod(size or 1 for size in layout.read_chunk.shape or ())
-        self._num_inner = math.prod(self._chunk) // inner
-        self._num_bytes = inner * array.dtype.numpy_dtype.itemsize
-        self._checked: set[str] = set()
+        self.is_compressed = is_compressed
+        encoding = variable.encoding
+        marks = (encoding.get(name) for name in _ENCODINGS[:2])
+        self._marks = [m for m in marks if m is not None and not np.isnan(m)]
+        self._scale, self._offset = (encoding.get(name) for name in _ENCODINGS[2:4])
+        self._decoded = variable.dtype
+        is_coded = self._marks or self._scale is not None or self._offset is not None
+        self._is_plain = not is_coded
+        self._is_copied = self._is_plain and dtype == np.float32 and dtype.isnative
+        self._shape, self._dtype, self._chunks = variable.shape, dtype, tuple(chunks)
+        self._nbytes = math.prod(chunks) * dtype.itemsize
+        self._find, self._fill = find, fill
 
-    @classmethod
-    def of(
-        cls, path: str, metadata: Mapping[str, Any], array: tensorstore.TensorStore
-    ) -> "_BloscChunks | None":
-        """Those of an array by its metadata; None without blosc."""
-        codecs = metadata.get("codecs") or [metadata.get("compressor") or {}]
-        shards = [
-            codec["configuration"]
-            for codec in codecs
-            if codec.get("name") == "sharding_indexed"
-        ]
-        shard = shards[0] if shards else None
-        codecs = codecs if shard is None else shard["codecs"]
-        if not any("blosc" in (c.get("id"), c.get("name")) for c in codecs):
-            return None
-        encoding = metadata.get("chunk_key_encoding", {"name": "v2"})
-        is_v2 = encoding["name"] == "v2"
-        separator = metadata.get("dimension_separator", "." if is_v2 else "/")
-        separator = encoding.get("configuration", {}).get("separator", separator)
-        prefix = "" if is_v2 else f"c{separator}"
-        return cls(path, array, prefix, separator, shard)
+    def read(self, index: Index, out: Float[np.ndarray, ...]) -> None:
+        """Reads values by outer indexing.
 
-    def check(self, index: Sequence[Any]) -> None:
-        """Checks the chunks of a selection.
+        Args:
+            index: a slice or a list of positions for each dim.
+            out: the destination, of any strides.
 
         Raises:
-            ValueError: one states more bytes than a chunk has.
+            ValueError: a chunk is damaged, or is not there and has no value.
+            RuntimeError: a chunk cannot be decoded.
         """
-        dims = zip(index, self._shape, self._chunk, strict=True)
-        for numbers in itertools.product(*(_chunk_numbers(*dim) for dim in dims)):
-            name = self._prefix + self._separator.join(map(str, numbers))
-            if name not in self._checked:
-                self._check_chunk(name)
-                self._checked.add(name)
+        dims = zip(index, self._shape, self._chunks, strict=True)
+        for parts in itertools.product(*(_parts(*dim) for dim in dims)):
+            numbers, inside, outside = zip(*parts, strict=True)
+            self._read_chunk(numbers, inside, out[outside])
 
-    def _check_chunk(self, name: str) -> None:
-        path = os.path.join(self._path, name)
-        if not os.path.isfile(path):
-            return  # its fill value, or an error of TensorStore
-        with open(path, "rb") as file:
-            for place in self._places(file):
-                file.seek(place)
-                stated = stated_bytes("blosc", file.read(8))
-                if stated > self._num_bytes + SPARE:
-                    raise ValueError(
-                        f"{path}: its content states {stated} bytes, where a chunk has "
-                        f"{self._num_bytes}; it is damaged, do not use it"
-                    )
+    def _read_chunk(
+        self, numbers: tuple[int, ...], inside: tuple[Any, ...], out: np.ndarray
+    ) -> None:
+        chunk = self._find(numbers)
+        if chunk is None:
+            self._decode(np.array(self._fill, self._dtype), out)
+            return
+        file = os.open(chunk.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if chunk.codecs:
+                self._decompress(file, chunk, inside, out)
+            elif chunk.size != self._nbytes:
+                raise ValueError(
+                    f"{chunk.path}: a chunk has {chunk.size} bytes, expected "
+                    f"{self._nbytes}"
+                )
+            elif not (self._is_copied and self._copied(file, chunk, inside, out)):
+                self._converted(file, chunk, inside, out)
+        finally:
+            os.close(file)
 
-    def _places(self, file: BinaryIO) -> list[int]:
-        """Places of the compressed chunks of a file."""
-        if self._shard is None:
-            return [0]
-        index = index_of(self._shard)
-        size = index_bytes(self._num_inner, checksum=index["checksum"])
-        if index["at_end"]:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-        places = inner_places(file.read(size), self._num_inner, **index)
-        return [start for start, _ in places if start < 2**63]
+    def _copied(
+        self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
+    ) -> bool:
+        """Reads to the destination itself; False if its pieces are too short."""
+        run, first = self._dtype.itemsize, out.ndim
+        for dim in reversed(range(out.ndim)):
+            size = out.shape[dim]
+            if not _is_range(inside[dim]) or (size > 1 and out.strides[dim] != run):
+                break
+            run, first = run * size, dim
+            if size != self._chunks[dim]:
+                break
+        if run < _RUN and first:
+            return False
+        views: list[np.ndarray] = []
+        begin = end = 0
+        for place, start in self._offsets(inside, first, out.shape):
+            if views and (start != end or len(views) == _IOV_MAX):
+                read_into(file, chunk, begin, views)
+                views = []
+            begin = begin if views else start
+            end = start + run
+            views.append(out[place])
+        read_into(file, chunk, begin, views)
+        return True
+
+    def _offsets(
+        self, inside: tuple[Any, ...], first: int, shape: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yields the indices of leading dims, and the offset of the values there."""
+        strides = _strides(self._chunks, self._dtype.itemsize)
+        offsets = [
+            np.arange(size)[part] * stride
+            for size, part, stride in zip(self._chunks, inside, strides, strict=True)
+        ]
+        behind = sum(int(offset[0]) for offset in offsets[first:])
+        for place in np.ndindex(shape[:first]):
+            leading = zip(offsets, place, strict=False)
+            yield place, behind + sum(int(offset[n]) for offset, n in leading)
+
+    def _converted(
+        self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
+    ) -> None:
+        """Reads plane by plane, which stays in the cache of the processor."""
+        first = self._first_of_plane(inside)
+        rows, others = inside[first], self._chunks[first + 1 :]
+        places = np.arange(self._chunks[first])[rows]
+        begin, end = int(places.min()), int(places.max()) + 1
+        plane = _scratch("raw", (end - begin, *others), self._dtype)
+        read = *inside[:first], slice(begin, end), *(slice(0, n) for n in others)
+        is_slice = isinstance(rows, slice)
+        rows = slice(None, None, rows.step) if is_slice else rows - begin
+        for place, start in self._offsets(read, first, out.shape):
+            read_into(file, chunk, start, [plane])
+            self._decode(_taken(plane, (rows, *inside[first + 1 :])), out[place])
+
+    def _first_of_plane(self, inside: tuple[Any, ...]) -> int:
+        """The first dim of what is converted at once: rows, where they are neighbors.
+
+        Of values that are not neighbors, those between them are not read.
+        """
+        rows = max(0, len(inside) - 2)
+        steps = inside[rows]
+        is_dense = isinstance(steps, slice) and abs(steps.step) == 1
+        return rows if is_dense else len(inside) - 1
+
+    def _decompress(
+        self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
+    ) -> None:
+        most = self._nbytes + self._nbytes // 64 + _SPARE
+        if chunk.size > most:
+            raise ValueError(
+                f"{chunk.path}: a chunk has {chunk.size} bytes, compressed, for values "
+                f"of {self._nbytes}"
+            )
+        content = _scratch("content", (chunk.size,))
+        read_into(file, chunk, 0, [content])
+        is_whole = out.shape == self._chunks and all(map(_is_range, inside))
+        to_out = self._is_copied and is_whole and out.flags.c_contiguous
+        raw = out if to_out else _scratch("raw", self._chunks, self._dtype)
+        values = flat = raw.reshape(-1).view(np.uint8)
+        if chunk.codecs[0] == "shuffle":
+            values = _scratch("shuffled", flat.shape)
+        if chunk.codecs[-1] == "shuffle":
+            values[...] = content
+        else:
+            DECODERS[chunk.codecs[-1]](chunk.path, content, values)
+        if values is not flat:
+            size = self._dtype.itemsize
+            flat.reshape(-1, size)[...] = values.reshape(size, -1).T
+        if to_out:
+            return
+        first = self._first_of_plane(inside)
+        leading = [np.arange(raw.shape[d])[inside[d]] for d in range(first)]
+        for place in np.ndindex(out.shape[:first]):
+            plane = raw[tuple(int(p[n]) for p, n in zip(leading, place, strict=True))]
+            self._decode(_taken(plane, inside[first:]), out[place])
+
+    def _decode(self, raw: np.ndarray, out: np.ndarray) -> None:
+        """Writes values as xarray decodes them, in the dtype that it does it in."""
+        if self._is_plain:
+            out[...] = raw
+            return
+        to_out = self._decoded == out.dtype
+        values = out if to_out else np.empty(raw.shape, self._decoded)
+        values[...] = raw
+        if self._scale is not None:
+            values *= self._scale
+        if self._offset is not None:
+            values += self._offset
+        for mark in self._marks:
+            np.copyto(values, np.nan, where=raw == mark)
+        if not to_out:
+            out[...] = values
 
 
-def _chunk_numbers(index: Any, length: int, chunk: int) -> range:
-    """The numbers of the chunks along a dim, by a slice or a list of indices."""
-    places = np.r_[index] if not isinstance(index, slice) else range(length)[index]
-    if not len(places):
-        return range(0)
-    return range(int(min(places)) // chunk, int(max(places)) // chunk + 1)
+def _parts(index: Any, size: int, chunk: int) -> Iterator[tuple[int, Any, slice]]:
+    """Yields the number of each chunk along a dim, what is read of it, and where to."""
+    if isinstance(index, slice):
+        places = np.arange(*index.indices(size))
+    else:
+        places = np.arange(size)[index]
+    if not places.size:
+        return
+    numbers = places // chunk
+    ends = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
+    for begin, end in itertools.pairwise(ends):
+        number = int(numbers[begin])
+        part = places[begin:end] - number * chunk
+        first, steps = int(part[0]), np.diff(part)
+        if len(part) == 1:
+            steps = np.ones(1, int)
+        if (steps == steps[0]).all() and steps[0]:
+            stop = int(part[-1] + np.sign(steps[0]))
+            part = slice(first, None if stop < 0 else stop, int(steps[0]))
+        yield number, part, slice(begin, end)
 
 
-def open_zarr_array(store: str, name: str, variable: xr.Variable) -> ZarrArray | None:
-    """Opens a variable of a store; None if xarray has to read it.
-
-    Args:
-        store: path of the store.
-        name: name of the variable.
-        variable: xarray's variable; xarray reads those that need decoding.
-    """
-    path = os.path.join(store, name)
-    driver = _driver(path)
-    if driver is None or not is_plain(variable):
-        return None
-    try:
-        return ZarrArray(path, driver)
-    except ValueError:
-        return None
+def _is_range(part: Any) -> bool:
+    return isinstance(part, slice) and part.step == 1
 
 
-def _driver(path: str) -> str | None:
-    """TensorStore driver, by the metadata file of an array in a local folder."""
-    if os.path.exists(os.path.join(path, ".zarray")):
-        return "zarr"
-    metadata = os.path.join(path, "zarr.json")
-    if os.path.exists(metadata):
-        with open(metadata, encoding="utf-8") as file:
-            return "zarr3" if json.load(file).get("node_type") == "array" else None
-    return None
+def _strides(shape: Sequence[int], itemsize: int) -> list[int]:
+    return [itemsize * math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def _taken(plane: np.ndarray, parts: Sequence[Any]) -> np.ndarray:
+    """A part of a plane by outer indexing."""
+    for dim, part in enumerate(parts):
+        plane = plane[(slice(None),) * dim + (part,)]
+    return plane
+
+
+_memory = threading.local()
+
+
+def _scratch(
+    name: str, shape: tuple[int, ...], dtype: Any = np.uint8
+) -> Float[np.ndarray, ...]:
+    """Memory of this thread, which the next array of this name uses again."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = getattr(_memory, name, None)
+    if memory is None or memory.nbytes < size:
+        memory = np.empty(size, np.uint8)
+        setattr(_memory, name, memory)
+    return memory[:size].view(dtype).reshape(shape)
+
+
+def read_into(file: int, chunk: Chunk, start: int, views: Sequence[np.ndarray]) -> None:
+    """Reads neighboring bytes of a chunk to arrays, one after the other."""
+    arrays: Any = views
+    left = [memoryview(view).cast("B") for view in arrays if view.size]
+    place = chunk.start + start
+    while left:
+        count = os.preadv(file, left, place)
+        if not count:
+            raise ValueError(
+                f"{chunk.path} ends at byte {place}, within a chunk of {chunk.size} "
+                f"bytes from {chunk.start}"
+            )
+        place += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
+
+
+def is_readable(variable: xr.Variable, shape: Sequence[int], dtype: np.dtype) -> bool:
+    """Whether values of a variable are numbers, and decoded as `StoredArray` does."""
+    encoding = variable.encoding
+    coded = [name for name in _ENCODINGS if encoding.get(name) is not None]
+    native = dtype.newbyteorder("=")
+    decoded = variable.dtype.kind == "f" if coded else variable.dtype == native
+    return (
+        tuple(shape) == variable.shape != ()
+        and dtype.kind in "iufb"
+        and decoded
+        and all(np.ndim(encoding[name]) == 0 for name in coded)
+        and "_Unsigned" not in coded
+        and not isinstance(encoding.get("_FillValue"), str | bytes)
+    )

@@ -70,7 +70,7 @@ class TisrSource(AnyTime):
     num_levels: int = 0
     recent: _Recent = dataclasses.field(default_factory=_Recent, compare=False)
 
-    def read(
+    def fields(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
     ) -> SourceFields:
         """See `Source.read`."""
