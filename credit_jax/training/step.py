@@ -137,26 +137,13 @@ def make_train_step(
         accumulated = _accumulate(
             state, batch, model, loss, accumulate, rollout, measure, metrics
         )
-        suspicion = accumulated[2].pop(SUSPICION, None)
-        new, info = updated(state, rate, *accumulated)
-        if suspicion is not None:
-            info[SUSPICION] = suspicion
-        if proceed is None:
-            return new, info
-        taken = (proceed > 0) & all_finite(info["loss"])
-        if suspicion is not None:
-            taken &= (proceed > 1) | (suspicion < 2).all()
-        if state.loss_scale is None:  # else an infinite norm is an update to skip
-            taken &= jnp.isfinite(info["grad_norm"])
-        key = state.key
-        new, old = replace(new, key=None), replace(state, key=None)
-        new = replace(keep_if(taken, new, old), key=key)
-        return new, info | {"proceed": taken.astype(jnp.int32)}
+        return updated(state, rate, proceed, *accumulated)
 
     @jax.named_scope(UPDATE)
     def updated(
         state: TrainState,
         rate: Scalar | None,
+        proceed: Int[Array, ""] | None,
         both_grads: Trained,
         model_state: ModelState,
         measured: dict[str, Array],
@@ -172,20 +159,32 @@ def make_train_step(
         if rate is not None:
             extra["learning_rate"] = rate
         info = {"loss": measured.pop("loss"), **extra, "measured": measured}
+        if SUSPICION in measured:
+            info[SUSPICION] = measured.pop(SUSPICION)
+        taken = None
+        if proceed is not None:
+            taken = (proceed > 0) & all_finite(info["loss"])
+            if SUSPICION in info:
+                taken &= (proceed > 1) | (info[SUSPICION] < 2).all()
+            if state.loss_scale is None:  # else an infinite norm is an update to skip
+                taken &= jnp.isfinite(norm)
+            info["proceed"] = taken.astype(jnp.int32)
         trained, frozen = split_frozen(state.stored_params, param_specs)
         updates, opt_state = update(grads, state.stored_opt_state, trained, **extra)
         moved: Any = optax.apply_updates(trained, updates)
         loss_state = _updated(state.loss_state, loss_grads, loss_optimizer, extra)
-        loss_scale = state.loss_scale
+        loss_scale, kept = state.loss_scale, taken
         if loss_scale is not None:
             # The norm is finite only if all gradients in it are; those of the loss's
             # parameters are not.
             finite = jnp.isfinite(norm) & all_finite(loss_grads)
-            moved = keep_if(finite, moved, trained)
-            opt_state = keep_if(finite, opt_state, state.stored_opt_state)
-            loss_state = keep_if(finite, loss_state, state.loss_state)
             info |= {"loss_scale": loss_scale.scale, "skipped": ~finite}
             loss_scale = loss_scale.after(finite)
+            kept = finite if taken is None else taken & finite
+        if kept is not None:
+            moved = keep_if(kept, moved, trained)
+            opt_state = keep_if(kept, opt_state, state.stored_opt_state)
+            loss_state = keep_if(kept, loss_state, state.loss_state)
         update_step = state.update_step + 1
         ema, ema_stats = state.stored_ema, state.ema_stats
         if ema is not None and ema_decay is not None:
@@ -205,6 +204,14 @@ def make_train_step(
             loss_state=loss_state,
             key=state.key,
         )
+        if taken is not None:
+            # The rest of the state; each part is selected where it is made, so that no
+            # pass over memory is added.
+            parts = ("micro_step", "update_step", "model_state")
+            parts += ("stored_ema", "ema_stats", "loss_scale")
+            values = {name: getattr(new, name) for name in parts}
+            old = {name: getattr(state, name) for name in parts}
+            new = replace(new, **keep_if(taken, values, old))
         return new, info
 
     @jax.jit
