@@ -173,18 +173,18 @@ def make_train_step(
         updates, opt_state = update(grads, state.stored_opt_state, trained, **extra)
         moved: Any = optax.apply_updates(trained, updates)
         loss_state = _updated(state.loss_state, loss_grads, loss_optimizer, extra)
-        loss_scale, kept = state.loss_scale, taken
+        loss_scale, is_new = state.loss_scale, taken
         if loss_scale is not None:
             # The norm is finite only if all gradients in it are; those of the loss's
             # parameters are not.
             finite = jnp.isfinite(norm) & all_finite(loss_grads)
             info |= {"loss_scale": loss_scale.scale, "skipped": ~finite}
             loss_scale = loss_scale.after(finite)
-            kept = finite if taken is None else taken & finite
-        if kept is not None:
-            moved = keep_if(kept, moved, trained)
-            opt_state = keep_if(kept, opt_state, state.stored_opt_state)
-            loss_state = keep_if(kept, loss_state, state.loss_state)
+            is_new = finite if taken is None else taken & finite
+        if is_new is not None:
+            moved = keep_if(is_new, moved, trained)
+            opt_state = keep_if(is_new, opt_state, state.stored_opt_state)
+            loss_state = keep_if(is_new, loss_state, state.loss_state)
         update_step = state.update_step + 1
         ema, ema_stats = state.stored_ema, state.ema_stats
         if ema is not None and ema_decay is not None:
