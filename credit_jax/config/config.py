@@ -11,7 +11,7 @@ from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.curriculum import CurriculumStage
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
-from credit_jax.config.dates import date_label
+from credit_jax.config.dates import date_label, duration
 from credit_jax.config.demo import DemoConfig
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceConfig
@@ -200,6 +200,13 @@ def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
     if not training:
         return problems
     problems += _step_problems(config)
+    window = config.trainer.shuffle.window
+    if window is not None and duration(window) < 2 * config.data.time_step:
+        problems.append(
+            f"trainer.shuffle.window: {window} is shorter than two time steps "
+            f"(data.timestep {config.data.timestep}), which leaves nothing to permute; "
+            "use some days, or leave the section out"
+        )
     problems += _date_problems("data", config.data, config.trainer.train_batch_size)
     problems += _curriculum_problems(config, problems)
     if config.trainer.skip_validation:

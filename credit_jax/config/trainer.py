@@ -9,6 +9,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import IGNORED_TRAINER
 from credit_jax.config.curriculum import CurriculumStage, check_order
 from credit_jax.config.data import BackpropSteps
+from credit_jax.config.dates import Timestep
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
@@ -48,6 +49,17 @@ class Float8Config(StrictModel):
     recipe: Literal["rowwise_with_gw_hp"] = "rowwise_with_gw_hp"
     min_channels: int = Field(default=1024, ge=16)
     gradient_dtype: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
+
+
+class ShuffleConfig(StrictModel):
+    """The order of the samples of an epoch; CREDIT has no such section.
+
+    Attributes:
+        window: period of time within which samples are permuted, as "4d", so that a
+            field is read once for all samples that have it. Null permutes all of them.
+    """
+
+    window: Timestep | None = None
 
 
 class CompilerConfig(StrictModel):
@@ -143,6 +155,7 @@ class TrainerConfig(StrictModel):
             MLflow.
         thread_workers, valid_thread_workers: number of threads that read samples.
         prefetch_factor: batches that are read ahead, and at least one per thread.
+        shuffle: order of the samples of an epoch.
 
     Differs from CREDIT: `fsdp2_mp_policy` also applies without fsdp2, and by default
     with spectral norm, too; `amp` also works on a CPU. `grad_max_norm: dynamic` never
@@ -211,6 +224,7 @@ class TrainerConfig(StrictModel):
     thread_workers: int = Field(4, ge=0)
     valid_thread_workers: int = Field(4, ge=0)
     prefetch_factor: int = Field(2, ge=1)
+    shuffle: ShuffleConfig = ShuffleConfig()
 
     passes_over: ClassVar = True
     ignored: ClassVar = IGNORED_TRAINER

@@ -3,6 +3,7 @@
 from typing import Literal, get_args
 
 from credit_jax.config import Config
+from credit_jax.config.dates import duration
 from credit_jax.data.checks import check_dataset
 from credit_jax.data.dataset import open_dataset
 from credit_jax.data.loader import Loader
@@ -82,6 +83,9 @@ def build_loader(
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers
+    length = duration(trainer.shuffle.window) if trainer.shuffle.window else None
+    if train and length is not None:
+        dataset = dataset.keeping(length)
     sampler = Sampler(
         num_samples=len(dataset),
         batch_size=size,
@@ -90,6 +94,8 @@ def build_loader(
         seed=config.seed,
         shuffle=train,
         keep_partial=not train if keep_partial is None else keep_partial,
+        window=length.to_timedelta64() if train and length is not None else None,
+        starts=dataset.starts,
     )
     ahead = trainer.prefetch_factor
     return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()

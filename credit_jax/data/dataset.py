@@ -1,11 +1,13 @@
 """The data set of a data section: samples of all sources at common times."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
@@ -14,6 +16,7 @@ from credit_jax.data.clock import common_starts
 from credit_jax.data.further_inputs import InputData, further_inputs
 from credit_jax.data.opened_data import open_data
 from credit_jax.data.schema import READ_ORDER, ChannelSchema
+from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
@@ -146,6 +149,18 @@ class Dataset(InputData):
             if field_type in OUTPUT_TYPES:
                 windows.append(clock.target_times(starts))
         return np.concatenate(windows, axis=-1)
+
+    def keeping(self, window: pd.Timedelta) -> "Dataset":
+        """Returns the data set whose files' fields of two windows of time are kept."""
+        data = self.data
+        steps = data.history_len + data.forecast_len
+        sources = {}
+        for name, source in self.sources.items():
+            if isinstance(source, FileSource):
+                step = source.config.time_step or data.time_step
+                source = source.keeping(2 * math.ceil(window / step) + steps)
+            sources[name] = source
+        return dataclasses.replace(self, sources=sources)
 
     @property
     def latitude(self) -> np.ndarray:

@@ -10,7 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
+
+# Number of neighboring windows that are visited in order of time.
+_RUN = 4
 
 
 def epoch_order(
@@ -35,6 +38,43 @@ def epoch_order(
     return np.resize(order, -(-num_samples // dp_size) * dp_size)
 
 
+def window_order(
+    starts: Shaped[np.ndarray, " sample"],
+    window: np.timedelta64,
+    *,
+    seed: int,
+    epoch: int,
+) -> Int[np.ndarray, " sample"]:
+    """Returns sample indices of an epoch, permuted within windows of time.
+
+    Runs of neighboring windows are permuted, and windows of a run in order of time, so
+    that both samples that have a field are near each other, also across windows. Where
+    windows begin differs from epoch to epoch. It depends on nothing but the arguments.
+
+    Args:
+        starts: datetime64, the times of the samples.
+        window: length of a window.
+        seed: seed of the order.
+        epoch: index of the epoch, from 0.
+    """
+    sequence = np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])
+    rng = np.random.RandomState(np.random.MT19937(sequence))
+    length = window.astype("timedelta64[s]").astype(np.int64)
+    since = (starts - starts.min()).astype("timedelta64[s]").astype(np.int64)
+    numbers = (since + rng.randint(length, dtype=np.int64)) // length
+    in_time = np.argsort(numbers, kind="stable")
+    ends = np.flatnonzero(np.diff(numbers[in_time])) + 1
+    windows = np.split(in_time, ends)
+    runs = (numbers[[w[0] for w in windows]] + rng.randint(_RUN)) // _RUN
+    return np.concatenate(
+        [
+            rng.permutation(windows[n])
+            for run in rng.permutation(np.unique(runs))
+            for n in np.flatnonzero(runs == run)
+        ]
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampler:
     """The batches of every epoch, for the dp ranks of this process.
@@ -48,6 +88,9 @@ class Sampler:
         shuffle: whether to permute the samples, differently in every epoch.
         keep_partial: whether an epoch ends with a smaller batch if samples are left
             over.
+        window: length of the windows of time within which samples are permuted; None
+            permutes all of them.
+        starts: (samples,) datetime64, their times, which windows need.
 
     Raises:
         ValueError: the ranks are not increasing or not below dp_size, or there is no
@@ -56,7 +99,7 @@ class Sampler:
     Differs from CREDIT: epochs after epoch 0 have other orders. CREDIT's trainer is
     meant to reshuffle in every epoch (seed + epoch), but sets the epoch of the loader's
     `sampler` instead of its `batch_sampler`, so that every epoch has the order of
-    epoch 0.
+    epoch 0. `window` is another order, which CREDIT does not have.
     """
 
     num_samples: int
@@ -66,6 +109,8 @@ class Sampler:
     seed: int
     shuffle: bool
     keep_partial: bool
+    window: np.timedelta64 | None = None
+    starts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _check_ranks(self.local_dp_ranks, self.dp_size)
@@ -117,13 +162,13 @@ class Sampler:
             One array of batch_size x len(local_dp_ranks) indices per batch; the last
             one may be smaller.
         """
-        order = epoch_order(
-            self.num_samples,
-            dp_size=1,
-            seed=self.seed,
-            epoch=epoch,
-            shuffle=self.shuffle,
-        )
+        seeds = {"seed": self.seed, "epoch": epoch}
+        if self.window is None:
+            shuffle = self.shuffle
+            order = epoch_order(self.num_samples, dp_size=1, shuffle=shuffle, **seeds)
+        else:
+            assert self.starts is not None
+            order = window_order(self.starts, self.window, **seeds)
         # Extended from its start, so that all ranks have equally many.
         left = -(-max(self.num_samples - done, 0) // self.dp_size) * self.dp_size
         order = np.resize(order, done + left)[done:]

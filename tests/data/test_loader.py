@@ -1,10 +1,14 @@
 """Batches: restartable, the same for any number of threads, split over dp."""
 
+import collections
+
 import jax
 import numpy as np
 import pytest
 
+from credit_jax.config.config import section_conflicts
 from credit_jax.data import build_loader
+from credit_jax.data.sources.reader import OpenFile
 from tests.data.bytes_read import bytes_read
 from tests.data.world import (
     parsed,
@@ -134,3 +138,39 @@ def test_a_process_reads_the_bytes_of_its_rows(tmp_path):
         read[rows and rows.start] = sum(counts)
     print("bytes read of all rows and of a third of them:", read)
     assert read[2] == read[4] == read[None] / 3 > 0
+
+
+@pytest.mark.parametrize(
+    ("history", "window", "most"), [(1, "12d", 1.0), (3, "12d", 1.0), (1, "1d", 1.1)]
+)
+def test_windows_read_each_field_once(world, monkeypatch, history, window, most):
+    """Within a run of windows; without them it is read for each sample."""
+    changes = {"data__history_len": history, "trainer__thread_workers": 3}
+    windows = {"trainer__shuffle": {"window": window}, **changes}
+    default, loader = (load(world, **own) for own in (changes, windows))
+    counts, read = collections.Counter(), OpenFile.read
+
+    def counted(file, name, chosen, index, out):
+        counts[file.path, name, index] += 1
+        return read(file, name, chosen, index, out)
+
+    monkeypatch.setattr(OpenFile, "read", counted)
+    batches = [*loader.epoch(0)]
+    assert sum(counts.values()) <= most * len(counts)
+    expected = {
+        str(time): (x, y)
+        for batch in default.epoch(0)
+        for time, x, y in zip(batch.input_times, batch.x, batch.y, strict=True)
+    }
+    assert len(batches) == default.num_batches
+    for batch in batches:
+        for time, x, y in zip(batch.input_times, batch.x, batch.y, strict=True):
+            if str(time) in expected:
+                assert np.array_equal(x, expected[str(time)][0])
+                assert np.array_equal(y, expected[str(time)][1])
+
+
+def test_a_window_of_less_than_two_steps(world):
+    raw = raw_config(world, trainer__shuffle={"window": "11h"})
+    (line,) = section_conflicts(parsed(raw))
+    assert "trainer.shuffle.window: 11h is shorter than two time steps" in line

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit_jax.data import Sampler
-from credit_jax.data.sampler import epoch_order, torch_randperm
+from credit_jax.data.sampler import epoch_order, torch_randperm, window_order
 
 SEEDS = (0, 1, 42, 1000, 2**31, 2**32 - 1, 2**32 + 5, 2**40 + 3, -1)
 
@@ -144,3 +144,62 @@ def test_randperm_is_a_permutation():
 def test_randperm_refuses_what_torch_does_otherwise(num_items):
     with pytest.raises(ValueError, match=f"got {num_items}"):
         torch_randperm(num_items, 0)
+
+
+STARTS = np.datetime64("2000-01-01", "ns") + np.arange(1000) * np.timedelta64(6, "h")
+WINDOW = np.timedelta64(4, "D")
+
+
+def windowed(**changes):
+    settings = {"num_samples": len(STARTS), "window": WINDOW, "starts": STARTS}
+    return sampler(**{**settings, "batch_size": 4, **changes})
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+def test_windows(epoch):
+    """Each sample once, and of a field both samples within two windows."""
+    order = np.concatenate(windowed().batches(epoch))
+    assert sorted(order) == list(range(len(STARTS)))
+    place = np.argsort(order)
+    apart = np.abs(np.diff(place))
+    assert (apart >= 2 * 16).mean() < 1 / (4 * 16 - 16), "but at ends of runs"
+    assert (np.diff(order) != 1).mean() > 0.8, "samples of a window are permuted"
+    assert np.abs(np.diff(order)).max() > 300, "and so are runs of windows"
+    # Fields that are read with those of the last two windows kept.
+    kept, reads = {}, 0
+    for number, sample in enumerate(order):
+        for time in (sample, sample + 1):
+            reads += time not in kept
+            kept.pop(time, None)
+            kept[time] = number
+            if len(kept) > 2 * 16 + 2:
+                del kept[next(iter(kept))]
+    assert reads / (2 * len(order)) < 0.52
+
+
+def test_windows_are_the_same_on_every_mesh():
+    one = [np.sort(batch) for batch in windowed(batch_size=8).batches(3)]
+    other = windowed(batch_size=8).batches(4)
+    assert any((a != b).any() for a, b in zip(one, other, strict=True))
+    for dp_size in (2, 4):
+        ranks = [
+            windowed(batch_size=8 // dp_size, local_dp_ranks=(r,), dp_size=dp_size)
+            for r in range(dp_size)
+        ]
+        steps = zip(*(rank.batches(3) for rank in ranks), strict=True)
+        for whole, parts in zip(one, steps, strict=True):
+            assert (np.sort(np.concatenate(parts)) == whole).all()
+    # Another batch size and other ranks go on with the same order.
+    order = np.concatenate(windowed().batches(3))
+    rest = windowed(batch_size=3, local_dp_ranks=(0, 1), dp_size=2).batches(3, done=100)
+    assert sorted(np.concatenate(rest)) == sorted(order[100:])
+
+
+def test_windows_depend_on_times_alone():
+    """With other times beside them, and gaps, each sample is drawn once."""
+    gaps = np.concatenate([STARTS[:100], STARTS[500:541]])
+    for starts in (gaps, STARTS[:1], STARTS[:7]):
+        order = window_order(starts, WINDOW, seed=-1, epoch=2)
+        assert sorted(order) == list(range(len(starts)))
+    again = window_order(STARTS.astype("M8[s]"), WINDOW, seed=5, epoch=3)
+    assert (again == np.concatenate(windowed().batches(3))).all()

@@ -207,6 +207,11 @@ class FileSource:
         cleared: dict[str, Any] = {"reader": self.reader.anew(), "orders": {}}
         return dataclasses.replace(self, requested=axes, num_levels=count, **cleared)
 
+    def keeping(self, num_times: int) -> "FileSource":
+        """Returns the source whose last fields are kept, of some number of times."""
+        reader = self.reader.anew(num_times * len(self.files))
+        return dataclasses.replace(self, reader=reader)
+
     def grids(self) -> Iterator[FileGrid]:
         """See `Source.grids`."""
         for kind in self.config.variables.by_type:

@@ -150,6 +150,8 @@ class Reader:
         engine: xarray's engine; None chooses it by the file's content.
         cache_bytes: size of the cache of fields; CACHE_BYTES by default.
         open_files: cache of open files, shared with other readers.
+        num_fields: number of fields at one time that the cache keeps instead, always
+            the last ones; None for cache_bytes.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Reader:
         engine: str | None,
         cache_bytes: int | None = None,
         open_files: OpenFiles | None = None,
+        num_fields: int | None = None,
     ) -> None:
         self._time_coord = time_coord
         self._engine = engine
@@ -166,15 +169,17 @@ class Reader:
         self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
         self._fields: collections.OrderedDict[tuple, Future[np.ndarray]]
         self._fields = collections.OrderedDict()
-        self._nbytes: dict[tuple, int] = {}
+        self._taken: dict[tuple, int] = {}
         self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
-        self._left = self._cache_bytes
-        self._at_once = self._left * _AT_ONCE
+        # Bytes, or fields.
+        self._left = self._cache_bytes if num_fields is None else num_fields
+        self._at_once = self._left if num_fields else self._left * _AT_ONCE
+        self._keeps_last = num_fields is not None
 
-    def anew(self) -> "Reader":
+    def anew(self, num_fields: int | None = None) -> "Reader":
         """Returns a reader of the same files with an empty cache of fields."""
         options = self._engine, self._cache_bytes, self._open_files
-        return Reader(self._time_coord, *options)
+        return Reader(self._time_coord, *options, num_fields)
 
     def open(self, path: str) -> OpenFile:
         """Opens a file, or returns it from the cache."""
@@ -197,7 +202,8 @@ class Reader:
         chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
         length, size = variable.shape[dim], chunks[dim] if chunks else 1
         is_decoded = array is None or array.is_compressed
-        if not is_decoded or size * variable.nbytes // length > self._at_once:
+        taken = size if self._keeps_last else size * variable.nbytes // length
+        if not is_decoded or taken > self._at_once:
             size = 1
         start = index - index % size
         return range(start, min(start + size, length))
@@ -227,15 +233,16 @@ class Reader:
             out: array for the field; None returns a read-only one.
         """
         cached = key, times.start
-        nbytes = 4 * math.prod(shape) * len(times)
+        taken = len(times) * (1 if self._keeps_last else 4 * math.prod(shape))
+        displaces = self._keeps_last or len(times) > 1
         with self._lock:
             held, is_new = self._fields.get(cached), False
             if held is not None:
                 self._fields.move_to_end(cached)
-            elif nbytes <= self._left or (len(times) > 1 and nbytes <= self._at_once):
+            elif taken <= self._left or (displaces and taken <= self._at_once):
                 held, is_new = self._fields.setdefault(cached, Future()), True
-                self._nbytes[cached] = nbytes
-                self._left -= nbytes
+                self._taken[cached] = taken
+                self._left -= taken
                 while self._left < 0:
                     self._drop(next(iter(self._fields)))
         if held is None:
@@ -272,7 +279,7 @@ class Reader:
 
     def _drop(self, cached: tuple) -> None:
         del self._fields[cached]
-        self._left += self._nbytes.pop(cached)
+        self._left += self._taken.pop(cached)
 
 
 def crop(whole: slice, size: int, part: slice) -> slice:
