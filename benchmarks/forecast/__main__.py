@@ -5,8 +5,7 @@
 
 CREDIT trains a WXFormer on traveling waves, at two sizes, and `rollout_gen2.py` rolls
 it out with one thread, and again with two and with other roundings of its own.
-`credit-jax forecast` runs with the same weights on several meshes; its memory is
-measured for several lengths and numbers of members.
+`credit-jax forecast` runs with the same weights on several meshes.
 """
 
 from __future__ import annotations
@@ -67,8 +66,6 @@ SIZES: Mapping[str, tuple[tuple[int, int], dict[str, Any]]] = {
 # Largest distance from CREDIT after the first step.
 TOLERANCE = 1e-5
 LEADS = (1, 5, 10, 20, 40)
-# (steps, members) of forecasts whose memory is measured.
-LENGTHS = ((10, 1), (40, 1), (40, 8))
 ArraysByName = dict[str, np.ndarray]
 
 
@@ -115,8 +112,6 @@ def _measured(
             out = folder / _file_name(name)
             _forecast(config, out, "--parallelism", mesh)
             runs[name] = _read(out)
-        lengths = LENGTHS if size == "small" else ()
-        costs = [_cost(config, folder, *length) for length in lengths]
     errors = {k: _distances(run, runs[SERIAL]) for k, run in runs.items()}
     exact = {k: _distances(run, truth) for k, run in runs.items()}
     (rows, columns), _ = SIZES[size]
@@ -127,9 +122,8 @@ def _measured(
         _EXACT,
         _table("Distance from CREDIT in float64", exact),
         _verdict("CREDIT in float64", exact),
-        *((_COSTS, _costs(costs)) if costs else ()),
     ]
-    return sections, {"from_serial": errors, "from_float64": exact, "costs": costs}
+    return sections, {"from_serial": errors, "from_float64": exact}
 
 
 def config_text(options: argparse.Namespace, size: str) -> str:
@@ -175,23 +169,15 @@ def _credit(config: Path, name: str, threads: int, *arithmetic: str) -> ArraysBy
     return _read(config.parent / name)
 
 
-def _forecast(config: Path, out: Path, *options: str) -> tuple[str, int]:
-    """Runs the command; returns its output, and its peak memory in bytes."""
+def _forecast(config: Path, out: Path, *options: str) -> None:
+    """Runs the command."""
     command = [sys.executable, "-m", "credit_jax.forecast", "--config", str(config)]
-    process = subprocess.Popen(
+    subprocess.run(
         [*command, "--out", str(out), "--cache", "none", *options],
         cwd=config.parent,
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
+        check=True,
     )
-    assert process.stdout is not None
-    printed = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise RuntimeError(f"the forecast failed:\n{printed}")
-    return printed, usage.ru_maxrss * 1024
 
 
 def _read(folder: Path) -> ArraysByName:
@@ -219,21 +205,6 @@ def _distance(field: np.ndarray, base: np.ndarray) -> float:
     return float(np.linalg.norm(field - wide) / np.linalg.norm(spread))
 
 
-def _cost(config: Path, folder: Path, steps: int, members: int) -> dict[str, Any]:
-    options = ("--steps", str(steps), "--members", str(members), "--format", "zarr")
-    out = folder / f"cost_{steps}_{members}"
-    printed, memory = _forecast(config, out, *options)
-    match = re.search(
-        r"unroll (?P<unroll>[\d.]+) s, read (?P<read>[\d.]+) s, write (?P<write>[\d.]+)"
-        r" s beside each other; devices idle (?P<idle>[\d.]+) % of the "
-        r"(?P<total>[\d.]+) s since",
-        printed,
-    )
-    assert match is not None, printed
-    times = {name: float(value) for name, value in match.groupdict().items()}
-    return {"steps": steps, "members": members, "memory": memory, **times}
-
-
 _INTRO = (
     "Distance from the forecast of CREDIT's `rollout_gen2.py` on one process with one "
     "thread in float32, relative to the deviations of the field from its global mean, "
@@ -247,11 +218,6 @@ _EXACT = (
     "Two threads change the order of few of torch's sums, so that the two runs of "
     "CREDIT share most of their rounding. How right each of them is says the distance "
     "from the same forecast in double precision."
-)
-_COSTS = (
-    "Memory is the largest resident size of the process, the compiler's included; it "
-    "does not grow with the length or the members. Times are those that the command "
-    "prints."
 )
 
 
@@ -273,20 +239,6 @@ def _verdict(base: str, errors: Mapping[str, Sequence[float]]) -> str:
         f"After {len(errors[THREADED])} steps credit_jax is {worst:.1e} from {base}, "
         f"CREDIT with two threads {rounding:.1e}: {worst / rounding:.2f} times as far."
     )
-
-
-def _costs(costs: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["forecast", "memory, MiB", "unroll, s", "read, s", "write, s"]
-    header += ["since the first step, s"]
-    rows = [
-        [
-            f"{cost['steps']} steps, {cost['members']} member(s)",
-            f"{cost['memory'] / 2**20:.0f}",
-            *(f"{cost[name]:.2f}" for name in ("unroll", "read", "write", "total")),
-        ]
-        for cost in costs
-    ]
-    return Table("Cost", header, rows)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

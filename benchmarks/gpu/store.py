@@ -17,14 +17,7 @@ from credit_jax.config.yaml_file import read_yaml
 
 START = "2000-01-01"
 _HOURS = 6
-# Of a rehearsal: few levels and points, and CREDIT's model of one layer.
-_LEVELS = 2
-_TINY: Mapping[str, Any] = {
-    "type": "debugger",
-    "image_height": 32,
-    "image_width": 64,
-    "levels": _LEVELS,
-}
+_LEVELS = 2  # of a rehearsal
 _MODEL_KEYS = (
     "frames",
     "channels",
@@ -35,7 +28,13 @@ _MODEL_KEYS = (
 
 
 def prepare(
-    name: str, folder: Path, *, times: int, forced: int, tiny: bool
+    name: str,
+    folder: Path,
+    *,
+    times: int,
+    forced: int,
+    tiny: bool = False,
+    grid: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Writes the data, unless they are there; returns the config, on one device.
 
@@ -44,15 +43,25 @@ def prepare(
         folder: folder of the data.
         times: number of times of the state.
         forced: number of times of the forcing, for forecasts.
-        tiny: whether to take a small grid, and a model of one layer.
+        tiny: whether to take a small grid, few levels, and a model of one layer.
+        grid: rows and columns of a model of one layer; None is the model of the config.
     """
     text = json.dumps(read_yaml(CONFIGS / f"wxformer_{name}.yaml"))
     config = json.loads(text.replace(f"era5/{name}", str(folder)))
     (source,) = config["data"]["source"].values()
     if tiny:
-        model = config["model"]
-        config["model"] = {**_TINY, **{key: model[key] for key in _MODEL_KEYS}}
+        grid = (32, 64)
         source["levels"] = source["levels"][:_LEVELS]
+    if grid is not None:
+        # CREDIT's model of one layer.
+        rows, columns = grid
+        config["model"] = {
+            **{key: config["model"][key] for key in _MODEL_KEYS},
+            "type": "debugger",
+            "image_height": rows,
+            "image_width": columns,
+            "levels": len(source["levels"]),
+        }
     state, forcing = (
         pd.date_range(START, periods=count, freq=f"{_HOURS}h")
         for count in (times, max(forced, times))

@@ -16,17 +16,13 @@ from jaxtyping import Array, Float
 
 from credit_jax.evaluation.measures import AreaSums, PointWeights, area_sums
 from credit_jax.evaluation.regions import Region, band_weights, region_weights
-from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.placement import batch_spec, place_batch
-from credit_jax.parallel.rows.layout import block_layout
 
 # Key -> (batch, level, 1, rows, lon), as returned by `ForecastStep`.
 Forecast = Mapping[str, Array]
-# Name of the counts of non-finite values among the sums.
-NON_FINITE = "non_finite"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +118,7 @@ class MeshSums:
         return self._compiled(dict(forecast), dict(references), self._weights)
 
     def to_host(self, sums: Mapping[str, Array]) -> dict[str, np.ndarray]:
-        """(start, channel, ...) area sums of the start dates, whole in every process.
-
-        NON_FINITE has counts of values, (start, member, channel).
-        """
+        """(start, channel, ...) area sums of the start dates, in every process."""
         return {name: np.asarray(x)[: self.num_starts] for name, x in sums.items()}
 
     def place_forecast(
@@ -182,15 +175,7 @@ class MeshSums:
             members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
         members = members.reshape(-1, self.num_members, *members.shape[1:])
         fields = {name: x[:, :, 0] for name, x in references.items()}
-        sums = area_sums(members, fields, PointWeights(*weights), self.axes)
-        return {**sums, NON_FINITE: self._non_finite(members)}
-
-    def _non_finite(self, members: Array) -> Float[Array, "start member channel"]:
-        axes = self.axes
-        rows = block_layout(self.grid.num_rows, axes.num_domain, axes.domain)
-        real = rows.real_rows()[:, None]
-        bad = (~jnp.isfinite(members) & real[None, None, None]).astype(jnp.float32)
-        return sum_parts(bad.sum(axis=(-2, -1)), (axes.domain,) if axes.domain else ())
+        return area_sums(members, fields, PointWeights(*weights), self.axes)
 
     def _chosen(self, forecast: Forecast) -> list[Array]:
         """The compared levels of each variable, (batch, level, rows, lon)."""

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from credit_jax.evaluation.comparison import ScoreComparison
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums, ScoreGrid
+from credit_jax.evaluation.mesh_sums import MeshSums, ScoreGrid
 from credit_jax.evaluation.regions import BANDS, Region
 from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.io.activity import activity
@@ -114,5 +114,4 @@ def _of_start(
 
 
 def _first(measure: MeshSums, sums: Any) -> dict[str, np.ndarray]:
-    host = measure.to_host(sums)
-    return {name: x[0] for name, x in host.items() if name != NON_FINITE}
+    return {name: x[0] for name, x in measure.to_host(sums).items()}

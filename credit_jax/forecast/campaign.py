@@ -161,7 +161,8 @@ class Campaign:
         missing = [sum(not self.archive.done(task) for task in g) for g in todo]
         # Forecasts are marked as done only after all processes have chosen the groups.
         wait_for_all("groups of forecasts")
-        share = Share(self.step.model.mesh, self.size)
+        num_rows = len(self.outputs.latitude)
+        share = Share(self.step.model.mesh, self.size, num_rows)
         batches = [_Batch.of(group, share) for group in todo]
         with self._threads(batches, share) as threads:
             finished, stopped = self._make(batches, missing, threads, share)
@@ -232,7 +233,6 @@ class Campaign:
             share,
             threads,
             Delivery(threads.files, schedule, fill_nan),
-            num_rows=len(self.outputs.latitude),
             has_store=not isinstance(self.store, NoStore),
         )
 
@@ -378,7 +378,6 @@ class _Results:
         share: samples of this process.
         threads: the threads.
         delivery: passes fields on the host to their writers.
-        num_rows: rows of the grid, without those that pad it on the mesh.
         has_store: whether fields are written; those of a campaign that is only scored
             stay on the devices.
     """
@@ -388,23 +387,28 @@ class _Results:
     share: Share
     threads: _Threads
     delivery: Delivery
-    num_rows: int
     has_store: bool
 
     def take_initial(self, fields: Mapping[str, np.ndarray]) -> None:
         """Submits the initial states to be written."""
-        self.threads.host.submit(partial(self.delivery.deliver, self.tasks, 0, fields))
+        counts = {k: (~np.isfinite(x)).sum(axis=(1, 2, 3)) for k, x in fields.items()}
+        deliver = partial(self.delivery.deliver, self.tasks, 0, counts, fields)
+        self.threads.host.submit(deliver)
 
     def take(self, step: int, outputs: Any, start: float, *, written: bool) -> None:
         """Submits a step, started at time `start`, to be timed, scored and written."""
         threads, sums = self.threads, None
         if self.scored is not None and written:
             sums = self.scored.start(outputs)
-            threads.host.submit(partial(self._score, step, sums))
+            threads.host.submit(partial(self._score, self.scored, sums))
         threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
-        if written and self.has_store:
-            whole = self.share.with_whole_rows(outputs)
-            threads.host.submit(partial(self._deliver, step, whole))
+        if written:
+            counts = self.share.non_finite(outputs)
+            whole = self.share.with_whole_rows(outputs) if self.has_store else {}
+            # The copies follow the step, while the next one runs.
+            for array in jax.tree.leaves((counts, whole)):
+                array.copy_to_host_async()
+            threads.host.submit(partial(self._deliver, step, counts, whole))
 
     def finish(self) -> None:
         """Submits what follows the last step.
@@ -416,21 +420,13 @@ class _Results:
             self.threads.host.submit(self.scored.save)
         self.threads.host.submit(partial(self.delivery.finish, self.tasks))
 
-    def _deliver(self, step: int, whole: Any) -> None:
+    def _deliver(self, step: int, counts: Any, whole: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
-        outputs = self.share.on_host(self.threads.clock.ready(whole))
-        # Without padding rows: (batch, level, lat, lon).
-        fields = {key: x[:, :, 0, : self.num_rows] for key, x in outputs.items()}
-        self.delivery.deliver(self.tasks, step, fields)
+        counts, whole = self.threads.clock.ready((counts, whole))
+        positions = list(self.share.positions)
+        counts = {key: np.asarray(x)[positions] for key, x in counts.items()}
+        self.delivery.deliver(self.tasks, step, counts, self.share.on_host(whole))
 
-    def _score(self, step: int, sums: Any) -> None:
-        """Copies the sums of a step; without a store also counts non-finite values."""
-        assert self.scored is not None
-        counts = self.scored.take(self.threads.clock.ready(sums))
-        if not self.has_store:
-            # A copy that pads the group has no count, and no task.
-            group_counts = [
-                {} if task is None else counts[place]
-                for task, place in zip(self.tasks, self.share.positions, strict=True)
-            ]
-            self.delivery.count(self.tasks, step, group_counts)
+    def _score(self, scored: GroupScores, sums: Any) -> None:
+        """Copies the sums of a step to the host."""
+        scored.take(self.threads.clock.ready(sums))

@@ -83,14 +83,19 @@ class Delivery:
     fill_nan: bool
 
     def deliver(
-        self, tasks: Tasks, step: int, fields: Mapping[str, np.ndarray]
+        self,
+        tasks: Tasks,
+        step: int,
+        counts: Mapping[str, np.ndarray],
+        fields: Mapping[str, np.ndarray],
     ) -> None:
         """Passes a step of every forecast to its writer.
 
         Args:
             tasks: forecasts of the batch.
             step: 0 is the initial state.
-            fields: key -> (batch, level, lat, lon).
+            counts: key -> (batch,) numbers of values that are not finite.
+            fields: key -> (batch, level, lat, lon); those that are written.
 
         Raises:
             NonFiniteForecastError: values are not finite, and `fill_nan` is False.
@@ -98,31 +103,16 @@ class Delivery:
         for index, task in enumerate(tasks):
             if task is None:
                 continue
+            bad = {key: int(count[index]) for key, count in counts.items()}
+            bad = {key: count for key, count in bad.items() if count}
+            for key, count in bad.items():
+                self._report(key.split("/")[-1], count, step, task)
             values = {key: array[index] for key, array in fields.items()}
-            values = {
-                key: self._finite(key, x, step, task) for key, x in values.items()
-            }
+            for key in bad.keys() & values.keys():
+                finite = np.isfinite(values[key])
+                values[key] = np.where(finite, values[key], np.float32(np.nan))
             for job in task.writer.add(step, values):
                 self.files.submit(task.job(job))
-
-    def count(
-        self, tasks: Tasks, step: int, counts: Sequence[Mapping[str, int]]
-    ) -> None:
-        """Counts non-finite values of forecasts whose fields stay on the devices.
-
-        Args:
-            tasks: forecasts side by side.
-            step: step of the forecasts.
-            counts: values that are not finite in each of them, by variable.
-
-        Raises:
-            NonFiniteForecastError: there are some, and `fill_nan` is False.
-        """
-        for task, task_counts in zip(tasks, counts, strict=True):
-            if task is None:
-                continue
-            for name, count in task_counts.items():
-                self._report(name, count, step, task)
 
     def finish(self, tasks: Tasks) -> None:
         """Writes what remains after the last step, then marks forecasts as done."""
@@ -131,16 +121,6 @@ class Delivery:
                 for job in task.writer.finish():
                     self.files.submit(task.job(job))
                 task.close()
-
-    def _finite(
-        self, key: str, array: np.ndarray, step: int, task: TaskProgress
-    ) -> np.ndarray:
-        """The array with missing values as NaN; they are counted, or an error."""
-        bad = ~np.isfinite(array)
-        if not bad.any():
-            return array
-        self._report(key.split("/")[-1], int(bad.sum()), step, task)
-        return np.where(bad, np.float32(np.nan), array)
 
     def _report(self, name: str, count: int, step: int, task: TaskProgress) -> None:
         """Counts values that are not finite, or raises."""

@@ -159,7 +159,9 @@ def to_dataset(
     space, levels = outputs.space, _joint_levels(outputs)
     arrays: dict[str, xr.Variable] = {}
     for variable in outputs.variables:
-        values, dims = np.stack([step[variable.key] for step in steps]), list(space)
+        fields, dims = [step[variable.key] for step in steps], list(space)
+        # One step is not copied.
+        values = np.stack(fields) if len(fields) > 1 else fields[0][None]
         if variable.levels is None:
             values = values[:, 0]
         else:

@@ -21,7 +21,7 @@ from credit_jax.data.calendars import shift_all
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.comparison import ScoreComparison
 from credit_jax.evaluation.grid_file import GridVariable, level_units
-from credit_jax.evaluation.mesh_sums import NON_FINITE, MeshSums
+from credit_jax.evaluation.mesh_sums import MeshSums
 from credit_jax.evaluation.offline import dims_of_scores, grid_of
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
 from credit_jax.evaluation.regions import Region
@@ -105,23 +105,6 @@ class OnlineScores:
                 total = start_sums if total is None else total.merge(start_sums)
         return None if total is None else self.dims.scores(total, attributes)
 
-    def non_finite(self, sums: dict[str, np.ndarray]) -> list[dict[str, int]]:
-        """Removes the counts of non-finite values from area sums and returns them.
-
-        Returns:
-            Counts by variable, for each forecast of the group in order.
-        """
-        counts = sums.pop(NON_FINITE)
-        names = [channel.variable for channel in self.dims.channels]
-        by_forecast = []
-        for forecast_counts in counts.reshape(-1, len(names)).round().astype(int):
-            by_name: dict[str, int] = {}
-            for name, count in zip(names, forecast_counts.tolist(), strict=True):
-                if count:
-                    by_name[name] = by_name.get(name, 0) + count
-            by_forecast.append(by_name)
-        return by_forecast
-
     def _path(self, start: int) -> Path:
         name = str(self.schedule.starts[start])[:16].replace(":", "")
         return self.folder / FOLDER / f"{name}.npz"
@@ -146,12 +129,9 @@ class GroupScores:
         """Starts the sums of the next written step on the devices."""
         return self.scores.measure(fields, next(self.references))
 
-    def take(self, sums: Any) -> list[dict[str, int]]:
-        """Copies sums to the host; returns counts of non-finite values per forecast."""
-        host_sums = self.scores.measure.to_host(sums)
-        counts = self.scores.non_finite(host_sums)
-        self._steps.append(host_sums)
-        return counts
+    def take(self, sums: Any) -> None:
+        """Copies sums to the host."""
+        self._steps.append(self.scores.measure.to_host(sums))
 
     def save(self) -> None:
         """Writes the sums of all steps."""

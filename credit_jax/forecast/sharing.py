@@ -10,8 +10,10 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from credit_jax.forecast.autoregression import StepFields
 from credit_jax.parallel.compiler import compile_program
@@ -31,10 +33,12 @@ class Share:
     Attributes:
         mesh: mesh of all processes.
         size: samples of a group.
+        num_rows: rows of the grid, without those that pad it on the mesh.
     """
 
     mesh: Mesh
     size: int
+    num_rows: int
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -64,13 +68,34 @@ class Share:
             return outputs
         return self._gather(outputs)
 
+    def non_finite(self, outputs: StepFields) -> dict[str, Array]:
+        """Key -> (batch,) counts of values that are NaN or infinite, on all devices."""
+        return self._count(outputs)
+
     def on_host(self, outputs: StepFields) -> dict[str, np.ndarray]:
-        """The samples of this process in the result of `with_whole_rows`, float32."""
-        return {key: _local(field) for key, field in outputs.items()}
+        """The samples of this process in the result of `with_whole_rows`.
+
+        Returns:
+            Key -> (batch, level, lat, lon) float32, without padding rows.
+        """
+        return {k: _local(x)[:, :, 0, : self.num_rows] for k, x in outputs.items()}
 
     @cached_property
     def _axes(self) -> MeshAxes:
         return MeshAxes.from_mesh(self.mesh)
+
+    @cached_property
+    def _count(self) -> Any:
+        def count(outputs: StepFields) -> dict[str, Array]:
+            return {
+                key: jax.lax.with_sharding_constraint(
+                    (~jnp.isfinite(field[..., : self.num_rows, :])).sum((1, 2, 3, 4)),
+                    NamedSharding(self.mesh, PartitionSpec()),
+                )
+                for key, field in outputs.items()
+            }
+
+        return compile_program(count, self.mesh)
 
     @cached_property
     def _gather(self) -> Any:

@@ -24,6 +24,7 @@ import pandas as pd
 import tensorstore
 import zarr
 
+from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import STANDARD
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
@@ -58,6 +59,7 @@ class ZarrStore:
         schedule: schedule of the forecasts.
         attributes: attributes of the whole store.
         zarr_format: 3 or 2.
+        config: encoding of the variables; one with `zlib: false` is not compressed.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class ZarrStore:
     schedule: ForecastSchedule
     attributes: Mapping[str, Any] = field(default_factory=dict)
     zarr_format: int = 3
+    config: OutputConfig = field(default_factory=OutputConfig)
     first_step: int = 0
 
     @property
@@ -124,7 +127,7 @@ class ZarrStore:
         """
         members = (task.member,) if self.schedule.num_members > 1 else ()
         place = (task.start, *members, self.leads.index(step))
-        levels = self.outputs.levels()
+        levels, writes = self.outputs.levels(), []
         for variable in self.outputs.variables:
             if variable.key not in fields:
                 continue
@@ -140,7 +143,11 @@ class ZarrStore:
                     )
                     padded[rows] = values
                     values = padded
-            self._arrays[variable.name][place].write(values).result()
+            # Nothing changes the fields of a step, which are not copied then.
+            write = self._arrays[variable.name][place].write
+            writes.append(write(values, can_reference_source_data_indefinitely=True))
+        for write in writes:
+            write.result()
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
@@ -224,6 +231,7 @@ class ZarrStore:
         if 4 * math.prod(together) <= MANY_LEVELS:
             chunks = together
         sharded = self.zarr_format == 3 and together != chunks
+        encoding = self.config.encoding_of(variable.name)
         attributes = self.outputs.attributes_of(variable)
         attributes.pop("_FillValue", None)
         if self.outputs.curvilinear:
@@ -235,6 +243,7 @@ class ZarrStore:
             shards=together if sharded else None,
             dtype="float32",
             fill_value=float("nan"),
+            compressors=None if encoding.get("zlib") is False else "auto",
             **self._named(dims, attributes),
         )
 

@@ -111,7 +111,7 @@ def places_of(
         return store, archive
     attributes = {key: _text(value) for key, value in provenance.items()}
     return (
-        ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),
+        ZarrStore(folder, outputs, schedule, attributes, args.zarr_format, config),
         archive,
     )
 
