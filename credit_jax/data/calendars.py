@@ -69,6 +69,14 @@ def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
     return np.array([_label(t, where) for t in times.ravel()], dtype="datetime64[ns]")
 
 
+def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
+    """Labels as pandas Timestamps, or cftime dates in other calendars."""
+    stamps: list[Any] = [pd.Timestamp(label) for label in labels]
+    if calendar == STANDARD:
+        return stamps
+    return [_to_cftime(stamp, calendar) for stamp in stamps]
+
+
 def time_range(
     start: pd.Timestamp, end: pd.Timestamp, step: pd.Timedelta, calendar: str
 ) -> np.ndarray:

@@ -168,7 +168,7 @@ class ForecastData(InputData):
         if plain is not None:
             return plain
         for source in self.sources.values():
-            curvilinear = _curvilinear(source)
+            curvilinear = curvilinear_axes(source)
             if curvilinear is not None:
                 return curvilinear
         raise ValueError(
@@ -231,7 +231,7 @@ class GivenState(ForecastData):
         )
 
 
-def _curvilinear(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
+def curvilinear_axes(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
     """(y, x) latitudes and longitudes of the first file of a source that has them."""
     if not isinstance(source, FileSource):
         return None

@@ -22,8 +22,9 @@ import pandas as pd
 import xarray as xr
 
 from credit_jax.config.inference import OutputConfig
+from credit_jax.data.calendars import as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
-from credit_jax.forecast.outputs import Outputs, as_dates
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import errors_of

@@ -9,10 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import cftime
 import jax
 import numpy as np
-import pandas as pd
 
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.messages import got, nearest
@@ -352,16 +350,3 @@ def find_attributes(path: str) -> Path:
         unset = "; its environment variable is not set" if "$" in str(file) else ""
         raise ValueError(f"inference.output.metadata: {file} does not exist{unset}")
     return file
-
-
-def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
-    """Labels as pandas Timestamps, or cftime dates in other calendars."""
-    stamps: list[Any] = [pd.Timestamp(label) for label in labels]
-    if calendar == STANDARD:
-        return stamps
-    return [
-        cftime.datetime(
-            s.year, s.month, s.day, s.hour, s.minute, s.second, calendar=calendar
-        )
-        for s in stamps
-    ]

@@ -25,11 +25,11 @@ import tensorstore
 import zarr
 
 from credit_jax.config.inference import OutputConfig
-from credit_jax.data.calendars import STANDARD
+from credit_jax.data.calendars import STANDARD, as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
-from credit_jax.forecast.outputs import Outputs, OutputVariable, as_dates
+from credit_jax.forecast.outputs import Outputs, OutputVariable
 from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_folder
 

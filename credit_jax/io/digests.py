@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -48,9 +48,11 @@ def record_of(path: Path) -> FileRecord:
     return FileRecord(digest, path.stat().st_size)
 
 
-def record_files(folder: Path) -> dict[str, FileRecord]:
-    """The records of all files below a folder, by sorted relative path."""
-    names = sorted(_files_below(folder))
+def record_files(
+    folder: Path, leave_out: Collection[str] = ()
+) -> dict[str, FileRecord]:
+    """The records of the files below a folder, by sorted relative path."""
+    names = sorted(name for name in _files_below(folder) if name not in leave_out)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         records = pool.map(lambda name: record_of(folder / name), names)
         return dict(zip(names, records, strict=True))

@@ -161,6 +161,24 @@ def open_dataset(
     return dataset
 
 
+def open_group(path: str) -> Any:
+    """Opens the group of a Zarr store, which need not be a data set of xarray.
+
+    Args:
+        path: folder or URL of the store.
+
+    Raises:
+        ValueError: it is no store, or its metadata ask for too much.
+    """
+    import zarr
+
+    with _named(path):
+        if not is_url(path):
+            check_file(path)
+        place = _remote(path, "zarr") if is_url(path) else path
+        return zarr.open_group(_complete(place, "zarr"), mode="r")
+
+
 def _open(path: str, engine: str | None) -> xr.Dataset:
     engine = reading_engine(path) if is_url(path) else engine
 

@@ -28,8 +28,10 @@ from credit_jax.data.sources.file_source import descriptive
 from credit_jax.forecast.archive import software
 from credit_jax.forecast.outputs import read_attributes
 from credit_jax.io.activity import activity
+from credit_jax.io.anemoi import DATA, is_anemoi
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files
+from credit_jax.io.metadata import METADATA_FILES
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
@@ -230,7 +232,14 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target)
+
+        def values(folder: str, names: list[str]) -> list[str]:
+            """Content of a data set whose statistics alone are needed."""
+            left_out = is_statistics and Path(folder) == source / DATA
+            return [n for n in names if n not in METADATA_FILES] if left_out else []
+
+        is_statistics = is_anemoi(source)
+        shutil.copytree(source, target, ignore=values)
     else:
         shutil.copyfile(source, target)
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
+import xarray as xr
 from jaxtyping import Float, Shaped
 
 from credit_jax.config import StrictModel
+from credit_jax.io.anemoi import is_anemoi, open_anemoi_store
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
@@ -44,7 +47,7 @@ class NormalizerArgs(StrictModel):
 
     Attributes:
         mean_path: NetCDF file with the mean of each variable: (level,) for 3-D
-            variables, () for 2-D ones.
+            variables, () for 2-D ones; or a store of anemoi-datasets, which has both.
         std_path: NetCDF file with the standard deviations, in the same form.
         levels: levels to take from these files, counted from 1; null takes all.
     """
@@ -316,6 +319,14 @@ def build_denormalizer(args: DenormalizerArgs) -> Denormalizer:
     return Denormalizer(build_normalizer(args), args.key)
 
 
+def _opened(path: str, key: str) -> AbstractContextManager[xr.Dataset]:
+    """A file, or the statistics of a store of anemoi-datasets."""
+    if not is_anemoi(path):
+        return opened(path)
+    statistic = {"mean_path": "mean", "std_path": "stdev"}[key]
+    return nullcontext(open_anemoi_store(path).statistics(statistic))
+
+
 def _read(
     path: str, key: str
 ) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
@@ -328,7 +339,7 @@ def _read(
             f"era5_normalizer {key}: no file {path!r}; "
             + (hint or f"the folder {folder!r} is empty or does not exist")
         )
-    with opened(path) as dataset:
+    with _opened(path, key) as dataset:
         values = {
             str(name): np.asarray(variable.values, dtype=np.float32)
             for name, variable in dataset.data_vars.items()

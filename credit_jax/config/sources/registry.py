@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError, ValidationError
 from credit_jax.config.base import OTHER_KEY, not_available
 from credit_jax.config.custom_objects import load_included, offered_names
 from credit_jax.config.sources.sections import (
+    AnemoiConfig,
     ArcoConfig,
     LocalConfig,
     TisrConfig,
@@ -22,6 +23,7 @@ SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "tisr": TisrConfig,
     "arco_era5": ArcoConfig,
     "weatherbench2_era5": WeatherBenchConfig,
+    "anemoi": AnemoiConfig,
 }
 
 

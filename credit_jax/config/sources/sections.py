@@ -87,6 +87,18 @@ class WeatherBenchConfig(RemoteConfig):
         return _PRESSURE_37 if self.resolution == "full" else _PRESSURE_13
 
 
+class AnemoiConfig(RemoteConfig):
+    """A store of anemoi-datasets: "t" with `levels` [500] is its variable "t_500".
+
+    Attributes:
+        store: URL or folder of the store.
+        member: position of the ensemble member; null for a store that has one.
+    """
+
+    store: str
+    member: int | None = Field(default=None, ge=0)
+
+
 class LocalConfig(SourceConfig):
     """NetCDF and Zarr files; `levels` selects the nearest levels of a file."""
 

@@ -146,9 +146,12 @@ class FileSource:
         )
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """See `Source.available`."""
+        """See `Source.available`; `missing_dates` of the first file are left out."""
         every = [files.available(times) for files in set(self.files.values())]
-        return np.logical_and.reduce(every)
+        opened = [self._first_file(*key) for key in self.files]
+        lists = [np.ravel(f.dataset.attrs.get("missing_dates", [])) for f in opened]
+        absent = np.isin(times, np.concatenate(lists).astype("datetime64[ns]"))
+        return np.logical_and.reduce(every) & ~absent
 
     def _variable(
         self, opened: OpenFile, field_type: str, dims: str, name: str

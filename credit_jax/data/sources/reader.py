@@ -27,6 +27,9 @@ from credit_jax.io.retry import is_transient, retried
 CACHE_BYTES = 2**30
 # Largest share of the cache that one read of a chunk may fill.
 _AT_ONCE = 1 / 64
+# Attributes that name the arrays (level,) of scale and offset of a variable, which CF
+# has for all levels alone.
+SCALE_OF_LEVELS, OFFSET_OF_LEVELS = "scale_factor_of_levels", "add_offset_of_levels"
 # Errors of storage and decoders for chunks that are truncated, damaged or missing.
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
@@ -108,6 +111,17 @@ class OpenFile:
             out[...] = variable.isel(chosen).values
         else:
             array.read([chosen[str(dim)] for dim in variable.dims], out)
+        if SCALE_OF_LEVELS not in variable.attrs:
+            return
+        for attribute, combine in (
+            (SCALE_OF_LEVELS, np.multiply),
+            (OFFSET_OF_LEVELS, np.add),
+        ):
+            factor = self.variable(variable.attrs[attribute])
+            (dim,) = factor.dims
+            ordered = [-1 if d == dim else 1 for d in variable.dims]
+            factor = factor.isel({dim: chosen[str(dim)]}).values
+            combine(out, factor.reshape(ordered), out=out)
 
     def stored(self, name: str) -> StoredArray | None:
         """The direct reader of a variable; None if xarray reads it."""

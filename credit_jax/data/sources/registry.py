@@ -7,6 +7,7 @@ from credit_jax.config.custom_objects import open_registry
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS, source_config
 from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources.anemoi import open_anemoi
 from credit_jax.data.sources.local import open_arco, open_local, open_weatherbench
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
@@ -35,6 +36,7 @@ SOURCES: dict[str, OpenSource] = {
     "tisr": open_tisr,
     "arco_era5": open_arco,
     "weatherbench2_era5": open_weatherbench,
+    "anemoi": open_anemoi,
 }
 
 

@@ -244,10 +244,12 @@ class AnyTime:
         """See `Source.notes`; there are none."""
         return []
 
-    def path_of(self, field_type: str, variable: str, time: np.datetime64) -> None:
+    def path_of(
+        self, field_type: str, variable: str, time: np.datetime64
+    ) -> str | None:
         """See `Source.path_of`; it is unknown."""
 
-    def coverage(self) -> None:
+    def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
         """See `Source.coverage`; it is unknown."""
 
     def available(self, times: np.ndarray) -> np.ndarray:

@@ -1,0 +1,818 @@
+"""A Zarr store made for training: all variables of a config, one time a chunk.
+
+Each field type of a source is a group (`ERA5/prognostic`) with the times that samples
+read. A shard holds the times of a day, uncompressed, as float32 or in 16 bits. What is
+written lies beside the store, in a folder that is renamed when it is complete:
+
+    .NAME.partial/request.json     what is written; all jobs must agree
+    .NAME.partial/statistics/      of each shard, for 16 bits
+    .NAME.partial/store/           the store; its arrays exist before their shards
+    .NAME.partial/records/         of each complete shard: digests, errors of 16 bits
+
+A shard without a record is written anew, so that a job may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore
+import xarray as xr
+import yaml
+import zarr
+from jaxtyping import Float, Int16
+from rich.console import Console
+
+from credit_jax.config import Config, dump_config
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data import Dataset, open_dataset, splits
+from credit_jax.data.calendars import STANDARD, as_dates
+from credit_jax.data.checks import check_dataset
+from credit_jax.data.clock import SourceClock, common_starts
+from credit_jax.data.forecast_data import curvilinear_axes
+from credit_jax.data.sources.anemoi import AnemoiSource
+from credit_jax.data.sources.file_source import FileSource
+from credit_jax.data.sources.reader import OFFSET_OF_LEVELS, SCALE_OF_LEVELS
+from credit_jax.data.sources.source import (
+    BadSampleError,
+    FileGrid,
+    Source,
+    field_key,
+    variables_of,
+)
+from credit_jax.io.activity import activity
+from credit_jax.io.atomic import new_file, new_folder
+from credit_jax.io.digests import (
+    FileRecord,
+    find_damage,
+    record_files,
+    record_of,
+    write_records,
+)
+from credit_jax.training.display import Display
+from credit_jax.training.scaler_fitting import in_threads
+from credit_jax.transforms.statistics import Extremes, MeanAndVariance
+
+DIGESTS, REQUEST = "digests.json", "request.json"
+CONFIG, ERRORS = "config.yaml", "errors.csv"
+# A shard has at least this many times, and at most so many bytes, which are in memory.
+MIN_TIMES, MAX_SHARD_BYTES = 4, 2**31
+# Integers of 16 bits that stand for values; -32768 is NaN.
+_LARGEST, _NAN = 32767, -32768
+# A scale that all levels share is taken if the rms error of none is above this share of
+# its deviation: humidity varies by orders of magnitude between levels, wind does not.
+_COMMON = 1e-3
+_SPACE = {
+    "latitude": {"standard_name": "latitude", "units": "degrees_north"},
+    "longitude": {"standard_name": "longitude", "units": "degrees_east"},
+}
+
+Space = Float[np.ndarray, "level *space"]
+Packed = Int16[np.ndarray, "level *space"]
+# Of each level, or one for all.
+PerLevel = Float[np.ndarray, " _"]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Scale and offset of values in 16 bits: value = integer * scale + offset.
+
+    Scales have 8 significant bits and offsets those of float32, so that values are the
+    same bits whether they are computed in float32 or, as xarray does, in float64. Zero
+    is exact where it is in the range.
+
+    Attributes:
+        scale, offset: (level,), or (1,) for all levels.
+        deviation: (level,) standard deviations.
+    """
+
+    scale: PerLevel
+    offset: PerLevel
+    deviation: PerLevel
+
+    @classmethod
+    def of(cls, moments: MeanAndVariance, extremes: Extremes) -> Packing:
+        """The packing of a variable by its statistics."""
+        empty = extremes.count == 0
+        low, high = (
+            np.where(empty, 0, ends).astype(np.float64)
+            for ends in (extremes.low, extremes.high)
+        )
+        deviation = np.sqrt(np.where(empty, 0, moments.variance))
+        scale = _scale(low.min(keepdims=True), high.max(keepdims=True))
+        if (scale / np.sqrt(12) <= _COMMON * deviation).all():
+            low, high = low.min(keepdims=True), high.max(keepdims=True)
+        scale = _scale(low, high)
+        middle = (low + high) / 2
+        offset = np.where(
+            (low <= 0) & (high >= 0), np.rint(middle / scale) * scale, middle
+        )
+        return cls(scale, offset.astype(np.float32).astype(np.float64), deviation)
+
+    def pack(self, x: Space) -> Packed:
+        """Returns the integers nearest to values."""
+        scale, offset = (_along_levels(v, x) for v in (self.scale, self.offset))
+        steps = np.rint((x.astype(np.float64) - offset) / scale)
+        steps = np.clip(steps, -_LARGEST, _LARGEST)
+        return np.where(np.isnan(x), _NAN, steps).astype(np.int16)
+
+    def unpack(self, steps: Packed) -> Space:
+        """Returns the values of integers, as they are read."""
+        scale, offset = (
+            _along_levels(v, steps).astype(np.float32)
+            for v in (self.scale, self.offset)
+        )
+        values = steps.astype(np.float32) * scale + offset
+        return np.where(steps == _NAN, np.float32("nan"), values)
+
+
+def _along_levels(values: PerLevel, x: np.ndarray) -> np.ndarray:
+    return values.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _scale(low: PerLevel, high: PerLevel) -> PerLevel:
+    """(level,) step between integers: 8 significant bits, rounded up; 1 if constant."""
+    # Two integers at each end are left for the rounding of the offset.
+    step = (high - low) / (2 * (_LARGEST - 2))
+    mantissa, exponent = np.frexp(np.where(step > 0, np.maximum(step, 2.0**-110), 1))
+    return np.ldexp(np.ceil(mantissa * 256) / 256, exponent)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A field type of a source: a group of the store.
+
+    Attributes:
+        path: path in the store.
+        source: the opened source.
+        field_type: the field type.
+        grid: grid of the fields.
+        times: (time,) labels; of static fields the one at which they are read.
+        missing: labels that the source leaves out of samples.
+    """
+
+    path: str
+    source: Source
+    field_type: str
+    grid: FileGrid
+    times: np.ndarray
+    missing: tuple[str, ...]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the fields have no time."""
+        return self.field_type == "static"
+
+    @cached_property
+    def variables(self) -> dict[str, tuple[str, int]]:
+        """Name of a variable -> its key, and the number of its levels; 0 without."""
+        config, name = self.source.config, self.source.name
+        return {
+            variable: (
+                field_key(name, self.field_type, dims, variable),
+                self.source.num_levels if dims == "3d" else 0,
+            )
+            for dims, variable in variables_of(config, self.field_type)
+        }
+
+    @cached_property
+    def shard_times(self) -> int:
+        """Number of times of a shard: those of a day, or of several days."""
+        day, count = np.timedelta64(1, "D"), len(self.times)
+        step = np.median(np.diff(self.times)) if count > 1 else day
+        per_day = max(1, round(day / step))
+        num_times = per_day * -(-MIN_TIMES // per_day)
+        levels = sum(max(1, levels) for _, levels in self.variables.values())
+        num_bytes = 4 * levels * int(np.prod(self.grid.shape))
+        return max(1, min(num_times, count, MAX_SHARD_BYTES // num_bytes))
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards of each variable."""
+        return -(-len(self.times) // self.shard_times)
+
+    @property
+    def level_dim(self) -> str:
+        """Name of the level dim."""
+        return self.source.config.level_coord or "level"
+
+    @property
+    def space(self) -> tuple[str, ...]:
+        """Names of the dims of rows and columns, or of points."""
+        if len(self.grid.shape) == 1:
+            return ("point",)
+        if self.grid.latitude is None or self.grid.longitude is None:
+            return "y", "x"
+        return "latitude", "longitude"
+
+    def read(self, number: int, num_threads: int) -> dict[str, np.ndarray]:
+        """Reads the times of a shard, in order: name -> (time, level, *space).
+
+        Raises:
+            ValueError, OSError: see `Source.read`.
+        """
+        start = number * self.shard_times
+        times = self.times[start : start + self.shard_times]
+        shapes = {
+            name: (len(times), max(1, levels), *self.grid.shape)
+            for name, (_, levels) in self.variables.items()
+        }
+        fields = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+
+        def read(index: int) -> None:
+            step = self.source.read(self.field_type, times[index : index + 1])
+            for name, (key, _) in self.variables.items():
+                if step[key].shape[:1] + step[key].shape[2:] != shapes[name][1:]:
+                    raise ValueError(
+                        f"{key} at {str(times[index])[:16]} has the shape (level, "
+                        f"time, ...) {step[key].shape}, expected {shapes[name][1:]} as "
+                        f"in {self.grid.where}; bring all files to one grid"
+                    )
+                fields[name][index] = step[key][:, 0]
+
+        for _ in in_threads(read, range(len(times)), num_threads):
+            pass
+        return fields
+
+
+@activity("writing the store")
+def write_store(
+    config: Config,
+    folder: Path,
+    *,
+    bits: int = 32,
+    shard: tuple[int, int] = (1, 1),
+    num_threads: int | None = None,
+    console: Console | None = None,
+) -> str | None:
+    """Writes what training and validation read into one Zarr v3 store, as the command.
+
+    Args:
+        config: the config, see `load_config`.
+        folder: the store. It appears when all is written; one that is complete is
+            compared with its digests.
+        bits: 32 for float32, or 16 for integers with scale and offset. Static fields
+            have 32.
+        shard: number of this job, from 1, and number of jobs that write the store.
+        num_threads: number of threads that read; None uses `trainer.thread_workers`.
+        console: console that receives messages; None is stdout.
+
+    Returns:
+        The YAML of the config that reads the store; None if the parts of other jobs are
+        missing.
+
+    Raises:
+        ValueError, OSError: the data are damaged, the store is another one or damaged.
+    """
+    if num_threads is None:
+        num_threads = config.trainer.thread_workers
+    work = folder.absolute().parent / f".{folder.name}.partial"
+    with Display(console) as display:
+        groups, sections = _open_groups(config, folder, display)
+        request = {
+            "bits": bits,
+            "data": config.data.model_dump(mode="json"),
+            "groups": {
+                group.path: {
+                    "shard_times": group.shard_times,
+                    "shape": list(group.grid.shape),
+                    "times": [str(time) for time in group.times],
+                }
+                for group in groups
+            },
+        }
+        written = dump_config(config) | sections
+        text = yaml.safe_dump(written, sort_keys=False, width=88)
+        if folder.exists():
+            _agree(folder / REQUEST, request, folder)
+            damage = find_damage(folder / DIGESTS)
+            if damage or not (folder / DIGESTS).exists():
+                raise ValueError(
+                    f"{folder}: {len(damage)} files differ from {DIGESTS}, such as "
+                    f"{(damage or ['all'])[0]}; remove the store and write it again"
+                )
+            shutil.rmtree(work, ignore_errors=True)
+            display.message(f"{folder} is complete; its files have their digests")
+            return text
+        work.mkdir(parents=True, exist_ok=True)
+        _agree(work / REQUEST, request, folder)
+        if _Writer(work, groups, bits, shard, num_threads, display).write(folder, text):
+            return text
+    return None
+
+
+def _agree(path: Path, request: Mapping[str, Any], folder: Path) -> None:
+    """Checks that a store is the requested one, and records it if there is none.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if path.parent == folder or path.exists():
+        earlier = json.loads(path.read_text()) if path.exists() else {}
+        differ = [key for key in request if earlier.get(key) != request[key]]
+        if differ:
+            raise ValueError(
+                f"--store {folder}: {path.parent} was written with other "
+                f"{' and '.join(differ)}; name another folder, or remove it"
+            )
+        return
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(request), encoding="utf-8")
+
+
+def _open_groups(
+    config: Config, folder: Path, display: Display
+) -> tuple[tuple[Group, ...], dict[str, Any]]:
+    """Opens and checks the data of a config.
+
+    Returns:
+        The groups of the store, in order of the channels, and the sections of the
+        config that reads them.
+    """
+    blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
+    same_grid = "regrid" not in [block.type for block in blocks]
+    datasets = {"data": open_dataset(config.data, same_grid=same_grid)}
+    if "valid" in splits(config):
+        datasets["validation_data"] = open_dataset(
+            config.validation_data,
+            like=datasets["data"].coordinates(),
+            same_grid=same_grid,
+        )
+    written, groups = dump_config(config), dict[str, Group]()
+    sections = {name: dict(written[name] or {}) for name in datasets if name in written}
+    notes: dict[str, None] = {}
+    for name, dataset in datasets.items():
+        notes |= dict.fromkeys(check_dataset(dataset, same_grid=same_grid))
+        separate = name == "data" or config.validation_overrides.source is not None
+        prefix = "" if name == "data" or not separate else "validation/"
+        if separate:
+            sources, clocks = _sources_of(dataset)
+            sections[name]["source"] = {
+                key: _section(dataset.data, source, clocks[key], folder / prefix / key)
+                for key, source in sources.items()
+            }
+        for group in _groups_of(dataset, prefix):
+            if (earlier := groups.get(group.path)) is not None:
+                times = np.union1d(earlier.times, group.times)
+                missing = sorted({*earlier.missing, *group.missing})
+                group = dataclasses.replace(
+                    earlier,
+                    times=times[:1] if group.is_static else times,
+                    missing=tuple(missing),
+                )
+            groups[group.path] = group
+    for line in notes:
+        display.message(f"note: {line}")
+    for path in (str(folder), *groups):
+        if any(character in path for character in "%*?"):
+            raise ValueError(
+                f"--store: {path!r} has one of % * ?, which are wildcards of the paths "
+                "in a config; give the folder, or the source, another name"
+            )
+    return tuple(groups.values()), sections
+
+
+def _sources_of(dataset: Dataset) -> tuple[dict[str, Source], dict[str, SourceClock]]:
+    """All sources and their clocks, in order."""
+    parts = [dataset] if dataset.further is None else [dataset, dataset.further]
+    sources = {name: source for part in parts for name, source in part.sources.items()}
+    clocks = {name: clock for part in parts for name, clock in part.clocks.items()}
+    return {name: sources[name] for name in dataset.data.source}, clocks
+
+
+def _window(dataset: Dataset, name: str, kind: str) -> np.ndarray:
+    """(samples, times) at which a source is read, also those of further inputs."""
+    if name in dataset.sources or dataset.further is None:
+        return dataset.window(name, kind)
+    starts = [dataset.starts_at(step) for step in range(dataset.num_steps)]
+    return dataset.further.times(name, np.concatenate(starts))
+
+
+def _section(data: DataConfig, source: Source, clock: SourceClock, folder: Path) -> Any:
+    """The section that reads a source from a store."""
+    config = source.config
+    section = {
+        key: value
+        for key, value in config.model_dump(mode="json", exclude_unset=True).items()
+        if key in SourceConfig.model_fields and key not in ("levels", "engine")
+    }
+    section |= {"dataset_type": "local", "variables": {}}
+    if config.variables.has_levels:
+        section["level_coord"] = config.level_coord or "level"
+    if len(next(iter(source.grids())).shape) == 1:
+        section["grid_type"] = "unstructured"
+    if clock.mode == "cyclic":
+        # By default they are those of the first file.
+        section["cycle_year"] = clock.cycle_year
+        for key, end in zip(
+            ("start_datetime", "end_datetime"), clock.ranges[0], strict=True
+        ):
+            if not (getattr(config, key) or getattr(data, key)):
+                section[key] = end.isoformat()
+    for kind, field in config.variables.by_type.items():
+        names = {"vars_3D": [*field.vars_3D], "vars_2D": [*field.vars_2D]}
+        names = {key: value for key, value in names.items() if value}
+        section["variables"][kind] = {**names, "path": str(folder / kind)}
+    return section
+
+
+def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
+    """Yields the groups of a data set, with the times that its samples read."""
+    sources, clocks = _sources_of(dataset)
+    every = common_starts(dataset.data, clocks, dataset.calendar)
+    everything = dataclasses.replace(dataset, starts=every)
+    for name, source in sources.items():
+        kinds = [*source.config.variables.by_type]
+        windows = {}
+        for kind in kinds:
+            pair = (_window(data, name, kind) for data in (dataset, everything))
+            windows[kind] = [np.unique(times) for times in pair]
+        missing = np.concatenate(
+            [
+                times[~source.available(times)]
+                for kind, (_, times) in windows.items()
+                if kind != "static"
+            ]
+            or [np.array([], "datetime64[ns]")]
+        )
+        grids = [*source.grids()]
+        grids = grids if len(grids) == len(kinds) else grids[:1] * len(kinds)
+        for kind, grid in zip(kinds, grids, strict=True):
+            times = windows[kind][0]
+            if kind == "static":
+                times = times[:1]
+            elif dataset.skips_bad:
+                times = times[[_is_present(source, kind, time) for time in times]]
+            labels = tuple(str(label) for label in np.unique(missing))
+            yield Group(f"{prefix}{name}/{kind}", source, kind, grid, times, labels)
+
+
+def _is_present(source: Source, kind: str, time: np.datetime64) -> bool:
+    try:
+        source.check(kind, np.array([time]))
+    except BadSampleError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """One job that writes a part of a store.
+
+    Attributes:
+        work: folder beside the store.
+        groups: groups of the store.
+        bits: number of bits of a value.
+        shard: number of the job, and number of jobs.
+        num_threads: number of threads that read.
+        display: display of the progress.
+    """
+
+    work: Path
+    groups: tuple[Group, ...]
+    bits: int
+    shard: tuple[int, int]
+    num_threads: int
+    display: Display
+
+    @cached_property
+    def units(self) -> list[tuple[Group, int]]:
+        """All shards of the store, of all variables of a group together."""
+        return [(group, k) for group in self.groups for k in range(group.num_shards)]
+
+    @property
+    def store(self) -> Path:
+        """The folder that becomes the store."""
+        return self.work / "store"
+
+    def write(self, folder: Path, text: str) -> bool:
+        """Writes this job's part, and renames the store if it is complete.
+
+        Args:
+            folder: the store.
+            text: YAML of the config that reads it.
+
+        Returns:
+            Whether it is complete.
+        """
+        packings: dict[str, dict[str, Packing]] = {}
+        if self.bits == 16:
+            if not self._record("statistics", "statistics", self._statistics):
+                return False
+            packings = self._packings()
+        if not self.store.exists():
+            try:
+                with new_folder(self.store) as partial:
+                    self._create(partial, packings)
+            except OSError:
+                if not self.store.exists():  # else another job was faster
+                    raise
+
+        def write(group: Group, number: int) -> dict[str, Any]:
+            return self._write(group, number, packings.get(group.path, {}))
+
+        if not self._record("records", "writing the store", write):
+            return False
+        try:
+            self._finish(folder, text, packings)
+        except OSError:
+            if not folder.exists():  # else another job was faster
+                raise
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.display.message(f"{folder} is complete")
+        return True
+
+    def _path(self, kind: str, index: int) -> Path:
+        return self.work / kind / f"{index:06d}.json"
+
+    def _records(self, kind: str) -> Iterator[tuple[Group, Any]]:
+        for index, (group, _) in enumerate(self.units):
+            yield group, json.loads(self._path(kind, index).read_text())
+
+    def _record(self, kind: str, title: str, content_of: Any) -> bool:
+        """Makes the records of this job's shards that are missing.
+
+        Returns:
+            Whether all jobs have made theirs.
+        """
+        job, jobs = self.shard
+        # Neighbors in time, which the chunks of the sources hold together.
+        first, end = (len(self.units) * number // jobs for number in (job - 1, job))
+        left = [i for i in range(first, end) if not self._path(kind, i).exists()]
+        self.display.start(title, total=end - first, done=end - first - len(left))
+        for index in left:
+            content = content_of(*self.units[index])
+            with new_file(self._path(kind, index)) as partial:
+                partial.write_text(json.dumps(content), encoding="utf-8")
+            self.display.advance(1, 1)
+        num_left = sum(not self._path(kind, i).exists() for i in range(len(self.units)))
+        if num_left:
+            self.display.message(
+                f"part {job} of {jobs} is done ({title}); {num_left} of "
+                f"{len(self.units)} shards are those of other parts: start the jobs "
+                "again when all have ended"
+            )
+        return not num_left
+
+    def _statistics(self, group: Group, number: int) -> dict[str, Any]:
+        """Statistics of the levels of each variable in a shard."""
+        if group.is_static:
+            return {}
+        statistics = {}
+        for name, field in group.read(number, self.num_threads).items():
+            if np.isinf(field).any():
+                key, _ = group.variables[name]
+                bad = np.isinf(field).reshape(len(field), -1).any(-1)
+                time = group.times[number * group.shard_times + int(bad.argmax())]
+                raise ValueError(
+                    f"{key} at {str(time)[:16]} has infinite values, which 16 bits do "
+                    "not hold; repair the data, or leave --bits out"
+                )
+            levels = field.reshape(*field.shape[:2], 1, 1, -1)
+            moments, ends = MeanAndVariance.of(levels, 1), Extremes.of(levels, 1)
+            values = vars(moments) | {"low": ends.low, "high": ends.high}
+            statistics[name] = {k: value.tolist() for k, value in values.items()}
+        return statistics
+
+    def _packings(self) -> dict[str, dict[str, Packing]]:
+        """Path of a group -> variable -> its packing, by the statistics of all jobs."""
+        merged: dict[str, dict[str, tuple[MeanAndVariance, Extremes]]] = {}
+        for group, record in self._records("statistics"):
+            for name, lists in record.items():
+                part = {k: np.array(v, np.float64) for k, v in lists.items()}
+                moments = MeanAndVariance(part["count"], part["mean"], part["squares"])
+                ends = Extremes(part["count"], part["low"], part["high"])
+                by_name = merged.setdefault(group.path, {})
+                if name in by_name:
+                    earlier = by_name[name]
+                    moments = earlier[0].merged(moments)
+                    ends = earlier[1].merged(ends)
+                by_name[name] = moments, ends
+        return {
+            path: {name: Packing.of(*both) for name, both in by_name.items()}
+            for path, by_name in merged.items()
+        }
+
+    def _create(
+        self, folder: Path, packings: Mapping[str, Mapping[str, Packing]]
+    ) -> None:
+        """Creates the groups with their coordinates, and arrays without values."""
+        root = zarr.open_group(folder, mode="w", zarr_format=3)
+        for group in self.groups:
+            for end in range(1, group.path.count("/") + 2):
+                root.require_group("/".join(group.path.split("/")[:end]))
+            coordinates = _coordinates(group)
+            packed = packings.get(group.path, {})
+            for name, packing in packed.items():
+                for attribute, values in (
+                    (SCALE_OF_LEVELS, packing.scale),
+                    (OFFSET_OF_LEVELS, packing.offset),
+                ):
+                    if len(values) > 1:
+                        array = (group.level_dim,), values.astype(np.float32)
+                        coordinates[f"{name}_{attribute}"] = array
+            coordinates.to_zarr(
+                folder, group=group.path, mode="a", zarr_format=3, consolidated=False
+            )
+            sizes = dict(zip(group.space, group.grid.shape, strict=True))
+            attributes = _attributes(group.source)
+            for name, (key, levels) in group.variables.items():
+                dims = {group.level_dim: levels} if levels else {}
+                chunks = shape = {**dims, **sizes}
+                shards = None
+                if not group.is_static:
+                    time = group.source.config.time_coord
+                    shape = {time: len(group.times), **shape}
+                    chunks = {time: 1, **chunks}
+                    shards = tuple({**chunks, time: group.shard_times}.values())
+                integer = name in packed
+                root.create_array(
+                    f"{group.path}/{name}",
+                    shape=tuple(shape.values()),
+                    chunks=tuple(chunks.values()),
+                    shards=shards,
+                    dtype="int16" if integer else "float32",
+                    fill_value=_NAN if integer else float("nan"),
+                    compressors=None,
+                    dimension_names=tuple(shape),
+                    attributes=attributes.get(key, {})
+                    | (_packing_attributes(name, packed[name]) if integer else {}),
+                )
+
+    def _write(
+        self, group: Group, number: int, packings: Mapping[str, Packing]
+    ) -> dict[str, Any]:
+        """Writes a shard of each variable of a group; returns its record."""
+        errors, writes = {}, []
+        for name, field in group.read(number, self.num_threads).items():
+            if name in packings:
+                packing, steps = packings[name], np.empty(field.shape, np.int16)
+                parts = []
+                for place, x in enumerate(field):
+                    steps[place] = packing.pack(x)
+                    error = np.abs(packing.unpack(steps[place]).astype(np.float64) - x)
+                    error = error.reshape(len(x), -1)
+                    valid = ~np.isnan(error)
+                    largest = error.max(-1, initial=0, where=valid)
+                    squares = np.square(error).sum(-1, where=valid)
+                    parts.append((valid.sum(-1), squares, largest))
+                count, squares, largest = map(np.array, zip(*parts, strict=True))
+                errors[name] = {
+                    "count": count.sum(0).tolist(),
+                    "squares": squares.sum(0).tolist(),
+                    "largest": largest.max(0).tolist(),
+                }
+                field = steps
+            if not group.variables[name][1]:
+                field = field[:, 0]
+            path = self.store / group.path / name
+            spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
+            array = tensorstore.open(spec, write=True, open=True).result()
+            start = number * group.shard_times
+            part = field[0] if group.is_static else field
+            part_of = ... if group.is_static else slice(start, start + len(field))
+            writes.append((path, part.ndim, array[part_of].write(part)))
+        files = {}
+        for path, ndim, write in writes:
+            write.result()
+            first = [0] if group.is_static else [number]
+            file = path.joinpath("c", *map(str, first + [0] * (ndim - 1)))
+            if file.exists():  # no file of a shard that is nothing but NaN
+                name = file.relative_to(self.store).as_posix()
+                files[name] = dataclasses.asdict(record_of(file))
+        return {"files": files, "errors": errors}
+
+    def _finish(
+        self,
+        folder: Path,
+        text: str,
+        packings: Mapping[str, Mapping[str, Packing]],
+    ) -> None:
+        """Writes the digests and the errors of a complete store, and renames it."""
+        files: dict[str, FileRecord] = {}
+        sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+        for group, record in self._records("records"):
+            for name, entry in record["files"].items():
+                files[name] = FileRecord(**entry)
+            for name, lists in record["errors"].items():
+                part = {k: np.array(v, np.float64) for k, v in lists.items()}
+                total = sums.setdefault((group.path, name), part)
+                if total is not part:
+                    total["count"] += part["count"]
+                    total["squares"] += part["squares"]
+                    total["largest"] = np.maximum(total["largest"], part["largest"])
+        if packings:
+            rows = [*_error_rows(self.groups, packings, sums)]
+            with new_file(self.store / ERRORS) as partial, partial.open("w") as file:
+                writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+            for row in rows:
+                name = f"{row['variable']} {row['level']}".strip()
+                self.display.message(
+                    f"  {name}: largest error {row['largest_error']}, rms "
+                    f"{row['rms_error']} of its deviation {row['deviation']}"
+                )
+        shutil.copyfile(self.work / REQUEST, self.store / REQUEST)
+        with new_file(self.store / CONFIG) as partial:
+            partial.write_text(text, encoding="utf-8")
+        (self.store / DIGESTS).unlink(missing_ok=True)
+        others = record_files(self.store, leave_out=files)
+        write_records(self.store / DIGESTS, files | others)
+        os.rename(self.store, folder)
+
+
+def _error_rows(
+    groups: tuple[Group, ...],
+    packings: Mapping[str, Mapping[str, Packing]],
+    sums: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
+) -> Iterator[dict[str, Any]]:
+    """Yields the errors of each level of each variable, in standard deviations."""
+    for group in groups:
+        values = group.source.axes().levels
+        for name, packing in packings.get(group.path, {}).items():
+            total = sums[group.path, name]
+            key, levels = group.variables[name]
+            deviation = packing.deviation
+            scale = np.where(deviation > 0, deviation, 1)
+            rms = np.sqrt(total["squares"] / np.maximum(total["count"], 1)) / scale
+            largest = total["largest"] / scale
+            for place in range(max(1, levels)):
+                level = values[place] if levels and values else place + 1
+                yield {
+                    "variable": key,
+                    "level": f"{level:g}" if levels else "",
+                    "deviation": f"{deviation[place]:.4g}",
+                    "largest_error": f"{largest[place]:.3g}",
+                    "rms_error": f"{rms[place]:.3g}",
+                }
+
+
+def _packing_attributes(name: str, packing: Packing) -> dict[str, Any]:
+    """Attributes by which integers are read; of each level, names of arrays."""
+    if len(packing.scale) == 1:
+        scale = {"scale_factor": packing.scale[0], "add_offset": packing.offset[0]}
+    else:
+        attributes = SCALE_OF_LEVELS, OFFSET_OF_LEVELS
+        scale = {attribute: f"{name}_{attribute}" for attribute in attributes}
+    return {**scale, "_FillValue": _NAN}
+
+
+def _attributes(source: Source) -> dict[str, dict[str, Any]]:
+    """Key of a variable -> its attributes, all of them where a file has them."""
+    attributes: dict[str, dict[str, Any]] = dict(source.attributes())
+    if isinstance(source, FileSource):
+        for variable in source.variables():
+            attributes[variable.key] = {
+                str(name): value.tolist() if hasattr(value, "tolist") else value
+                for name, value in variable.array.attrs.items()
+            }
+    return attributes
+
+
+def _coordinates(group: Group) -> xr.Dataset:
+    """The coordinates of a group, and the times that its source leaves out."""
+    source, grid = group.source, group.grid
+    config, axes = source.config, source.axes()
+    coordinates: dict[str, Any] = {}
+    if not group.is_static:
+        dates = as_dates(group.times, source.calendar)
+        times = group.times if source.calendar == STANDARD else dates
+        coordinates[config.time_coord] = (config.time_coord,), times
+    levels = axes.levels or config.level_values
+    if config.variables.has_levels and levels and len(levels) == source.num_levels:
+        attributes = source.attributes().get(f"{source.name}/level", {})
+        coordinates[group.level_dim] = (group.level_dim,), np.array(levels), attributes
+    places: Any = grid.latitude, grid.longitude
+    if group.space == ("y", "x"):
+        places = curvilinear_axes(source) or places
+    elif isinstance(source, AnemoiSource):
+        places = source.points if group.space == ("point",) else places
+    elif group.space == ("point",) and isinstance(source, FileSource):
+        opened = next(source.variables(group.field_type)).opened
+        places = opened.latitude, opened.longitude
+    for (name, attributes), values in zip(_SPACE.items(), places, strict=True):
+        dims = (name,) if name in group.space else group.space
+        if name in group.space or np.shape(values) == grid.shape:
+            coordinates[name] = dims, np.asarray(values, np.float64), attributes
+    clash = coordinates.keys() & group.variables.keys()
+    if clash:
+        raise ValueError(
+            f"data.source.{source.name}: {', '.join(clash)} is the name of a variable "
+            "and of a coordinate, and a store has one array of a name; rename it in "
+            "the files"
+        )
+    absent = group.missing and not group.is_static
+    missing = {"missing_dates": [*group.missing]} if absent else {}
+    return xr.Dataset(coords=coordinates, attrs=missing)
