@@ -135,7 +135,8 @@ def test_16_bits(world):
     raw["data"]["start_datetime"] = "1999-12-25"
     stored, shown = write(world, raw, bits=16)
     assert "ERA5/prognostic/3d/T 1: largest error " in shown
-    rows = list(csv.DictReader((world / "store" / ERRORS).open()))
+    lines = (world / "store" / ERRORS).read_text().splitlines()
+    rows = list(csv.DictReader(lines))
     assert [row["variable"].split("/")[-1] for row in rows] == [
         *"UUTT",
         "SP",
@@ -155,8 +156,9 @@ def test_16_bits(world):
             scaled = own["T"] * own[own["T"].scale_factor_of_levels]
             scaled += own[own["T"].add_offset_of_levels]
             check_errors(scaled, source["T"], rows, "T")
-            assert np.isnan(scaled[5, :, 2, 3]).all()
-            assert int(np.isnan(scaled).sum()) == 2 + 0
+            missing = np.isnan(scaled), np.isnan(source["T"])
+            assert missing[0].any()
+            np.testing.assert_array_equal(*missing)
     assert own["TP"].encoding["dtype"] == np.int16
     np.testing.assert_array_equal(own["TP"][:, 3], 0)
     assert all(float(row["rms_error"]) < 1e-4 for row in rows)
