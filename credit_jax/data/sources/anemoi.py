@@ -67,10 +67,10 @@ class AnemoiSource(AnyTime):
     num_levels: int = 0
     calendar: str = "standard"
 
-    def read(
+    def fields(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
     ) -> SourceFields:
-        """See `Source.read`."""
+        """See `AnyTime`."""
         if rows is not None and len(self.grid.shape) != 2:
             raise ValueError(f"{self.opened.path}: an unstructured grid has no rows")
         keys = [

@@ -190,7 +190,7 @@ def test_statistics_normalize(tmp_path):
     [
         (
             {"levels": [500, 700]},
-            "t has no levels [700], expected some of [500.0, 850.0]",
+            "t has no levels [700.0], expected some of [500.0, 850.0]",
         ),
         ({"member": 1}, "member: got 1, and "),
         ({"variables": {"prognostic": {"vars_2D": ["2t"]}}}, "no variable '2t'; "),
