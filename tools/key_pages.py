@@ -28,7 +28,8 @@ _HEAD = """# Every key of the YAML
 Made from the classes that validate them. Keys and defaults are CREDIT's where CREDIT
 has them; `null` means the default. An unknown key is an error that names the nearest
 one. `credit-jax check --config FILE` prints what a config will do.
-"""
+
+<!-- made by: python -m tools.key_pages -->"""
 PAGE = Path(__file__).parents[1] / "docs" / "keys.md"
 # Registry -> its entries and the class of their arguments.
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
@@ -59,6 +60,7 @@ def keys_page() -> str:
         parts.append(f"## {title}")
         for name, section in entries.items():
             parts += [f"### {name}", *_table(section)]
+    parts.append("<!-- the end of what is made -->")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
