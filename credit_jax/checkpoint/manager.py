@@ -19,7 +19,13 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
+# Orbax has no option for the locks of TensorStore, and copies these for each save.
+_TENSORSTORE_CONTEXTS: tuple[dict[str, Any], ...] = (
+    tensorstore_utils._BASE_TS_CONTEXT,
+    tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT,
+)
 # Name of the folder, beside the checkpoints.
 REMOVED = "removed"
 # File of a checkpoint that readers and the run that removes it lock.
@@ -205,6 +211,11 @@ def open_manager(
         written: called when a checkpoint is written, but not renamed yet.
     """
     _write_replicas_once()
+    # Orbax locks the manifests of its arrays, and file systems without locks cannot
+    # save. No two processes write one manifest: the folder of a run has its own lock
+    # (`io.folder_lock`), and each process a folder in it.
+    for context in _TENSORSTORE_CONTEXTS:
+        context["file_io_locking"] = {"mode": "none"}
     options = ocp.CheckpointManagerOptions(
         preservation_policy=checkpoint_managers.AnyPreservationPolicy([preservation]),
         cleanup_tmp_directories=clean,

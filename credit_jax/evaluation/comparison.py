@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from credit_jax.evaluation.grid_file import (
 from credit_jax.evaluation.references import Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import ScoredChannel
+from credit_jax.io.netcdf import attribute_value
 from credit_jax.named_fields.coordinates import common_places
 from credit_jax.transforms.unit_names import differ
 
@@ -253,10 +253,5 @@ def attributes_of(
         "training_dates": comparison.training_dates,
         "weights": "cos(latitude)",
         "credit_jax": version("credit-jax"),
-        **{
-            f"forecast_{key}": value
-            if isinstance(value, str | int | float)
-            else json.dumps(value)
-            for key, value in provenance.items()
-        },
+        **{f"forecast_{k}": attribute_value(v) for k, v in provenance.items()},
     }

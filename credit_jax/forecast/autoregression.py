@@ -248,7 +248,7 @@ class ForecastStep:
         if "y_processed" not in tree:
             raise ValueError(
                 "forecasts are written in physical units: postblocks.per_step needs a "
-                "block of type reconstruct, and the inverse of what preblocks scale"
+                "block of type reconstruct"
             )
         fields = by_key(tree["y_processed"])
         selection = dict.fromkeys(fields) if self.outputs is None else self.outputs

@@ -162,7 +162,9 @@ class ZarrStore:
             "driver": "zarr3" if self.zarr_format == 3 else "zarr",
             "kvstore": {"driver": "file", "path": str(self.path / name)},
             # A chunk is renamed when it is complete; the disk has it when it likes.
-            "context": {"file_io_sync": False},
+            # No process writes into a chunk of another one: file systems without locks
+            # will do.
+            "context": {"file_io_sync": False, "file_io_locking": {"mode": "none"}},
         }
         return tensorstore.open(spec, write=True, open=True).result()
 
@@ -212,11 +214,15 @@ class ZarrStore:
         values: np.ndarray,
         attributes: dict[str, Any],
     ) -> None:
+        # Readers of Zarr v2 take the fill value for a missing one, which a coordinate
+        # does not have: so it has no fill value there, and all chunks are written.
         array = group.create_array(
             name,
             shape=values.shape,
             chunks=values.shape,
             dtype=values.dtype,
+            fill_value=None if self.zarr_format == 2 else 0,
+            config={"write_empty_chunks": True},
             **self._named(dims, attributes),
         )
         array[...] = values

@@ -15,14 +15,17 @@ NAME = ".lock"
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[bool]:
     """Locks a folder while the block runs; the system unlocks it if the process dies.
 
     The lock is `flock` on a file in the folder; on network file systems that support
-    it, it holds for all hosts. Where the file system has no locks, none is taken.
+    it, it holds for all hosts.
 
     Args:
         folder: an existing folder.
+
+    Yields:
+        Whether there is a lock: False where the file system has none.
 
     Raises:
         ValueError: another process has the lock; the message names that process.
@@ -30,7 +33,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     path = folder / NAME
     file = _taken(path)
     if file is None:
-        yield
+        yield False
         return
     with file:
         since = datetime.datetime.now(datetime.UTC)
@@ -40,7 +43,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         )
         file.flush()
         try:
-            yield
+            yield True
         finally:
             # A file that cannot be removed is unlocked nevertheless: see `_taken`.
             with suppress(OSError):

@@ -3,7 +3,9 @@
 Zarr, by the plain reading of the specifications: a chunk without a file has the fill
 value of its array. Zarr v3 arrays always have one, and their writers leave out chunks
 that hold nothing else. A v2 array whose `fill_value` is null has none: its missing
-chunks are lost, and readers of Zarr return zeros or whatever is in memory.
+chunks are lost, and readers of Zarr return zeros or whatever is in memory. Version 3 of
+zarr-python leaves chunks of zeros out there, too: in integers, as times and masks are,
+a missing chunk is therefore zeros, unless they are packed.
 
 NetCDF-4: HDF5 has no chunk for values that nobody wrote, and reads them as the fill
 value of the data set: 0 if nobody chose one. Where that is also the attribute
@@ -128,10 +130,18 @@ class CompleteStore(WrapperStore):
 
     async def _is_lossy(self, array: str, prototype: Any) -> bool:
         content = await self._metadata(array, prototype)
-        return content is not None and has_no_fill_value(content)
+        if content is None or not has_no_fill_value(content):
+            return False
+        attributes = await self._metadata(array, prototype, ".zattrs") or b"{}"
+        is_packed = not {"scale_factor", "add_offset"}.isdisjoint(
+            json.loads(attributes)
+        )
+        return is_packed or str(json.loads(content)["dtype"])[1:2] not in "iub"
 
-    async def _metadata(self, array: str, prototype: Any) -> bytes | None:
-        key = f"{array}/{_METADATA}" if array else _METADATA
+    async def _metadata(
+        self, array: str, prototype: Any, name: str = _METADATA
+    ) -> bytes | None:
+        key = f"{array}/{name}" if array else name
         metadata = await super().get(key, prototype)
         return None if metadata is None else metadata.to_bytes()
 
@@ -217,7 +227,8 @@ def missing_chunk(key: str) -> str:
     """The error for a chunk that is not there and has no value."""
     return (
         f"the chunk {key} is missing, and the array has no fill value (Zarr v2, "
-        "fill_value null) that it could have"
+        "fill_value null) that it could have; if it is one of zeros, write the array "
+        "with write_empty_chunks or a fill value"
     )
 
 

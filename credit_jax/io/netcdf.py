@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,15 @@ def write_netcdf(
     """
     content = dataset.to_netcdf(None, engine="h5netcdf", encoding=encoding)
     path.write_bytes(content)
+
+
+def attribute_value(value: Any) -> str | int | float:
+    """Returns what an attribute of a file can hold: JSON of all but text and numbers.
+
+    NetCDF has no booleans, no nulls and no nested values.
+    """
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return value if is_plain else json.dumps(value)
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,9 @@ def _complete(place: Any, engine: str | None) -> Any:
     if engine == "h5netcdf":
         from credit_jax.io.missing_chunks import WrittenStore
 
-        return WrittenStore.open(place, phony_dims="access")
+        return WrittenStore.open(
+            place, phony_dims="access", driver_kwds={"locking": False}
+        )
     if engine != "zarr":
         return place
     from zarr.storage import LocalStore

@@ -44,7 +44,6 @@ from credit_jax.transforms import (
     check_schema,
     for_forecast,
     notes_on_initial,
-    notes_on_inverses,
     notes_on_order,
     with_reconstruct,
 )
@@ -288,7 +287,6 @@ def _notes(
     return [
         *notes,
         *notes_on_calendar(like, opened.calendar, "the data of forecasts"),
-        *notes_on_inverses(pipeline, tree_schema),
         *notes_on_initial(pipeline),
         *notes_on_order(pipeline, tree_schema),
         *opened.notes_on_persistence(schedule.starts, schedule.num_steps),

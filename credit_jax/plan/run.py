@@ -272,7 +272,9 @@ def plan_run(
     if pipeline is not None:
         tree_schema = schema_of(config.data, model.config).as_read()
         findings.notes += notes_on_schema(pipeline, tree_schema)
-        findings.notes += notes_on_inverses(pipeline, tree_schema)
+        lengths = config.data.forecast_len, config.validation_data.forecast_len
+        if max(*lengths, *(stage.data.forecast_len for stage in config.stages)) > 1:
+            findings.notes += notes_on_inverses(pipeline, tree_schema)
     if model.config is not None:
         opened: Mapping[Split, FurtherInputs | None]
         opened = {

@@ -64,6 +64,10 @@ from credit_jax.training.steps import CompiledSteps, Loggers
 from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
 IF_ANY: Final = "if-any"
+_NO_LOCKS = (
+    "{}: its file system has no locks, which keep two runs out of one folder; start "
+    "none beside this one"
+)
 
 
 def train_model(
@@ -113,7 +117,7 @@ def train_model(
     leads = jax.process_index() == 0
     with (
         writable_folder(config.save_loc, "save_loc (--save-loc)") as folder,
-        folder_lock(folder) if leads else nullcontext(),
+        folder_lock(folder) if leads else nullcontext(True) as is_locked,
     ):
         if leads:
             end_interrupted_move(folder, files_of(dump_config(config), source))
@@ -123,6 +127,7 @@ def train_model(
             folder,
             config,
             devices,
+            notes=[] if is_locked else [_NO_LOCKS.format(folder)],
             resume=resume,
             fresh=fresh,
             verify=verify,
@@ -137,6 +142,7 @@ def _train_in(
     config: Config,
     devices: Sequence[Any],
     *,
+    notes: list[str],
     resume: bool | Literal["if-any"],
     fresh: bool,
     verify: bool,
@@ -148,7 +154,7 @@ def _train_in(
     console = Console()
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
-    like, notes, weights, base = None, list[str](), None, None
+    like = weights = base = None
     begins = not (resume or config.trainer.load_weights)
     # What the config alone shows comes before a base is read and data are made.
     planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
@@ -158,11 +164,11 @@ def _train_in(
         store = CheckpointStore(folder, verify=False)
         step = required_step(store, asked_by(resume=resume))
         like = coordinates_at(store, step)
-        notes = [no_coordinates(store.path(step))] if like is None else []
+        notes += [no_coordinates(store.path(step))] if like is None else []
         weights = store, step
     elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
         like = base.like(finetune)
-        notes = [] if base.coordinates else [no_coordinates(base.where)]
+        notes += [] if base.coordinates else [no_coordinates(base.where)]
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     wait_for_all("the demo data")

@@ -93,8 +93,8 @@ class TransformEntry:
         files: names of the arguments that are paths of required files.
         needs: optional entries of the tree that it needs, "x_physical" or "ic_raw".
         is_fitted: whether `credit-jax preprocess` makes its files.
-        undone_by: type of the postblock that restores the values of predicted variables
-            that a preblock changes; None if forecasts need none.
+        undone_by: type of the postblock that undoes what a preblock makes of the values
+            of predicted variables; None if there is nothing to undo.
     """
 
     args: type[StrictModel]
@@ -248,18 +248,6 @@ class Transform:
         """Returns the transform without any stop of gradients."""
         return self
 
-    def restoring(self, origins: Mapping[str, str]) -> Transform | None:
-        """Returns the postblock that makes physical units of the model's output.
-
-        Args:
-            origins: key of a predicted variable -> its key before this preblock, if
-                another.
-
-        Returns:
-            The postblock; None if there is none that every forecast needs.
-        """
-        return None
-
     @property
     def renames(self) -> Mapping[str, str]:
         """Old key -> new key of the variables that it gives another name."""
@@ -304,6 +292,11 @@ class Transform:
         Others that change each field by itself run within the step (`Preparation`).
         """
         return False
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether it changes all points of a channel by one function."""
+        return not self.needs_grid
 
     @property
     def moves_fields(self) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import PREBLOCKS, Phase, TreeSchema, variable_of
+from credit_jax.transforms.forecast_pipelines import missing_inverses
 from credit_jax.transforms.level_files import matched_by_count
-from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.registry import TRANSFORMS
@@ -143,48 +143,19 @@ def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
 
 
 def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
-    """Finds predicted variables that a preblock changes and no postblock restores.
+    """A note on preblocks that no postblock undoes, for training of several steps.
 
     Args:
-        pipeline: the transforms.
+        pipeline: the transforms of the training.
         schema: variables of "input" and "target" of the data.
-
-    Returns:
-        One line for each block, if a postblock makes the fields `y_processed`.
     """
-    # Path, type and inverse of a preblock -> what it changes and nothing has restored.
-    changed: dict[tuple[str, str, str], list[str]] = {}
-    has_output = False
-    for each, before in pipeline.with_schemas(schema):
-        transform = each.transform
-        if each.phase in PREBLOCKS:
-            keys = [group.var_key for group in before.get("target", ())]
-            # Later blocks know the variables by their new names.
-            names = transform.predicted_names({})
-            changed = {
-                block: [names.get(key, key) for key in pending]
-                for block, pending in changed.items()
-            }
-            inverse = each.entry.undone_by
-            # Forecasts have the inverse of a normalizer without any postblock, too.
-            if inverse is not None and transform.restoring({}) is None:
-                parts = each.argument("data_types") or ("input", "target")
-                selected = [k for k in keys if transform.changes(k)]
-                block = each.path, each.type, inverse
-                changed[block] = selected if "target" in parts else []
-            continue
-        has_output = has_output or each.argument("out_key") == OUTPUT
-        if each.argument("key") != OUTPUT:
-            continue
-        for block, pending in changed.items():
-            if each.type == block[-1]:
-                changed[block] = [k for k in pending if not transform.changes(k)]
+    keys = [group.var_key for group in pipeline.schema_after(schema)["target"]]
+    undone = [f"{b.path} (type {b.type})" for b in missing_inverses(pipeline, keys)]
+    if not undone:
+        return []
     return [
-        f"{path} (type {kind}) changes {', '.join(pending)}, and no postblock restores "
-        "it: forecasts, what they feed back, and their scores have the changed values, "
-        f"as in CREDIT; add a block of type {inverse} to postblocks.per_step"
-        for (path, kind, inverse), pending in changed.items()
-        if pending and has_output
+        f"{', '.join(undone)}: no postblock undoes it; it is undone in what a step "
+        "feeds back, as in forecasts (CREDIT applies it twice)"
     ]
 
 

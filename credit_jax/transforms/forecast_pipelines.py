@@ -11,11 +11,23 @@ A config says how a sample of training passes through its blocks. A forecast dif
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import Phase
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.coordinates import GridCoordinates
+from credit_jax.named_fields.tree import by_key, by_source
+from credit_jax.transforms.base import (
+    FieldTree,
+    LevelFile,
+    Phase,
+    Transform,
+    TreeSchema,
+)
 from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
@@ -51,43 +63,209 @@ def for_forecast(pipeline: Pipeline) -> Pipeline:
     """Returns a copy for forecasts, which have no target and need physical units.
 
     It lacks the postblocks of the target, that is of "y" and the entries made from it.
-    It has the inverse of `era5_normalizer` after the `reconstruct` of predictions,
-    unless a postblock is that inverse.
+    It has the inverses of what `preblocks.per_step` make of the values of predicted
+    variables, of the last block first, where no postblock undoes it: after the
+    `reconstruct` of predictions, as the blocks that follow take physical units, or
+    after the inverse of a later preblock. Training of several steps feeds back what
+    these blocks make (`rollout.Advance`).
 
     Differs from CREDIT: its rollout fails at a block that needs "y", and feeds back
-    fields that are still normalized.
+    fields that are still normalized, in training and in forecasts.
     """
     # What is made of the target has its names from the blocks that make it.
     splits = [block for block in pipeline.blocks if _splits(block, "y")]
     of_target = {"y", *(block.argument("out_key") for block in splits)}
-    blocks: list[Block] = []
-    for block in pipeline.blocks:
-        after_step = block.phase is Phase.AFTER_STEP
-        entries = {block.argument(name) for name in ("in_key", "out_key", "key")}
-        if after_step and entries & of_target:
+    blocks = [
+        block
+        for block in pipeline.blocks
+        if not isinstance(block.transform, Inverse)
+        and not (
+            block.phase is Phase.AFTER_STEP
+            and {block.argument(key) for key in ("in_key", "out_key", "key")}
+            & of_target
+        )
+    ]
+    index = 1 + _index_of_output(blocks)
+    # Nothing is undone of a prediction that is not split.
+    steps = pipeline.of(Phase.BEFORE_STEP) if index else ()
+    origins: dict[str, str] = {}
+    for block in reversed(steps):
+        origins = block.transform.origins(origins)
+        if block.entry.undone_by is None:
             continue
-        blocks.append(block)
-        # As soon as fields have names: the blocks after it take physical units.
-        if after_step and _splits(block, "y_pred") and OUTPUT in entries:
-            blocks += _inverses(pipeline)
+        undone = [b for b in blocks if _undoes(b, {block.entry.undone_by})]
+        inverse = Inverse(
+            block.transform,
+            dict(origins),
+            tuple(each.transform for each in undone),
+            "target" in (block.argument("data_types") or ("target",)),
+        )
+        new = replace(block, phase=Phase.AFTER_STEP, transform=inverse)
+        blocks.insert(index, new)
+        index = 1 + max(index, *map(blocks.index, undone)) if undone else index + 1
     return Pipeline(tuple(blocks))
+
+
+@dataclass(frozen=True)
+class Inverse(Transform):
+    """Undoes a preblock for the predicted variables that no postblock restores.
+
+    Attributes:
+        transform: the preblock.
+        names_before: key of a predicted variable -> its key before the preblock, if
+            another.
+        undone: postblocks that undo it for the variables that they select.
+        of_target: whether the preblock changes predicted variables.
+    """
+
+    transform: Transform
+    names_before: Mapping[str, str]
+    undone: tuple[Transform, ...] = ()
+    of_target: bool = True
+
+    def names(self, keys: Iterable[str]) -> dict[str, str]:
+        """Those of some predicted variables that it restores, with their origins."""
+        names = {key: self.names_before.get(key, key) for key in keys}
+        return {
+            key: name
+            for key, name in names.items()
+            if self.of_target
+            and self.transform.changes(name)
+            and not any(post.changes(key) for post in self.undone)
+        }
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Restores the fields of "y_processed"."""
+        fields = by_key(tree[OUTPUT])
+        names = self.names(fields)
+        if not names:
+            return dict(tree)
+        before = by_source({name: fields[key] for key, name in names.items()})
+        after = by_key(self.transform.inverse({"target": before}, context)["target"])
+        restored = {key: after[name] for key, name in names.items()}
+        return {**tree, OUTPUT: by_source({**fields, **restored})}
+
+    @property
+    def level_files(self) -> Sequence[LevelFile]:
+        """Those of the preblock."""
+        return self.transform.level_files
+
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Transform:
+        """Returns the block with the files of the preblock in the order of the data."""
+        names = self.names_before
+        before = {
+            part: [
+                replace(g, var_key=names.get(g.var_key, g.var_key))  # type: ignore[type-var]
+                for g in groups
+            ]
+            for part, groups in schema.items()
+        }
+        transform = self.transform.at(before, grid)
+        same = transform is self.transform
+        return self if same else replace(self, transform=transform)
+
+
+def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
+    """Checks that the postblocks undo what the preblocks of every step do.
+
+    Two values of each channel go through the postblocks that undo preblocks, through
+    these, and through the postblocks again: they are the first ones where the next step
+    takes what the model was trained to take.
+
+    Args:
+        pipeline: the blocks of a forecast, see `for_forecast`.
+        counts: number of channels of each variable that is fed back, by key.
+
+    Raises:
+        ValueError: a variable is another one after its round trip.
+    """
+    before = [
+        block
+        for block in pipeline.of(Phase.BEFORE_STEP)
+        if block.entry.undone_by is not None or block.transform.renames
+    ]
+    known = (entry.undone_by for entry in TRANSFORMS["preblocks"].values())
+    types = {*known, *(block.entry.undone_by for block in before)} - {None}
+    after = [
+        block
+        for block in pipeline.of(Phase.AFTER_STEP)
+        if _undoes(block, types) or isinstance(block.transform, Inverse)
+    ]
+    blocks = (*before, *after)
+    by_channel = all(block.transform.by_channel for block in blocks)
+    if _index_of_output(pipeline.blocks) < 0 or not by_channel:
+        return
+
+    def undone(fields: Mapping[str, Any]) -> dict[str, Any]:
+        tree: FieldTree = {OUTPUT: by_source(fields)}
+        for block in after:
+            with errors_of(block.path):
+                tree = block.transform(tree)
+        return by_key(tree[OUTPUT])
+
+    values = np.array([0.3, 0.6], np.float32)
+    fields = {k: np.broadcast_to(values, (1, n, 1, 1, 2)) for k, n in counts.items()}
+    physical = undone(fields)
+    tree = pipeline.named_as_before({"target": by_source(physical)})
+    for block in before:
+        with errors_of(block.path):
+            tree = block.transform(tree)
+    again = undone(by_key(tree["target"]))
+    for key, first in physical.items():
+        error = np.abs(again[key] - first)
+        bound = 1e-2 * np.ptp(first, axis=-1, keepdims=True) + 1e-5 * np.abs(first)
+        if not (error <= bound).all():
+            paths = ", ".join(b.path for b in blocks if b.transform.changes(key))
+            raise ValueError(
+                f"{key} is another field when it is fed back: {paths or 'a rename'} do "
+                "not undo each other; undo every block of preblocks.per_step, with its "
+                "own arguments and files, in postblocks.per_step (the last one first), "
+                "or give no such block there, as inverses are then put in; what "
+                "preblocks.ic_only do is not done again for later steps"
+            )
+
+
+def missing_inverses(pipeline: Pipeline, keys: Iterable[str]) -> list[Block]:
+    """The inverses that a pipeline lacks to feed predicted variables back.
+
+    Args:
+        pipeline: the transforms.
+        keys: the predicted variables.
+    """
+    if any(isinstance(block.transform, Inverse) for block in pipeline.blocks):
+        return []
+    return [
+        block
+        for block in for_forecast(pipeline).of(Phase.AFTER_STEP)
+        if isinstance(block.transform, Inverse) and block.transform.names(keys)
+    ]
+
+
+def _undoes(block: Block, types: Collection[str | None]) -> bool:
+    """Whether a postblock undoes preblocks, those of some types of postblocks."""
+    is_after = block.phase is Phase.AFTER_STEP
+    return is_after and block.type in types and block.argument("key") == OUTPUT
+
+
+def _index_of_output(blocks: Sequence[Block]) -> int:
+    """Index of the block that splits predictions; -1 if there is none."""
+    return next(
+        (
+            index
+            for index, block in enumerate(blocks)
+            if block.phase is Phase.AFTER_STEP
+            and _splits(block, "y_pred")
+            and block.argument("out_key") == OUTPUT
+        ),
+        -1,
+    )
 
 
 def _splits(block: Block, entry: str) -> bool:
     """Whether a block is the `reconstruct` of an entry."""
     return block.type == "reconstruct" and block.argument("in_key") == entry
-
-
-def _inverses(pipeline: Pipeline) -> Iterator[Block]:
-    """The inverses of the normalizers of every step, unless a postblock is one."""
-    types = {block.type for block in pipeline.of(Phase.AFTER_STEP)}
-    # The last preblock is undone first; statistics have the names before renames.
-    origins: dict[str, str] = {}
-    for block in reversed(pipeline.of(Phase.BEFORE_STEP)):
-        origins = block.transform.origins(origins)
-        undo = block.transform.restoring(origins)
-        if undo is not None and block.type not in types:
-            yield replace(block, phase=Phase.AFTER_STEP, transform=undo)
 
 
 def after_aligned(pipeline: Pipeline) -> Pipeline:

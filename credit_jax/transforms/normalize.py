@@ -123,10 +123,6 @@ class Normalizer(Transform):
         unit = self.units.get(variable_of(key))
         return None if unit is None else (unit, self.paths)
 
-    def restoring(self, origins: Mapping[str, str]) -> Denormalizer:
-        """Returns the inverse, as a postblock."""
-        return Denormalizer(self, names_before=origins)
-
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
@@ -230,19 +226,21 @@ class Denormalizer(Transform):
     Attributes:
         normalizer: the preblock.
         key: entry to change.
-        names_before: key of a variable of that entry -> its key in the preblock, if it
-            has another one there.
     """
 
     normalizer: Normalizer
     key: str = "y_processed"
-    names_before: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Converts the fields of the entry `key` to physical units."""
-        return change_entry(tree, self._undo, self.key, "era5_normalizer")
+        change = self.normalizer.denormalize
+        return change_entry(tree, change, self.key, "era5_normalizer")
+
+    def changes(self, key: str) -> bool:
+        """Whether both files have the variable."""
+        return self.normalizer.changes(key)
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
@@ -251,21 +249,10 @@ class Denormalizer(Transform):
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> Denormalizer:
         """Returns the block with the statistics of the levels of the data."""
-        names = self.names_before
-        before = {
-            part: [
-                dataclasses.replace(g, var_key=names.get(g.var_key, g.var_key))  # type: ignore[type-var]
-                for g in groups
-            ]
-            for part, groups in schema.items()
-        }
-        normalizer = self.normalizer.at(before, grid)
+        normalizer = self.normalizer.at(schema, grid)
         if normalizer is self.normalizer:
             return self
         return dataclasses.replace(self, normalizer=normalizer)
-
-    def _undo(self, key: str, array: Any) -> Any:
-        return self.normalizer.denormalize(self.names_before.get(key, key), array)
 
 
 def _listed(places: Mapping[str, Sequence[np.ndarray | None]]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ A variable of the next input comes, by its field type,
     dynamic_forcing   from the data of the new time: "forcing" of the batch
     static and others from the first input: "static" of the batch
 
-all in physical units, with the names, grid and levels of the model. `Advance` applies
+all in physical units, with the names, grid and levels of the model: what preblocks do
+and no postblock undoes is undone, as in forecasts (`for_forecast`). `Advance` applies
 `preblocks.per_step` to them again, which makes x. If x has several times, the oldest
 one drops out.
 
@@ -28,7 +29,7 @@ with the functions at the top; `Advance` and `Rollout` are traced inside `shard_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -40,7 +41,12 @@ from jaxtyping import Array
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import NamedFields, by_key, by_source
 from credit_jax.transforms.base import FieldTree, Phase, Where
-from credit_jax.transforms.forecast_pipelines import after_aligned
+from credit_jax.transforms.forecast_pipelines import (
+    after_aligned,
+    check_feedback,
+    for_forecast,
+    missing_inverses,
+)
 from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
@@ -49,6 +55,8 @@ PROGNOSTIC, DYNAMIC_FORCING, STATIC = "prognostic", "dynamic_forcing", "static"
 # Entries of a batch with the input of later steps. "static" has all that is neither
 # predicted nor forcing.
 FORCING, CONSTANT = "forcing", "static"
+# Entry of the predicted fields as they are fed back, where y_processed has others.
+FED_BACK = "fed_back"
 # Entries of a step that the previous step computes.
 CARRY = ("x", "x_physical")
 # Entries of a batch whose last preblocks a step runs, by what these make of them.
@@ -140,17 +148,31 @@ class Advance:
             input.
         input_channels: channels of each variable in x.
         target_channels: channels of each variable in y and the model's output.
+        restore: the postblocks that make "y_processed" of what is fed back, where those
+            of the pipeline do not undo all preblocks.
 
     Raises:
-        ValueError: a transform of `preblocks.per_step` runs on the host only, or one
-            that moves fields to another grid or levels cannot run before the others.
+        ValueError: a transform of `preblocks.per_step` runs on the host only, one that
+            moves fields to another grid or levels cannot run before the others, or
+            postblocks do not undo what preblocks do.
     """
 
     pipeline: Pipeline
     input_channels: Mapping[str, slice]
     target_channels: Mapping[str, slice]
+    restore: Postprocess | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        forecast = for_forecast(self.pipeline)
+        counts = {
+            key: channels.stop - channels.start
+            for key, channels in self.target_channels.items()
+            if field_type_of(key) == PROGNOSTIC
+        }
+        check_feedback(forecast, counts)
+        if missing_inverses(self.pipeline, counts):
+            channels = self.input_channels, self.target_channels
+            object.__setattr__(self, "restore", forecast.postprocess(*channels))
         # Blocks that rename and move fields have run on the host, on forcing and static
         # fields; what the model predicts has their names, grid and levels.
         steps = after_aligned(self.pipeline)
@@ -212,10 +234,9 @@ def _predicted(tree: FieldTree, keys: Sequence[str]) -> dict[str, Array]:
     if OUTPUT not in tree:
         raise ValueError(
             "a forecast of several steps feeds named fields back in physical units: "
-            "postblocks.per_step needs a block of type reconstruct, and the inverse of "
-            "what preblocks normalize"
+            "postblocks.per_step needs a block of type reconstruct"
         )
-    fields = by_key(tree[OUTPUT])
+    fields = by_key(tree.get(FED_BACK, tree[OUTPUT]))
     for key in keys:
         if key not in fields:
             raise ValueError(
@@ -401,7 +422,12 @@ class Rollout:
         }
         if target is not None:
             tree["y"] = self.clamped(target)
-        return tree if self.postprocess is None else self.postprocess(tree, context)
+        fed_back = {}
+        if self.advance is not None and self.advance.restore is not None:
+            fed_back[FED_BACK] = self.advance.restore(tree, context)[OUTPUT]
+        if self.postprocess is not None:
+            tree = self.postprocess(tree, context)
+        return {**tree, **fed_back}
 
     def next_carry(
         self,

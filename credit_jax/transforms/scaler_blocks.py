@@ -14,6 +14,7 @@ from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.bridgescaler import QuantileScaler, ScalerDict
 from credit_jax.named_fields.coordinates import GridCoordinates
+from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms.base import FieldTree, LevelFile, OfVariables, TreeSchema
 from credit_jax.transforms.scaling import (
     INVERSE,
@@ -111,6 +112,12 @@ class ScalerTransform(OfVariables):
             for of_source in side.values()
             for scaler in of_source.values()
         )
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether no scaler is by grid point or by longitude."""
+        scalers = [s for side in self.scalers.values() for s in by_key(side).values()]
+        return not (self.needs_grid or any(s.channels_last for s in scalers))
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:

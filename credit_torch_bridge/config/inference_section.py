@@ -34,7 +34,8 @@ def complete_inference(
     CREDIT's rollout feeds back what the postblocks give, and has no inverse of
     `era5_normalizer`: its second step would normalize normalized fields. Forecasts
     therefore get a `bridgescaler_transform` of the same numbers, with its inverse,
-    whose file is written beside the config; training keeps its blocks.
+    whose file is written beside the config, and so does training of several steps;
+    training of single steps keeps its blocks.
 
     Args:
         config: what CREDIT's training reads.
@@ -92,9 +93,9 @@ def _first_date(data: Mapping[str, Any]) -> str | None:
 
 
 def _unscale(
-    config: Mapping[str, Any], section: dict[str, Any], folder: Path, save_loc: Path
+    config: dict[str, Any], section: dict[str, Any], folder: Path, save_loc: Path
 ) -> list[str]:
-    """Adds blocks to `section` that scale like `era5_normalizer`, and back."""
+    """Takes blocks that scale like `era5_normalizer`, and back, in place of it."""
     blocks = {
         name: copy.deepcopy(section.get(name) or config.get(name) or {})
         for name in ("preblocks", "postblocks")
@@ -125,9 +126,20 @@ def _unscale(
     back = {"variables": keys["target"], "method": "inverse_transform"}
     before[name] = {"type": _SCALER, "args": path | forth}
     steps = blocks["postblocks"].get("per_step") or {}
-    inverse = {name: {"type": _SCALER, "args": path | back}}
-    blocks["postblocks"]["per_step"] = _after_reconstruct(steps, inverse)
+    inverse = {"type": _SCALER, "args": path | back}
+    blocks["postblocks"]["per_step"] = _after_reconstruct(steps, name, inverse)
+    has_preblocks = bool(section.get("preblocks"))
     section |= blocks
+    lengths = [
+        (config.get(name) or {}).get("forecast_len", 1)
+        for name in ("data", "validation_data")
+    ]
+    if max(lengths) > 1 and not has_preblocks:
+        config["preblocks"] = copy.deepcopy(config["preblocks"])
+        config["preblocks"]["per_step"][name] = before[name]
+        after = copy.deepcopy(config.get("postblocks") or {})
+        steps = _after_reconstruct(after.get("per_step") or {}, name, inverse)
+        config["postblocks"] = {**after, "per_step": steps}
     return []
 
 
@@ -180,12 +192,17 @@ def _attributes(mean: np.ndarray, std: np.ndarray) -> dict[str, Any]:
 
 
 def _after_reconstruct(
-    steps: Mapping[str, Any], inverse: Mapping[str, Any]
+    steps: Mapping[str, Any], name: str, inverse: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The steps with the inverse of the scaling where the named fields are made."""
     scaled: dict[str, Any] = {}
-    for name, block in steps.items():
-        scaled[name] = block
-        if block.get("type") == "reconstruct":
-            scaled |= inverse
+    for label, block in steps.items():
+        scaled[label] = block
+        if block.get("type") != "reconstruct":
+            continue
+        key = (block.get("args") or {}).get("out_key", "y_processed")
+        scaled[name if key == "y_processed" else f"{name}_{key}"] = {
+            **inverse,
+            "args": {**inverse["args"], "key": key},
+        }
     return scaled

@@ -17,6 +17,7 @@ from credit_jax.evaluation.scores import (
     to_table,
     write_scores,
 )
+from credit_jax.io.netcdf import attribute_value
 from tests.visualization.synthetic import make_scores
 
 LEADS = np.array([6, 12], "timedelta64[h]").astype("timedelta64[ns]")
@@ -96,6 +97,19 @@ def test_scores_of_other_forecasts_are_seen(tmp_path):
     assert "forecast: " in other_scores(tmp_path, {**about, "forecast": "g"})
     (tmp_path / "scores.nc").unlink()
     assert "scores.csv" in other_scores(tmp_path, about)
+
+
+def test_attributes_of_every_kind_can_be_written(tmp_path):
+    """NetCDF has no booleans: the record of the forecast of a training has one."""
+    scores = some_scores()
+    for name, value in {"report": True, "dates": [["a", "b"]], "no": None}.items():
+        scores.attrs[name] = attribute_value(value)
+    write_scores(scores.assign_attrs(count=attribute_value(3)), tmp_path)
+    found = read_scores(tmp_path).attrs
+    assert found["report"] == "true"
+    assert found["dates"] == '[["a", "b"]]'
+    assert found["no"] == "null"
+    assert found["count"] == 3
 
 
 def printed(scores, *leads):

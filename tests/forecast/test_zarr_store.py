@@ -13,10 +13,13 @@ import zarr
 
 from credit_jax.config.inference import OutputConfig
 from credit_jax.data.schedule import ForecastSchedule, Task
+from credit_jax.data.sources.stored_arrays import open_zarr_array
+from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.forecast import zarr_store
 from credit_jax.forecast.outputs import Outputs, OutputVariable
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.errors import WriteError, write_errors
+from credit_jax.io.open_files import OpenFiles
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 
@@ -199,6 +202,48 @@ def test_a_curvilinear_grid_and_another_calendar(tmp_path):
     assert np.array_equal(minutes, [0, 30, 60])
     assert np.array_equal(found["T"].values[1, 2], fields)
     assert np.isnan(found["T"].values[0]).all()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_every_reader_has_the_values_that_were_written(tmp_path, version):
+    """Zeros, too: the equator, 0 E, the first member and the start."""
+    latitude, longitude = np.array([30.0, 0.0, -30.0]), np.array([0.0, 180.0])
+    variable = OutputVariable("A/prognostic/3d/T", np.array([0, 500]))
+    starts = np.array(["1970-01-01"], "datetime64[ns]")
+    schedule = ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=2)
+    outputs = Outputs((variable,), latitude, longitude, "standard")
+    store = ZarrStore(tmp_path, outputs, schedule, zarr_format=version)
+    store.create()
+    fields = np.zeros((2, 2, 2, 3, 2), np.float32)
+    fields[1, 1, 1, 1] = -0.0, 1e-38
+    for member, step in np.ndindex(2, 2):
+        store.write(Task(0, member), step, {variable.key: fields[member, step]})
+    expected = {
+        "T": fields[None],
+        "latitude": latitude,
+        "longitude": longitude,
+        "level": np.array([0, 500]),
+        "number": np.arange(2),
+        "prediction_timedelta": np.array([0, 6 * HOUR]),
+        "time": starts,
+    }
+    group = zarr.open_group(str(store.path), mode="r")
+    assert np.array_equal(group["T"][...].view("u4"), fields[None].view("u4"))
+    assert group["time"][...].tolist() == [0]
+    assert group["prediction_timedelta"][...].tolist() == [0, 6]
+    own = OpenFiles().dataset(str(store.path))
+    with xr.open_zarr(store.path, decode_timedelta=True) as theirs:
+        for found in (own, theirs):
+            for name, values in expected.items():
+                np.testing.assert_array_equal(found[name].values, values, name)
+                if name != "prediction_timedelta":  # which `own` has as hours
+                    assert found[name].dtype == values.dtype, name
+    stored = open_zarr_array(str(store.path), "T", own["T"].variable)
+    np.testing.assert_array_equal(stored[(slice(None),) * 6], fields[None])
+    files = open_forecasts(str(store.path))
+    assert files.leads / HOUR == [6]
+    np.testing.assert_array_equal(files.grid.latitude, latitude)
+    np.testing.assert_array_equal(files.grid.longitude, longitude)
 
 
 @pytest.mark.parametrize("version", [2, 3])

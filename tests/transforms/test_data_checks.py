@@ -2,8 +2,7 @@
 
 import re
 
-from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.transforms import build_pipeline, notes_on_inverses, notes_on_schema
+from credit_jax.transforms import notes_on_schema
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
 
 
@@ -32,35 +31,3 @@ def test_predicted_variables_that_the_files_lack_are_a_note(files):
     assert "preblocks.per_step.norm: " in note
     assert "do not both have rain, which" in note
     assert notes_on_schema(chain, layout | {"target": target[:1]}) == []
-
-
-def test_predicted_variables_that_no_postblock_restores_are_a_note():
-    """CREDIT silently writes their logarithms."""
-    log = {"type": "log_transform", "args": {"variables": [SP, TP]}}
-    root = {"type": "sqrt_transform", "args": {"variables": [T]}}
-    forced = {"type": "sqrt_transform", "args": {"variables": [T]}}
-    forced["args"]["data_types"] = ["input"]
-    new = "S/diagnostic/2d/rain"
-    rename = {"type": "rename", "args": {"mapping": {TP: new}}}
-    before = {"log": log, "root": root, "in": forced, "name": rename, "concat": CONCAT}
-    pre = PreblocksConfig.model_validate({"per_step": before})
-    groups = [group(T, 4), group(SP, 1)]
-    layout = {"input": groups, "target": [*groups, group(TP, 1)]}
-
-    def notes(**blocks):
-        post = PostblocksConfig.model_validate({"per_step": blocks})
-        return notes_on_inverses(build_pipeline(pre, post), layout)
-
-    made = {"type": "reconstruct"}
-    square = {"type": "square_transform", "args": {"variables": [T]}}
-    power = {"type": "exp_transform", "args": {"variables": [SP]}}
-    target = {"type": "exp_transform", "args": {"variables": [new], "key": "y_truth"}}
-    assert notes(square=square) == [], "no fields are made"
-    first, second = notes(made=made)
-    assert first.startswith(f"preblocks.per_step.log (type log_transform) changes {SP}")
-    assert f"{SP}, {new}, and no postblock restores it" in first
-    assert "add a block of type square_transform to postblocks.per_step" in second
-    (line,) = notes(made=made, square=square, power=power, target=target)
-    assert f"changes {new}, and no postblock" in line
-    power["args"]["variables"].append(new)
-    assert notes(made=made, square=square, power=power) == []

@@ -1,6 +1,9 @@
 """Preblocks that rename and scale are applied to the input of the next step."""
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -8,7 +11,14 @@ import xarray as xr
 from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
-from credit_jax.transforms import Advance, Phase, build_pipeline
+from credit_jax.transforms import (
+    Advance,
+    Phase,
+    Rollout,
+    build_pipeline,
+    for_forecast,
+    notes_on_inverses,
+)
 from tests.support import assert_close
 from tests.support.whole_fields import field_context
 from tests.transforms.cases import CONCAT, LSM, SP, TSI, T
@@ -203,3 +213,113 @@ def test_later_targets_are_on_the_levels_of_the_model(rng):
     assert later["target"]["S"][T].shape[1] == 2
     expected = pipeline.initial({"target": {"S": fields}})["target"]["S"][T]
     assert np.array_equal(later["target"]["S"][T], expected)
+
+
+LOG = {"type": "log_transform", "args": {"variables": [SP], "eps": 1e-2}}
+EXP = {**LOG, "type": "exp_transform"}
+ROOT = {"type": ROOTS, "args": {"variables": [T, SP]}}
+SQUARE = {"type": "square_transform", "args": {"variables": [T]}}
+NORM = {"type": "era5_normalizer"}
+RENAME = {"type": "rename", "args": {"mapping": {T: NEW[T]}}}
+# Preblocks, those postblocks that undo some, and the blocks that nothing undoes.
+FED_BACK = {
+    "normalizer": ({"norm": NORM}, {}, ["norm"]),
+    "logarithm, then normalizer": ({"log": LOG, "norm": NORM}, {}, ["norm", "log"]),
+    "a root of two variables, of which one is undone": (
+        {"root": ROOT},
+        {"square": SQUARE},
+        ["root"],
+    ),
+    "the middle one of three": (
+        {"root": ROOT, "log": LOG, "norm": NORM},
+        {"exp": EXP},
+        ["norm", "root"],
+    ),
+    "renamed between": ({"root": ROOT, "name": RENAME, "norm": NORM}, {}, None),
+    "everything is undone": ({"log": LOG, "norm": NORM}, {"un": NORM, "exp": EXP}, []),
+}
+
+
+def in_training(before, after, files):
+    """The pipeline of a section, with the statistics of `files`."""
+    filled = [
+        {k: {**b, "args": files} if b == NORM else b for k, b in blocks.items()}
+        for blocks in (before, after)
+    ]
+    return build_pipeline(
+        parse(PreblocksConfig, {"per_step": {**filled[0], "concat": CONCAT}}),
+        parse(
+            PostblocksConfig,
+            {"per_step": {"split": {"type": "reconstruct"}, **filled[1]}},
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", FED_BACK)
+def test_training_feeds_back_what_forecasts_feed_back(rng, mild_files, name):
+    """A model that predicts the truth takes the x of the truth in its next step."""
+    before, after, missing = FED_BACK[name]
+    pipeline = in_training(before, after, mild_files)
+    truth = {
+        "S": {
+            key: rng.uniform(1, 4, (2, count, 1, LAT, LON)).astype(np.float32)
+            for key, count in ((T, 4), (SP, 1))
+        }
+    }
+    groups = (ChannelGroup(T, 4, 1), ChannelGroup(SP, 1, 1))
+    data = ChannelSchema(groups, groups)
+    schema = data.after(pipeline)
+    channels = schema.input_slices(), schema.target_slices()
+    expected = pipeline.before_step({"input": truth, "target": truth})
+    batch = {"x": jnp.zeros_like(expected["x"]), "static": {}}
+
+    def fed_back(rollout, y, context):
+        carry = rollout.first_carry(batch, context)
+        tree = rollout.outputs(batch, carry, y, y, context)
+        return tree, rollout.next_carry(batch, carry, tree, {}, context)["x"]
+
+    trees, inputs = [], []
+    for each in (pipeline, for_forecast(pipeline)):
+        rollout = Rollout.of(each, *channels, num_steps=2)
+        tree, x = fed_back(rollout, jnp.asarray(expected["y"]), field_context(LAT))
+        assert_close(x, expected["x"], 1e-5, "x of the next step")
+        trees.append(tree["y_processed"])
+        inputs.append(x)
+    assert np.array_equal(*inputs)
+    found = {k: x for fields in trees[1].values() for k, x in fields.items()}
+    for key, field in truth["S"].items():
+        new = NEW[T] if key == T and "name" in before else key
+        assert_close(found[new], field, 1e-5, f"forecast of {key}")
+    notes = notes_on_inverses(pipeline, data.as_read())
+    if missing is not None:
+        paths = [f"preblocks.per_step.{path} (type" for path in missing]
+        assert len(notes) == bool(missing)
+        assert all(path in notes[0] for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "also"),
+    [
+        ({"log": LOG}, {"exp": {**EXP, "args": {"variables": [SP], "eps": 2e-2}}}, {}),
+        ({"norm": NORM}, {"norm": {**NORM, "args": "others"}}, {}),
+        ({"norm": NORM}, {"exp": EXP}, {"ic_only": {"log": LOG}}),
+        ({"log": LOG, "norm": NORM}, {"exp": EXP, "norm": NORM}, {}),
+    ],
+    ids=["another offset", "another file", "done once", "another order"],
+)
+def test_what_is_not_undone_is_refused(tmp_path, mild_files, before, after, also):
+    if after.get("norm", {}).get("args"):
+        with xr.open_dataset(mild_files["std_path"]) as std:
+            (std * 1.5).to_netcdf(tmp_path / "std_other.nc")
+        others = {**mild_files, "std_path": str(tmp_path / "std_other.nc")}
+        after = {"norm": {**NORM, "args": others}}
+    pipeline = in_training(before, after, mild_files)
+    if also:
+        section = {**also, "per_step": {"norm": {**NORM, "args": mild_files}}}
+        section["per_step"]["concat"] = CONCAT
+        first = build_pipeline(parse(PreblocksConfig, section)).blocks
+        pipeline = replace(pipeline, blocks=(first[0], *pipeline.blocks))
+    channels = {T: slice(0, 4), SP: slice(4, 5)}
+    with pytest.raises(ValueError, match=f"{SP}|{T}.* when it is fed back"):
+        Rollout.of(pipeline, channels, channels, num_steps=2)
+    Rollout.of(pipeline, channels, channels, num_steps=1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -21,6 +19,7 @@ from credit_jax.forecast.online_scores import OnlineScores, online_scores
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.stores import ForecastStore, NoStore
 from credit_jax.forecast.zarr_store import ZarrStore
+from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package
 from credit_jax.parallel.params.precision import Precision
@@ -109,7 +108,7 @@ def places_of(
         store = NetcdfStore(folder, outputs, schedule, config)
         store.check()
         return store, archive
-    attributes = {key: _text(value) for key, value in provenance.items()}
+    attributes = {key: attribute_value(value) for key, value in provenance.items()}
     return (
         ZarrStore(folder, outputs, schedule, attributes, args.zarr_format, config),
         archive,
@@ -120,8 +119,3 @@ def _precision(precision: Precision) -> str:
     """The dtype of the forecasts, and their matmul precision if it is no default."""
     name = precision.compute.name
     return name if precision.matmul == "highest" else f"{name} {precision.matmul}"
-
-
-def _text(value: Any) -> Any:
-    """A value in a form that attributes of files can have."""
-    return json.dumps(value) if isinstance(value, dict) else value

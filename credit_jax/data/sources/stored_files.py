@@ -42,7 +42,9 @@ def open_hdf5_array(
     if not (os.path.isfile(file) and h5py.is_hdf5(file)):
         return None
     # xarray, which keeps 128 files open, may close the file at any read.
-    manager = CachingFileManager(h5py.File, file, mode="r", manager_id=id(owner))
+    manager = CachingFileManager(
+        h5py.File, file, mode="r", kwargs={"locking": False}, manager_id=id(owner)
+    )
     with HDF5_LOCK:
         handle = manager.acquire(needs_lock=False)
         stored = handle.get(name)
@@ -131,6 +133,10 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> StoredArray
     if not is_readable(variable, array.shape, dtype):
         return None
 
+    # See `CompleteStore`: those that are not packed.
+    is_packed = not {"scale_factor", "add_offset"}.isdisjoint(variable.encoding)
+    leaves_zeros_out = dtype.kind in "iub" and not is_packed
+
     def find(numbers: tuple[int, ...]) -> Chunk | None:
         outer = numbers if shard is None else shard.of(numbers)
         key = metadata.encode_chunk_key(outer)
@@ -138,7 +144,7 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> StoredArray
         try:
             size = os.stat(file).st_size
         except FileNotFoundError:
-            if metadata.fill_value is None:
+            if metadata.fill_value is None and not leaves_zeros_out:
                 raise ValueError(missing_chunk(f"{name}/{key}")) from None
             return None
         place = (0, size) if shard is None else shard.place(file, size, numbers)
