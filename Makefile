@@ -88,6 +88,7 @@ check-spelling:
 
 check-words:
 	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.house --check
 
 check-layers:
 	$(BIN)/lint-imports

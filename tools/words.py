@@ -42,7 +42,7 @@ def problems(source: str, place: str) -> list[str]:
     lines = []
     for node in ast.walk(ast.parse(source)):
         line = getattr(node, "lineno", 1)
-        for name in _bound_names(node):
+        for name in bound_names(node):
             words = BANNED.intersection(name.lower().split("_"))
             if words and name not in PUBLIC.get(place, ()):
                 lines.append(
@@ -56,7 +56,7 @@ def problems(source: str, place: str) -> list[str]:
     return lines
 
 
-def _bound_names(node: ast.AST) -> Iterator[str]:
+def bound_names(node: ast.AST) -> Iterator[str]:
     """The names that a node binds."""
     match node:
         case (
