@@ -1,11 +1,13 @@
 """Values of NetCDF-4 files that were never written: an error, or missing values."""
 
+import os
+
 import h5py
 import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.data.sources.stored_files import open_hdf5_array
+from credit_jax.data.sources.stored_files import open_hdf5_array, open_zarr_array
 from credit_jax.io.open_files import OpenFiles
 
 SHAPE, CHUNKS = (6, 4, 8), (2, 4, 3)
@@ -111,3 +113,30 @@ def test_time_and_memory_do_not_grow_with_what_is_missing(tmp_path):
     assert (variable[3, :10, :10].values == 1).all()
     with pytest.raises(ValueError, match=r"chunk 3\.0\.1 of /T"):
         _ = variable[3, :10, 10:20].values
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_of_zeros_that_zarr_leaves_out(tmp_path, packed):
+    """Zarr v2 without a fill value, as xarray writes times, masks and land cover."""
+    path, start = str(tmp_path / "fields.zarr"), np.datetime64("2000-01-01", "ns")
+    mask = np.zeros((1, 4), np.int16)
+    fields = xr.Dataset({"mask": (("time", "y"), mask)}, {"time": [start]})
+    fields["time"].encoding = {"units": "hours since 2000-01-01"}
+    if packed:  # what a missing chunk of these was, nobody can say
+        fields["mask"].attrs["scale_factor"] = 0.5
+    fields.to_zarr(path, zarr_format=2, consolidated=False)
+    for name in ("time", "mask"):
+        assert len(os.listdir(f"{path}/{name}")) == 2, "no chunk, which this is about"
+    dataset = OpenFiles().dataset(path)
+    np.testing.assert_array_equal(dataset["time"], fields["time"])
+    array = open_zarr_array(path, "mask", dataset["mask"].variable)
+    out = np.ones(mask.shape, np.float32)
+    if packed:
+        with pytest.raises(ValueError, match=r"mask/0.0 is missing"):
+            _ = dataset["mask"].values
+        with pytest.raises(ValueError, match=r"mask/0.0 is missing"):
+            array.read((slice(None),) * 2, out)
+        return
+    np.testing.assert_array_equal(dataset["mask"], mask)
+    array.read((slice(None),) * 2, out)
+    np.testing.assert_array_equal(out, mask)

@@ -235,23 +235,6 @@ def test_a_chunk_that_is_not_there(tmp_path, name, fill):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_zeros_that_zarr_leaves_out_of_arrays_of_integers(tmp_path):
-    """Zarr v2 without a fill value, as xarray writes times, masks and land cover."""
-    path = str(tmp_path / "fields.zarr")
-    fields = xr.Dataset({"mask": ("time", np.zeros(1, np.int16))})
-    fields["time"] = "time", [np.datetime64("2000-01-01", "ns")]
-    fields["time"].encoding = {"units": "hours since 2000-01-01"}
-    fields.to_zarr(path, zarr_format=2, consolidated=False)
-    for name in ("time", "mask"):
-        assert len(os.listdir(f"{path}/{name}")) == 2, "what this test is about"
-    dataset = OpenFiles().dataset(path)
-    xr.testing.assert_identical(dataset.load(), fields)
-    out = np.ones(1, np.float32)
-    array = open_zarr_array(path, "mask", dataset["mask"].variable)
-    array.read((slice(None),), out)
-    assert out == 0
-
-
 def test_a_chunk_that_is_left_out_of_a_shard(tmp_path):
     values = np.ones(SHAPE, np.float32)
     values[2:4, :, :4] = 0
