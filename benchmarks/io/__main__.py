@@ -1,13 +1,12 @@
-"""Samples per second of the input pipeline and of the training step.
+"""The input pipeline: processor time, page faults and bytes of a sample.
 
-    python -m benchmarks.io [--stores demo 025deg] [--threads 0 1 2 4]
+    python -m benchmarks.io [--stores plain zstd] [--threads 0 1 2 8]
 
-The loader runs alone, from the store on disk to input arrays of a step, for several
-numbers of threads: a first epoch, later ones with as many fields cached as fit in
-memory, and epochs without a cache, as of a data set much larger than memory. For
-comparison, TensorStore reads the same chunks as often and discards them, alternating
-with the loader, and a sample is copied in memory. The step is timed on random data. The
-stores are written to a temporary folder, or to --data, which is kept.
+The loader reads raw batches from a store on disk, as in training, where nothing is kept
+of a data set much larger than memory. Processor time and page faults say what a read
+takes also on a busy machine. Beside it a sample is copied in memory, TensorStore reads
+the same chunks and drops them, and CREDIT's own loader reads the same files, in turns.
+The stores are written to a temporary folder, or to --data, which is kept.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,170 +28,164 @@ import numpy as np
 import pandas as pd
 import tensorstore
 import xarray as xr
+import yaml
+from rich.console import Console
 
 from benchmarks.compiled_step import CONFIGS
 from benchmarks.report import Table, add_out_option, publish
-from benchmarks.speed.cases import SIZES, initial_weights, make_case
-from benchmarks.speed.jax_side import JaxSide
-from benchmarks.timing import take_turns
 from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import build_loader
 from credit_jax.data.sources import reader
-from credit_jax.demo.dataset import ensure_demo_data
+from credit_jax.training import data_store
 
+CONFIG, FOLDER = "wxformer_025deg.yaml", "era5/025deg"
 HEADER = [
     "store",
-    "MB a sample",
+    "times of x",
     "threads",
-    "first epoch, samples/s",
-    "later epochs",
-    "none kept",
-    "TensorStore alone",
-    "none kept / TensorStore",
-    "copy of memory",
-    "first epoch / step",
-    "later epochs / step",
-    "none kept / step",
+    "MB a sample",
+    "samples/s",
+    "processor, ms",
+    "copies' worth",
+    "page faults",
+    "MB read",
+    "TensorStore, ms",
+    "CREDIT, ms",
+    "CREDIT, samples/s",
 ]
-
-
-@dataclass(frozen=True)
-class Store:
-    """A data set and the model that reads it.
-
-    Attributes:
-        config: file in configs/.
-        folder: prefix of its paths.
-        size: one of `speed_cases.SIZES`, whose step is timed.
-        parts: number of these steps per sample of the store.
-        compressed: whether chunks are compressed; the data are noise.
-    """
-
-    config: str
-    folder: str
-    size: str
-    parts: int
-    compressed: bool = True
-
-
-# The step of the whole 0.25 degree model does not fit in memory; that of a block is
-# timed, and the globe has 16 blocks.
-STORES: Mapping[str, Store] = {
-    "demo": Store("demo.yaml", "demo_data/T21", "demo", 1),
-    "025deg": Store("wxformer_025deg.yaml", "era5/025deg", "025deg_block", 16),
-    "025deg_plain": Store(
-        "wxformer_025deg.yaml", "era5/025deg", "025deg_block", 16, compressed=False
-    ),
+# Store -> whether it is compressed, bits of values, times of x, `trainer.shuffle`.
+STORES: Mapping[str, tuple[bool, int, int, Any]] = {
+    "plain": (False, 32, 1, None),
+    "zstd": (True, 32, 1, None),
+    "plain, history 4": (False, 32, 4, None),
+    "plain, window 4d": (False, 32, 1, {"window": "4d"}),
+    "16 bits": (False, 16, 1, None),
+    "16 bits, window 4d": (False, 16, 1, {"window": "4d"}),
 }
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a sample takes.
+
+    Attributes:
+        seconds: wall time.
+        processor: user and system time of the process, s.
+        faults: page faults.
+        num_bytes: bytes read from files.
+    """
+
+    seconds: float
+    processor: float
+    faults: float
+    num_bytes: float
+
+
+def measured(run: Callable[[], int]) -> Cost:
+    """Runs a function that returns a number of samples."""
+    used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    first = _bytes_read()
+    count = run()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = time.perf_counter() - began
+    processor = after.ru_utime - used.ru_utime + after.ru_stime - used.ru_stime
+    faults = after.ru_minflt - used.ru_minflt
+    values = seconds, processor, faults, _bytes_read() - first
+    return Cost(*(value / count for value in values))
+
+
+def _bytes_read() -> int:
+    text = Path("/proc/self/io").read_text()
+    return int(text.split("rchar: ")[1].split()[0])
+
+
 def main(arguments: Sequence[str] | None = None) -> Path:
-    """Times every store, prints the table, writes the report; returns its path."""
+    """Measures every store, prints the table, writes the report; returns its path."""
     options = _parse(arguments)
     runs = []
     with _folder(options.data) as folder:
         for name in options.stores:
-            runs.append(_run(name, folder / name, options))
-    rows = [row for run in runs for row in _rows(run)]
-    table = Table("Input beside the step", HEADER, rows)
-    steps = [
-        f"- {run['store']}: the step takes {run['step']:.3g} samples/s" for run in runs
-    ]
-    config = {
-        "threads": options.threads,
-        "times": options.times,
-        "grid": options.grid,
-        "seconds": options.seconds,
-        "step size": options.size,
-    }
-    return publish(
-        "loader",
-        ["# Input", _INTRO, "\n".join(steps), table],
-        {"runs": runs},
-        config=config,
-        folder=options.out,
-    )
+            config = _config(name, folder, options)
+            runs += _runs(name, config, options)
+    table = Table("A sample", HEADER, [_row(run) for run in runs])
+    config = {"threads": options.threads, "times": options.times, "grid": options.grid}
+    content: list[Any] = ["# Input", _INTRO, table]
+    return publish("loader", content, {"runs": runs}, config=config, folder=options.out)
 
 
 _INTRO = (
-    "Samples a second that the loader delivers alone, from Zarr on disk through "
-    "normalization to arrays, and how many times that is what the training step takes "
-    "on the same machine. Above 1 the step never waits. `TensorStore alone` reads "
-    "the same arrays of the same times, with the same number of samples at once, and "
-    "drops them; `copy of memory` copies as many bytes as x and y have. The first "
-    "epoch reads every field once; in later epochs those are in memory that fit there "
-    "(1 GiB). `none kept` reads a field for every sample that has it, twice as a rule, "
-    "as of a store much larger than memory. The step at 0.25 degrees is that of a "
-    "sixteenth of the globe, times 16."
+    "What the loader takes for a sample, from Zarr on disk to x and y of raw fields, "
+    "with nothing kept but what a window keeps: medians of rounds in turns with the "
+    "others. `copies' worth` is its processor time in copies of x and y within memory. "
+    "`TensorStore` reads the same chunks of the state by itself and drops them. "
+    "`CREDIT` is its own loader of gen2 on the same files, in its main process, "
+    "without preblocks. Samples a second depend on what else the machine does."
 )
 
 
-def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    store = STORES[name]
-    config = _config(store, folder, options)
-    first: dict[int, float] = {}
-    later: dict[int, float] = {}
-    uncached: dict[int, float] = {}
-    plain: dict[int, float] = {}
+def _runs(
+    name: str, config: dict[str, Any], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     for threads in options.threads:
-        loader = _loader(config, threads)
-        begin = time.perf_counter()
-        count = sum(len(batch.x) for batch in loader.epoch(0))
-        first[threads] = count / (time.perf_counter() - begin)
-        later[threads] = _samples_per_second(loader, options.seconds)
+        config["trainer"] |= {"thread_workers": threads, "train_batch_size": 1}
         with mock.patch.object(reader, "CACHE_BYTES", 0):
-            loader = _loader(config, threads)
-        uncached[threads], plain[threads] = _in_turns(
-            lambda loader=loader: _samples_per_second(loader, options.seconds),
-            lambda loader=loader: _plain_read(loader, options.seconds),
-        )
-    batch = _loader(config, 0).read([0])
-    side = _step(options.size or store.size)
-    times = take_turns({"step": side.train}, warmup=2, rounds=5)["step"]
-    step = len(side.x) / times.median / store.parts
-    return {
-        "store": name,
-        "sample_bytes": batch.x.nbytes + batch.y.nbytes,
-        "loader_first": first,
-        "loader": later,
-        "loader_none_kept": uncached,
-        "tensorstore": plain,
-        "copy": _copies_per_second(batch, options.seconds),
-        "step": step,
-        "step_spread": times.spread,
-    }
+            loader = build_loader(build_config(config), split="train").for_step()
+        batch = loader.read([0])
+        sides = {
+            "loader": lambda loader=loader: _epoch(loader),
+            "copy": lambda batch=batch: _copies(batch),
+            "tensorstore": lambda loader=loader: _plain_reads(loader),
+        }
+        if options.credit and threads == 0 and name in ("plain", "zstd"):
+            sides["credit"] = lambda: _credit_epoch(config)
+        costs: dict[str, list[Cost]] = {side: [] for side in sides}
+        for turn in range(options.rounds + 1):
+            for side, run in sides.items():
+                cost = measured(run)
+                costs[side] += [cost] if turn else []
+        run = {
+            side: {
+                key: float(np.median([getattr(cost, key) for cost in each]))
+                for key in ("seconds", "processor", "faults", "num_bytes")
+            }
+            for side, each in costs.items()
+        }
+        size = batch.x.nbytes + batch.y.nbytes
+        yield run | {
+            "store": name.split(", history")[0],
+            "history": batch.x.shape[2],
+            "threads": threads,
+            "sample_bytes": size,
+        }
 
 
-def _step(size: str) -> JaxSide:
-    case = make_case(size)
-    return JaxSide(case, *initial_weights(case))
+def _epoch(loader: Any) -> int:
+    return sum(len(batch.indices) for batch in loader.epoch(0))
 
 
-def _samples_per_second(loader: Any, seconds: float) -> float:
-    """Samples per second of successive epochs, from the second batch on."""
-    batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
-    next(batches)
-    begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < seconds:
-        count += len(next(batches).x)
-    return count / (time.perf_counter() - begin)
+def _copies(batch: Any) -> int:
+    """Copies x and y into memory that is mapped."""
+    for x, room in zip((batch.x, batch.y), _room(batch), strict=True):
+        for _ in range(4):
+            np.copyto(room, x)
+    return 4 * len(batch.x)
 
 
-def _in_turns(*rates: Callable[[], float], rounds: int = 3) -> list[float]:
-    """The median of each rate, measured alternately, as the machine may be shared."""
-    turns = [[rate() for rate in rates] for _ in range(rounds)]
-    return [float(np.median(column)) for column in zip(*turns, strict=True)]
+_ROOM: dict[Any, list[np.ndarray]] = {}
 
 
-def _plain_read(loader: Any, seconds: float) -> float:
-    """Samples per second that TensorStore reads, with the concurrency of the loader.
+def _room(batch: Any) -> list[np.ndarray]:
+    shapes = batch.x.shape, batch.y.shape
+    if shapes not in _ROOM:
+        _ROOM[shapes] = [np.ones(shape, np.float32) for shape in shapes]
+    return _ROOM[shapes]
 
-    They are dropped; fields that are not in a Zarr store (forcing, static) are omitted.
-    """
+
+def _plain_reads(loader: Any) -> int:
+    """TensorStore reads the chunks of the state of an epoch, sample by sample."""
     arrays = _arrays(loader.dataset)
-
-    def read(index: int) -> None:
+    for index in range(len(loader.dataset)):
         futures = [
             array[time : time + 1].read()
             for array, places in arrays
@@ -199,80 +193,61 @@ def _plain_read(loader: Any, seconds: float) -> float:
         ]
         for future in futures:
             future.result()
-
-    threads = max(loader.num_threads, 1)
-    count, begin = 0, time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        while time.perf_counter() - begin < seconds:
-            chosen = np.arange(count, count + threads) % len(loader.dataset)
-            list(pool.map(read, chosen.tolist()))
-            count += len(chosen)
-    return count / (time.perf_counter() - begin)
+    return len(loader.dataset)
 
 
 def _arrays(dataset: Any) -> list[tuple[Any, list[np.ndarray]]]:
     """Each array of prognostic variables, with the positions of each sample's times."""
     arrays = []
     for name, source in dataset.sources.items():
-        prognostic = source.config.variables.prognostic
+        variables = source.config.variables.prognostic
         window = dataset.window(name, "prognostic")
-        for variable in prognostic.vars_3D + prognostic.vars_2D:
+        for variable in variables.vars_3D + variables.vars_2D:
             for path in source.files["prognostic", variable].paths:
+                folder = Path(path) / variable
                 times = source.reader.open(path).times.to_numpy()
-                spec = {
-                    "driver": "zarr",
-                    "kvstore": {"driver": "file", "path": f"{path}/{variable}"},
-                }
+                driver = "zarr3" if (folder / "zarr.json").exists() else "zarr"
+                store = {"driver": "file", "path": str(folder)}
+                spec = {"driver": driver, "kvstore": store}
                 array = tensorstore.open(spec, read=True, open=True).result()
-                places = [
-                    np.flatnonzero(np.isin(times, instants)) for instants in window
-                ]
+                places = [np.flatnonzero(np.isin(times, when)) for when in window]
                 arrays.append((array, places))
     return arrays
 
 
-def _copies_per_second(batch: Any, seconds: float) -> float:
-    """Copies per second of x and y, into allocated memory."""
-    room = [np.empty_like(x) for x in (batch.x, batch.y)]
-    count, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        for to, x in zip(room, (batch.x, batch.y), strict=True):
-            np.copyto(to, x)
-        count += 1
-    return count * len(batch.x) / (time.perf_counter() - begin)
+def _credit_epoch(config: Mapping[str, Any]) -> int:
+    """An epoch of CREDIT's own loader, in this process."""
+    from tests.data.credit_batches import credit_loader
+
+    return sum(1 for _ in credit_loader(dict(config), 0, 1, True))
 
 
-def _loader(config: Mapping[str, Any], threads: int) -> Any:
-    trainer = {**config["trainer"], "thread_workers": threads}
-    return build_loader(
-        build_config({**config, "trainer": trainer}),
-        split="train",
-        local_dp_ranks=(0,),
-        dp_size=1,
-    )
-
-
-def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The config of the store with its data in `folder`, created if absent."""
-    text = json.dumps(read_yaml(CONFIGS / store.config))
-    config = json.loads(text.replace(store.folder, str(folder)))
+def _config(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The config of a store with its data in `folder`, created if absent."""
+    compressed, bits, history, shuffle = STORES[name]
+    path = folder / ("zstd" if compressed else "plain")
+    text = json.dumps(read_yaml(CONFIGS / CONFIG))
+    config = json.loads(text.replace(FOLDER, str(path)))
     config["trainer"] |= {"parallelism": {"data": "none"}, "num_devices": 1}
-    if "demo" in config:
-        days = options.days
-        config["demo"] |= {"days": days, "spinup_days": 0, "held_out_days": days // 4}
-        job = build_config(config)
-        assert job.demo is not None
-        ensure_demo_data(job.demo)
-        end = pd.Timestamp("2000-01-01") + pd.Timedelta(days=days)
-        config["data"]["end_datetime"] = str(end - pd.Timedelta(hours=6))
-    else:
-        rows, columns = options.grid
-        config["model"] |= {"image_height": rows, "image_width": columns}
-        times = pd.date_range("2000-01-01", periods=options.times, freq="6h")
-        config["data"]["start_datetime"] = str(times[0])
-        config["data"]["end_datetime"] = str(times[-1])
-        if not folder.exists():
-            write_store(config, folder, times, compressed=store.compressed)
+    rows, columns = options.grid
+    config["model"] |= {"image_height": rows, "image_width": columns}
+    times = pd.date_range("2000-01-01", periods=options.times, freq="6h")
+    config["data"] |= {"start_datetime": str(times[0]), "end_datetime": str(times[-1])}
+    config["trainer"]["skip_validation"] = True
+    if not path.exists():
+        write_store(config, path, times, compressed=compressed)
+    if bits == 16:
+        text = data_store.write_store(
+            build_config(config),
+            folder / "bits16",
+            bits=bits,
+            num_threads=1,
+            console=Console(file=StringIO()),
+        )
+        config = yaml.safe_load(text or "")
+    config["data"]["history_len"] = history
+    if shuffle is not None:
+        config["trainer"]["shuffle"] = shuffle
     return config
 
 
@@ -315,8 +290,13 @@ def write_store(
     year = times[0].year
     for number in range(len(times)):
         more: dict[str, Any] = {"append_dim": "time"} if number else {"mode": "w-"}
-        if not number and not compressed:
-            more["encoding"] = {name: {"compressors": None} for name in state}
+        if not number:
+            # A chunk is one time of a variable, as in CREDIT's stores.
+            more["encoding"] = {
+                name: {"chunks": (1, *(len(coords[dim]) for dim in dims[1:]))}
+                | ({} if compressed else {"compressors": None})
+                for name, dims in state.items()
+            }
         _noise(state, {**coords, "time": times[[number]]}).to_zarr(
             folder / f"prognostic_{year}.zarr", zarr_format=2, consolidated=True, **more
         )
@@ -368,6 +348,19 @@ def _rows(run: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
+def _row(run: Mapping[str, Any]) -> list[str]:
+    loader, credit = run["loader"], run.get("credit")
+    shown = [run["store"], str(run["history"]), str(run["threads"])]
+    shown += [f"{run['sample_bytes'] / 1e6:.0f}", f"{1 / loader['seconds']:.3g}"]
+    copies = loader["processor"] / run["copy"]["processor"]
+    shown += [f"{1e3 * loader['processor']:.0f}", f"{copies:.1f}"]
+    shown += [f"{loader['faults']:.0f}", f"{loader['num_bytes'] / 1e6:.0f}"]
+    shown += [f"{1e3 * run['tensorstore']['processor']:.0f}"]
+    if credit is None:
+        return [*shown, "", ""]
+    return [*shown, f"{1e3 * credit['processor']:.0f}", f"{1 / credit['seconds']:.3g}"]
+
+
 @contextlib.contextmanager
 def _folder(named: Path | None) -> Iterator[Path]:
     if named is not None:
@@ -381,19 +374,11 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.io")
     add = parser.add_argument
     add("--stores", nargs="+", choices=tuple(STORES), default=list(STORES))
-    add("--threads", nargs="+", type=int, default=[0, 1, 2, 4])
-    add("--days", type=int, default=40, help="in the store of the demo")
-    add("--times", type=int, default=6, help="times in the store of 0.25 degrees")
-    add(
-        "--grid",
-        nargs=2,
-        type=int,
-        default=[640, 1280],
-        metavar=("ROWS", "COLUMNS"),
-        help="points of the store of 0.25 degrees",
-    )
-    add("--seconds", type=float, default=10.0, help="of reading, for each number")
-    add("--size", choices=tuple(SIZES), help="another step than that of the store")
+    add("--threads", nargs="+", type=int, default=[0, 1, 2, 8])
+    add("--times", type=int, default=40, help="times in the store")
+    add("--grid", nargs=2, type=int, default=[320, 640], metavar=("ROWS", "COLUMNS"))
+    add("--rounds", type=int, default=3, help="epochs that count")
+    add("--no-credit", dest="credit", action="store_false", help="leaves CREDIT out")
     add("--data", type=Path, help="folder of the stores; the default is thrown away")
     add_out_option(parser)
     return parser.parse_args(arguments)

@@ -28,6 +28,8 @@ Index: TypeAlias = Sequence[Any]
 # Fewer neighboring bytes are not worth a place of their own in a list for the kernel.
 _RUN = 2**14
 _IOV_MAX = 1024
+# Bytes that are converted at once, which stay in the cache of the processor.
+_BLOCK = 2**20
 # Bytes of headers and checksums, beyond a 64th of the content.
 _SPARE = 2**12
 # xarray's encodings that say how values are stored, of which those of `StoredArray` are
@@ -167,7 +169,7 @@ class StoredArray:
     def _converted(
         self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
     ) -> None:
-        """Reads plane by plane, which stays in the cache of the processor."""
+        """Reads to memory of this thread, from which values are converted."""
         first = self._first_of_plane(inside)
         rows, others = inside[first], self._chunks[first + 1 :]
         places = np.arange(self._chunks[first])[rows]
@@ -181,14 +183,25 @@ class StoredArray:
             self._decode(_taken(plane, (rows, *inside[first + 1 :])), out[place])
 
     def _first_of_plane(self, inside: tuple[Any, ...]) -> int:
-        """The first dim of what is converted at once: rows, where they are neighbors.
+        """The first dim of what is converted at once, in the cache of the processor.
 
-        Of values that are not neighbors, those between them are not read.
+        These are rows, where they are neighbors, and as many planes as fit. Of values
+        that are not neighbors, those between them are not read.
         """
-        rows = max(0, len(inside) - 2)
-        steps = inside[rows]
-        is_dense = isinstance(steps, slice) and abs(steps.step) == 1
-        return rows if is_dense else len(inside) - 1
+        first = max(0, len(inside) - 2)
+        if not _is_dense(inside[first]):
+            return len(inside) - 1
+        num_bytes = math.prod(self._chunks[first:]) * self._dtype.itemsize
+        while first and _is_dense(inside[first - 1]):
+            dim = inside[first]
+            num_bytes *= len(range(self._chunks[first - 1])[inside[first - 1]])
+            if (
+                num_bytes > _BLOCK
+                or len(range(self._chunks[first])[dim]) != (self._chunks[first])
+            ):
+                break
+            first -= 1
+        return first
 
     def _decompress(
         self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
@@ -242,10 +255,15 @@ class StoredArray:
 
 def _parts(index: Any, size: int, chunk: int) -> Iterator[tuple[int, Any, slice]]:
     """Yields the number of each chunk along a dim, what is read of it, and where to."""
-    if isinstance(index, slice):
-        places = np.arange(*index.indices(size))
-    else:
-        places = np.arange(size)[index]
+    if isinstance(index, slice) and index.step in (None, 1):
+        start, stop, _ = index.indices(size)
+        for number in range(start // chunk, -(-stop // chunk) if stop > start else 0):
+            origin = number * chunk
+            first, last = max(start, origin), min(stop, origin + chunk)
+            part = slice(first - origin, last - origin, 1)
+            yield number, part, slice(first - start, last - start)
+        return
+    places = np.arange(size)[index]
     if not places.size:
         return
     numbers = places // chunk
@@ -260,6 +278,10 @@ def _parts(index: Any, size: int, chunk: int) -> Iterator[tuple[int, Any, slice]
             stop = int(part[-1] + np.sign(steps[0]))
             part = slice(first, None if stop < 0 else stop, int(steps[0]))
         yield number, part, slice(begin, end)
+
+
+def _is_dense(part: Any) -> bool:
+    return isinstance(part, slice) and abs(part.step) == 1
 
 
 def _is_range(part: Any) -> bool:

@@ -1,23 +1,22 @@
-"""Samples per second of the loader and of the step."""
+"""What a sample of the loader takes."""
 
 import json
 
 import pytest
 
-from benchmarks.io.__main__ import main
+from benchmarks.io.__main__ import STORES, main
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("store", ["demo", "025deg"])
-def test_loader_beside_the_step(store, tmp_path):
-    options = ["--stores", store, "--days", "20", "--grid", "16", "32"]
-    options += ["--threads", "0", "1"]
-    options += ["--seconds", "0.2", "--size", "tiny", "--out", str(tmp_path)]
-    path = main(options)
-    (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]
-    assert all(rate > 0 for rate in run["loader"].values())
-    assert all(rate > 0 for rate in run["loader_none_kept"].values())
-    assert run["loader_first"].keys() == run["loader"].keys()
-    assert all(rate > 0 for rate in run["loader_first"].values())
-    assert run["step"] > 0
+def test_a_sample_of_each_store(tmp_path):
+    options = ["--grid", "16", "32", "--times", "40", "--threads", "0", "2"]
+    options += ["--rounds", "1", "--no-credit", "--out", str(tmp_path)]
+    runs = json.loads(main(options).with_suffix(".json").read_text())["runs"]
+    assert len(runs) == 2 * len(STORES)
+    read = {run["store"]: run["loader"]["num_bytes"] for run in runs}
+    assert read["plain, window 4d"] < 0.7 * read["plain"]
+    assert read["16 bits"] < 0.7 * read["plain"]
+    for run in runs:
+        assert run["loader"]["processor"] > 0
+        assert run["copy"]["processor"] > 0
