@@ -355,7 +355,7 @@ def refuse_links(path: Path) -> None:
     Raises:
         ValueError: there is a link, or an array whose values are in other files.
     """
-    with _readable(path), h5py.File(path, "r", locking=False) as file:
+    with _readable(path), h5py.File(path, "r") as file:
         groups, seen = [file["/"]], set()
         while groups:
             group: Any = groups.pop()

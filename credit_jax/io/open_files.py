@@ -195,9 +195,7 @@ def _complete(place: Any, engine: str | None) -> Any:
     if engine == "h5netcdf":
         from credit_jax.io.missing_chunks import WrittenStore
 
-        return WrittenStore.open(
-            place, phony_dims="access", driver_kwds={"locking": False}
-        )
+        return WrittenStore.open(place, phony_dims="access")
     if engine != "zarr":
         return place
     from zarr.storage import LocalStore

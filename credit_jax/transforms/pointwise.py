@@ -73,9 +73,9 @@ def standardize(
         jnp.broadcast_to(jnp.asarray(part), x.shape)
         for part in (rounded, rest, divisor)
     )
-    # XLA would add the two constants, and multiply by the reciprocal of what is
-    # broadcast: each rounds once more.
-    rest, divisor = lax.optimization_barrier((rest, divisor))
+    # XLA adds constants that follow one another, that of a denormalization included,
+    # and multiplies by the reciprocal of what is broadcast: each rounds otherwise.
+    rounded, rest, divisor = lax.optimization_barrier((rounded, rest, divisor))
     moved = x - rounded if shift.dtype == x.dtype else (x - rounded) - rest
     return moved / divisor
 

@@ -42,9 +42,7 @@ def open_hdf5_array(
     if not (os.path.isfile(file) and h5py.is_hdf5(file)):
         return None
     # xarray, which keeps 128 files open, may close the file at any read.
-    manager = CachingFileManager(
-        h5py.File, file, mode="r", kwargs={"locking": False}, manager_id=id(owner)
-    )
+    manager = CachingFileManager(h5py.File, file, mode="r", manager_id=id(owner))
     with HDF5_LOCK:
         handle = manager.acquire(needs_lock=False)
         stored = handle.get(name)
