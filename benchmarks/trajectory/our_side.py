@@ -120,12 +120,13 @@ def _watched(
 ) -> CompiledSteps:
     """The steps of a run, wrapped to record their inputs and outputs."""
     rollout, ranks = setup.objective.rollout, setup.model.axes.num_data
-    batches = 0
+    on_host, batches = dataclasses.replace(setup.train_loader, is_raw=False), 0
 
     def place_train(group: Sequence[Batch]) -> Any:
         nonlocal batches
         for batch in group:
-            error = _batch_error(batch, run, batches, rollout, ranks)
+            normalized = on_host.read(batch.indices)
+            error = _batch_error(normalized, run, batches, rollout, ranks)
             record.batch_error = max(record.batch_error, error)
             batches += 1
         return steps.place_train(group)

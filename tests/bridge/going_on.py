@@ -88,7 +88,9 @@ class JaxRun:
         losses: list[float] = []
         config = self.setup.config
         size, num_forecasts = config.trainer.grad_accum_every, config.data.forecast_len
-        batches = islice(self.setup.train_loader.epoch(epoch), self.num_steps)
+        # With x and y made on the host, whose bits are CREDIT's, also where it is wide.
+        loader = replace(self.setup.train_loader, is_raw=False)
+        batches = islice(loader.epoch(epoch), self.num_steps)
         with _numbers(config.model["type"]):
             dtype = jnp.float64 if self.is_wide else jnp.float32
             state = _cast(state, dtype)

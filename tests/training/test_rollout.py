@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,14 @@ def train(setup: Setup, start: Any, run: Any) -> Any:
     state = start_of(setup, start)
     steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
     batches = setup.train_loader.epoch(0)
+    on_host = replace(setup.train_loader, is_raw=False)
     num_steps = setup.objective.rollout.num_steps
     for index in range(NUM_UPDATES):
         batch = next(batches)
         theirs = run.y[index * num_steps : (index + 1) * num_steps]
-        assert np.array_equal(batch.x, run.x[index * num_steps])
-        assert np.array_equal(batch.y, np.concatenate([*theirs], axis=2))
+        normalized = on_host.read(batch.indices)
+        assert np.array_equal(normalized.x, run.x[index * num_steps])
+        assert np.array_equal(normalized.y, np.concatenate([*theirs], axis=2))
         state, info = steps.train(state, steps.place_train([batch]))
         losses.append(float(info["loss"][0]))
         norms.append(float(info["grad_norm"]))
