@@ -129,20 +129,26 @@ def _runs(
 ) -> Iterator[dict[str, Any]]:
     for threads in options.threads:
         config["trainer"] |= {"thread_workers": threads, "train_batch_size": 1}
-        with mock.patch.object(reader, "CACHE_BYTES", 0):
-            loader = build_loader(build_config(config), split="train").for_step()
+
+        def opened() -> Any:
+            """A loader that has read nothing that it keeps."""
+            with mock.patch.object(reader, "CACHE_BYTES", 0):
+                return build_loader(build_config(config), split="train").for_step()
+
+        loader = opened()
         batch = loader.read([0])
-        sides = {
-            "loader": lambda loader=loader: _epoch(loader),
-            "copy": lambda batch=batch: _copies(batch),
-            "tensorstore": lambda loader=loader: _plain_reads(loader),
+        sides: dict[str, Callable[[Any], int]] = {
+            "loader": _epoch,
+            "copy": lambda _, batch=batch: _copies(batch),
+            "tensorstore": _plain_reads,
         }
         if options.credit and threads == 0 and name in ("plain", "zstd"):
-            sides["credit"] = lambda: _credit_epoch(config)
+            sides["credit"] = lambda _: _credit_epoch(config)
         costs: dict[str, list[Cost]] = {side: [] for side in sides}
         for turn in range(options.rounds + 1):
             for side, run in sides.items():
-                cost = measured(run)
+                loader = opened() if side == "loader" else loader
+                cost = measured(lambda run=run, loader=loader: run(loader))
                 costs[side] += [cost] if turn else []
         run = {
             side: {
