@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.losses import LOSSES
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
@@ -34,7 +34,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "keys.md"
 # Registry -> its entries and the class of their arguments.
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "Models (`model.type`)": {k: entry.config for k, entry in MODELS.items()},
-    "Sources (`data.source.NAME.dataset_type`)": SOURCE_CONFIGS,
+    "Sources (`data.source.NAME.dataset_type`)": {
+        k: source_config(k) for k in source_types()
+    },
     "Preblocks (`preblocks.PHASE.NAME.type`)": {
         k: entry.args for k, entry in TRANSFORMS["preblocks"].items()
     },
