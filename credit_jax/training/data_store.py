@@ -428,7 +428,11 @@ def _section(data: DataConfig, source: Source, clock: SourceClock, folder: Path)
 
 
 def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
-    """Yields the groups of a data set, with the times that its samples read."""
+    """Yields the groups of a data set, with the times that its samples read.
+
+    A variable has all times of its source that its files have: forecasts are compared
+    with the truth at their first time, which no sample has as a target.
+    """
     sources, clocks = _sources_of(dataset)
     every = common_starts(dataset.data, clocks, dataset.calendar)
     everything = dataclasses.replace(dataset, starts=every)
@@ -452,8 +456,12 @@ def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
             times = windows[kind][0]
             if kind == "static":
                 times = times[:1]
-            elif dataset.skips_bad:
-                times = times[[_is_present(source, kind, time) for time in times]]
+            else:
+                others = [w[0] for other, w in windows.items() if other != "static"]
+                sure = times[:0] if dataset.skips_bad else times
+                more = np.setdiff1d(np.concatenate(others), sure)
+                present = [_is_present(source, kind, time) for time in more]
+                times = np.union1d(sure, more[present])
             labels = tuple(str(label) for label in np.unique(missing))
             yield Group(f"{prefix}{name}/{kind}", source, kind, grid, times, labels)
 
