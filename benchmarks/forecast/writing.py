@@ -4,7 +4,8 @@
 
 A model of one layer on the variables of configs/wxformer_025deg.yaml. Three sides take
 turns: the store of the forecasts writes fields that are in memory; the forecast is made
-and not written; it is made and written. CREDIT has no part in it.
+and its fields are taken from the devices, as for a store, and dropped; the forecast is
+written. CREDIT has no part in it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.campaign import Campaign, CampaignSettings
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import outputs_of
-from credit_jax.forecast.stores import NoStore
+from credit_jax.forecast.stores import NoStore, NoWriter
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.workers import Workers
 from credit_jax.parallel.params.precision import default_mp_policy
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         [
             "# Writing forecasts",
             f"{_INTRO} The process had at most {peak / 1e9:.1f} GB at a time; the "
-            f"files of the first format have {size / 1e9:.1f} GB.",
+            f"files of the first format have {size * options.steps / 1e9:.1f} GB.",
             Table("Writing forecasts", _HEADER, [_row(*run) for run in runs.items()]),
         ],
         {"runs": runs, "memory": peak},
@@ -80,6 +81,19 @@ _HEADER = ["store", "MB a step", "memory: processors", "clock", "no files: proce
 _HEADER += ["clock", "forecast: processors", "clock", "added", "wall"]
 
 
+class _Dropping:
+    """Takes the fields of each step from the devices, as stores do, and drops them."""
+
+    first_step = 1
+
+    def create(self) -> None:
+        """See `ForecastStore.create`."""
+
+    def writer(self, task: Any) -> NoWriter:
+        """See `ForecastStore.writer`."""
+        return NoWriter()
+
+
 def _runs(
     name: str, scratch: Path, options: argparse.Namespace
 ) -> dict[str, list[dict[str, float]]]:
@@ -90,7 +104,7 @@ def _runs(
     fields = _fields(silent)
     sides = {
         MEMORY: lambda out: _write(replace(campaign, **out), fields),
-        ALONE: lambda out: replace(silent, archive=out["archive"]).run(),
+        ALONE: lambda out: replace(campaign, **out | {"store": _Dropping()}).run(),
         FORECAST: lambda out: replace(campaign, **out).run(),
     }
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
@@ -110,7 +124,7 @@ def _runs(
             files = [path for path in folder.rglob("*") if path.is_file()]
             size = sum(path.stat().st_size for path in files)
             shutil.rmtree(folder)
-            runs[side].append({**seconds, "bytes": size})
+            runs[side].append({**seconds, "bytes": size / options.steps})
             print(name, side, runs[side][-1], flush=True)
     return runs
 
