@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from benchmarks.assimilation_bound import LEAD, bound
 from benchmarks.assimilation_gradients import (
@@ -33,14 +31,17 @@ from benchmarks.assimilation_gradients import (
     spectra,
 )
 from benchmarks.report import Table, add_out_option, publish
+from credit_jax.assimilation.cycling import LOOKS
 from credit_jax.config import load_config
 from credit_jax.config.dates import duration
+from credit_jax.visualization.canvas import panels_figure, save_figure
+from credit_jax.visualization.charts import Chart, Line
 
 ROOT = Path(__file__).parents[1]
 NAME, CONFIG = "assimilation_demo", ROOT / "configs" / "assimilate_demo.yaml"
 DATA = ROOT / "demo_data" / "T21"
 VARIABLES = ("T", "U", "V", "SP", "Q")
-SYSTEMS = {"free run": "#888888", "background": "#d9822b", "analysis": "#2f7ed8"}
+SYSTEMS = {"free run": {"color": "#888888", "linestyle": ":"}, **LOOKS}
 SHARE, NOISE = 0.05, 0.1
 _MESH = ("--parallelism", "data=none,tensor=2,domain=2", "--devices", "4")
 _INTRO = f"""# Assimilation on the demo climate
@@ -345,19 +346,17 @@ def _gradient_table(alike: Mapping[str, list[float]]) -> Table:
 
 def _plot(errors: Mapping[str, pd.DataFrame], path: Path) -> None:
     """Draws the errors of three variables by window."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    FigureCanvasAgg(figure)
-    units = {"T": "K", "U": "m/s", "SP": "Pa"}
-    for axes, (name, unit) in zip(
-        figure.subplots(1, len(units)), units.items(), strict=True
-    ):
-        for system, color in SYSTEMS.items():
-            values = errors[system][name]
-            axes.plot(np.arange(1, len(values) + 1), values, color=color, label=system)
-        axes.set(xlabel="window", title=f"{name} ({unit})", ylim=(0, None))
-        axes.grid(visible=True, alpha=0.3)
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    panels = []
+    for name, unit in {"T": "K", "U": "m s⁻¹", "SP": "Pa"}.items():
+        lines = [
+            Line(system, 1.0 + np.arange(len(values)), values.to_numpy(), look)
+            for system, look in SYSTEMS.items()
+            for values in [errors[system][name]]
+        ]
+        label = f"error of {name} ({unit})"
+        looks = {"y_label": label, "x_is_whole": True, "y_from": 0.0}
+        panels.append(Chart(name, "window", lines, **looks).panel)
+    save_figure(panels_figure(panels, title="Root mean square errors"), path)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

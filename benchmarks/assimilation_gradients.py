@@ -25,6 +25,7 @@ from credit_jax.assimilation.background import Harmonics
 LEVEL, STEPS, BOX = 4, 4, (40, 60, 180, 220)
 RESOLVED = 21
 _COLORS = {"model": "#2f7ed8", "equations": "#d9822b"}
+_STYLES = {"model": "-", "equations": "--", "B model": "-.", "B equations": ":"}
 _NAMES = ("U", "V", "T", "Q", "SP")
 
 
@@ -172,13 +173,14 @@ def plot_spectra(
     for axes, (name, by_label) in zip(panels, powers.items(), strict=True):
         for label, values in by_label.items():
             color = _COLORS[label.removeprefix("B ")]
-            style = "--" if label.startswith("B ") else "-"
+            style = _STYLES[label]
             shown = label.replace("B ", "B times that of the ", 1)
             degrees = np.arange(1, len(values))
             axes.semilogy(degrees, values[1:], style, color=color, label=shown)
         axes.axvline(RESOLVED, color="#888888", linewidth=0.8)
         axes.set(xlabel="degree", title=f"gradient by {name}", ylim=(1e-7, 1))
         axes.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("share of the power")
     panels[0].legend(frameon=False, fontsize="small")
     figure.savefig(path, dpi=100, metadata={"Software": None})
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.recipe import recipe
+from credit_jax.io.tables import print_table
 
 REPORTS = Path(__file__).with_name("reports")
 
@@ -38,7 +39,7 @@ class Table:
             table.add_column(name)
         for row in self.rows:
             table.add_row(*row)
-        (console or Console()).print(table)
+        print_table(table, console)
 
     def markdown(self) -> str:
         """The table in markdown."""

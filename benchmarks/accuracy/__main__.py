@@ -45,6 +45,7 @@ from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
 from benchmarks.small_models import SEVERAL, WIDE, placed
+from credit_jax.io.tables import print_table
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import compile_quickly
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in options.models:
         jobs[model] = _job(options, model)
         lines += _run_model(options, model, jobs[model], console)
-    console.print(rich_table(lines))
+    print_table(rich_table(lines), console)
     _write(options, lines, jobs, console)
     failed = [line for line in lines if line.above()]
     for line in failed:

@@ -2,7 +2,7 @@
 
 A folder has the stores `analyses` (the state at the start of each window) and
 `forecasts` (of all steps of the window from it), and `innovations`, a NetCDF file for
-each window, with `statistics.csv` of them all.
+each window, with `statistics.csv` of them all and `statistics.png`, a figure of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from credit_jax.assimilation.variational import (
 )
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.inference import OutputConfig
-from credit_jax.config.messages import counted
+from credit_jax.config.messages import counted, typeset_units
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.forecaster import to_host
@@ -47,9 +47,17 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms.rollout import PROGNOSTIC, field_type_of
+from credit_jax.visualization.canvas import panels_figure, save_figure
+from credit_jax.visualization.charts import Chart, Line
+from credit_jax.visualization.labels import with_units
 
 ANALYSES, FORECASTS, INNOVATIONS = "analyses", "forecasts", "innovations"
-STATISTICS = "statistics.csv"
+STATISTICS, FIGURE = "statistics.csv", "statistics.png"
+# Told apart without colors, too.
+LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "background": {"color": "#d9822b", "linestyle": "--"},
+    "analysis": {"color": "#2f7ed8", "linewidth": 2.0},
+}
 # Random control variables that the variance of the background at the observations is
 # estimated from.
 _NUM_DRAWS = 4
@@ -214,6 +222,10 @@ class Cycling:
         rows = [row for file in files for row in statistics(xr.load_dataset(file))]
         with new_file(self.folder / STATISTICS) as partial:
             pd.DataFrame(rows).to_csv(partial, index=False)
+        if rows:
+            units = trajectory_grid(self.outputs, schedule, number, number).units
+            figure = departures_figure(pd.DataFrame(rows), units)
+            save_figure(figure, self.folder / FIGURE)
         self.archive.mark(task, {})
 
     def _forecast(self, number: int) -> ForecastMap:
@@ -389,6 +401,26 @@ def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def departures_figure(table: pd.DataFrame, units: Mapping[str, str]) -> Any:
+    """The departures of background and analysis from the observations, by window.
+
+    Args:
+        table: rows of `statistics` of all windows.
+        units: units of the variables by name.
+    """
+    windows, panels = np.unique(table["window"]), []
+    for name, part in table.groupby("variable"):
+        x = 1.0 + np.searchsorted(windows, part["window"])
+        lines = [
+            Line(guess, x, part[f"{guess}_rms"].to_numpy(), look, has_markers=True)
+            for guess, look in LOOKS.items()
+        ]
+        text = with_units(f"departures of {name}", typeset_units(units.get(name, "")))
+        looks = {"y_label": text, "x_is_whole": True, "y_from": 0.0}
+        panels.append(Chart(str(name), "window", lines, **looks).panel)
+    return panels_figure(panels, title="Root mean square departures of observations")
 
 
 def _summary(innovations: xr.Dataset) -> list[str]:

@@ -19,8 +19,6 @@ from typing import TypeAlias
 
 import yaml
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from credit_jax.cli.commands import OK, print_line, run_module
@@ -28,6 +26,7 @@ from credit_jax.cli.options import add_config_options, read_config
 from credit_jax.config.messages import divisors
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.io.atomic import new_file, refuse_existing
+from credit_jax.io.tables import print_table
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.plan import plan_model
@@ -48,8 +47,6 @@ HELP = (
 )
 EXAMPLE = "--config configs/wxformer_025deg.yaml --devices 64 --device h100"
 GB = 1e9
-# Columns of the widest table.
-_WIDEST = 1000
 # Seconds of tracing for which a further process is started, which takes as long itself.
 SECONDS = 5.0
 # The arguments of `_search_of`.
@@ -208,7 +205,7 @@ def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> No
     for index, name in enumerate(
         ("mesh", "remat", "FSDP", "samples", "GB", "samples/s", "loses by")
     ):
-        table.add_column(name, justify="left" if index < 3 else "right", no_wrap=True)
+        table.add_column(name, justify="left" if index < 3 else "right")
     shown = [row for row in ranked if row.loses != BATCH]
     for row in shown:
         choice = row.choice
@@ -222,10 +219,7 @@ def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> No
             f"{row.rate:.4g}" if row.rate else "",
             row.loses,
         )
-    # As wide as its rows, for a terminal that wraps them and for a file.
-    console = Console(width=_WIDEST)
-    console.width = Measurement.get(console, console.options, table).maximum
-    console.print(table)
+    print_table(table)
     if len(shown) < len(ranked):
         print_line(
             f"{len(ranked) - len(shown)} more have data-parallel ranks that do not "

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from credit_jax.cli.commands import FAILED, OK, CommandError, print_line, run_module
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
@@ -35,6 +33,7 @@ from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.scores import other_scores, score_table, write_scores
 from credit_jax.forecast.archive import ForecastRecord, record_beside
 from credit_jax.io.errors import WriteError, writable_folder, write_errors
+from credit_jax.io.tables import print_table
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan.forecast import forecast_truth
 from credit_jax.visualization.page import PAGE_NAME, write_page
@@ -191,7 +190,7 @@ def report(scores: Any, folder: str | Path) -> None:
             page = write_page(scores, Path(folder) / PAGE_NAME)
     except WriteError as error:
         raise CommandError(str(error), FAILED) from error
-    Console().print(score_table(scores))
+    print_table(score_table(scores))
     print_line(f"scores: {page}, {paths[0]}, {paths[1]}")
 
 

@@ -35,6 +35,37 @@ _EXPECTED = {
 }
 
 
+_FACTOR = re.compile(r"(/?)([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def superscript(number: int) -> str:
+    """A number in superscript digits.
+
+    >>> superscript(-12)
+    '⁻¹²'
+    """
+    return str(number).translate(_SUPERSCRIPTS)
+
+
+def typeset_units(units: str, power: int = 1) -> str:
+    """Units of files to a power, as they are set in print; those of no known form stay.
+
+    >>> [typeset_units(text) for text in ("m s**-1", "kg m^-2 s-1", "W/m2", "(0 - 1)")]
+    ['m s⁻¹', 'kg m⁻² s⁻¹', 'W m⁻²', '(0 - 1)']
+    >>> typeset_units("m**2 s**-2", 2), typeset_units("dB(Z)", 2)
+    ('m⁴ s⁻⁴', '(dB(Z))²')
+    """
+    factors = [_FACTOR.fullmatch(text) for text in units.replace("/", " /").split()]
+    if not all(factors):
+        return units if power == 1 else f"({units}){superscript(power)}"
+    parts = []
+    for slash, name, exponent in (match.groups() for match in factors if match):
+        number = power * int(exponent or 1) * (-1 if slash else 1)
+        parts.append(name if number == 1 else f"{name}{superscript(number)}")
+    return " ".join(parts)
+
+
 def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> str:
     """Describes why `value` was rejected.
 

@@ -129,7 +129,7 @@ def make_schedule(
     """
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
-        num_steps = _num_steps(length or _length(inference), timestep)
+        num_steps = _num_steps(length or forecast_length(inference), timestep)
         if length is not None and num_steps * timestep != duration(length):
             raise ValueError(
                 f"--length: {length} is no whole number of steps of "
@@ -194,11 +194,12 @@ def _init_time(text: str) -> pd.Timestamp:
         ) from None
 
 
-def _length(inference: InferenceConfig) -> str:
+def forecast_length(inference: InferenceConfig, default: str = DEFAULT_LENGTH) -> str:
+    """The length of the forecasts of a section, or the default if it has none."""
     batch, single = inference.batch_forecast, inference.single_forecast
     if inference.run_mode == "single" and single and single.forecast_length:
         return single.forecast_length
-    return batch.forecast_length if batch else DEFAULT_LENGTH
+    return batch.forecast_length if batch else default
 
 
 def _num_steps(length: str, timestep: pd.Timedelta) -> int:

@@ -35,7 +35,7 @@ Attributes: `num_start_dates`, `first_start_date`, `last_start_date`, `num_membe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from credit_jax.config.dates import duration
-from credit_jax.config.messages import counted, printable
+from credit_jax.config.messages import counted, printable, typeset_units
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import opened
@@ -246,19 +245,20 @@ _SHOWN = (FORECAST, PERSISTENCE, CLIMATOLOGY)
 MAX_LEADS = 5
 
 
-def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
+def score_table(scores: xr.Dataset) -> Table:
     """Global RMSE of each variable; of several levels the root mean square over them.
 
     The table says so, has the units, and says whether dates are in the training period.
     The forecast is green where it is below all others.
 
     Args:
-        scores: the data set.
-        leads: lead times, "24h"; by default up to MAX_LEADS, evenly spaced.
+        scores: the data set, of whose lead times up to MAX_LEADS are shown.
     """
     rmse = scores["rmse"].sel(region="global")
     squares = (rmse**2).groupby("variable").mean()
-    places = _places(scores[LEAD].values, leads)
+    count = scores.sizes[LEAD]
+    spaced = np.linspace(0, count - 1, min(count, MAX_LEADS))
+    places = sorted({round(float(place)) for place in spaced})
     systems = [system for system in _SHOWN if system in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
     what = f", mean of {members} members" if members > 1 else ""
@@ -287,9 +287,9 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
 def _heads(scores: xr.Dataset, variable: str, num_rows: int) -> list[str]:
     """Variable, its units, and its number of levels if there are several, by row."""
     is_variable = scores["variable"].values == variable
-    units = (
-        str(scores["units"].values[is_variable][0]) if "units" in scores.coords else ""
-    )
+    units = ""
+    if "units" in scores.coords:
+        units = typeset_units(str(scores["units"].values[is_variable][0]))
     levels = f"{is_variable.sum()} levels" if is_variable.sum() > 1 else ""
     parts = [variable, *(part for part in (units, levels) if part not in ("", "1"))]
     rows = [*parts[: num_rows - 1], ", ".join(parts[num_rows - 1 :])]
@@ -298,17 +298,9 @@ def _heads(scores: xr.Dataset, variable: str, num_rows: int) -> list[str]:
 
 def _cell(values: np.ndarray, row: int) -> str:
     """The value of a system; green if it is the forecast's and the lowest."""
-    text = f"{values[row]:.3g}"
+    text = f"{float(f'{values[row]:.3g}'):g}"  # 1040, not 1.04e+03
     best = row == 0 and len(values) > 1 and bool(values[0] < values[1:].min())
     return f"[green]{text}[/]" if best else text
-
-
-def _places(available: np.ndarray, leads: Sequence[str]) -> list[int]:
-    if not leads:
-        spaced = np.linspace(0, len(available) - 1, min(len(available), MAX_LEADS))
-        return sorted({round(float(place)) for place in spaced})
-    requested = [np.timedelta64(duration(lead)) for lead in leads]
-    return [int(np.argmin(np.abs(available - value))) for value in requested]
 
 
 def _lead(value: np.timedelta64) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.config.messages import counted, printable
+from credit_jax.config.messages import counted, printable, typeset_units
 from credit_jax.io.open_files import opened
 from credit_jax.packages.manifest import (
     ADAPTERS,
@@ -146,7 +146,7 @@ def _score_table(path: Path) -> str:
     rows = [["RMSE, global", *(f"{lead:g} h" for lead in leads)]]
     for name in channels:
         part = table_rows.loc[table_rows["channel"] == name].set_index("lead_hours")
-        unit = str(part["units"].iloc[0])
+        unit = typeset_units(str(part["units"].iloc[0]))
         label = _label(str(name), part.iloc[0])
         label = f"{label} ({unit})" if unit and unit != "nan" else label
         cells = (part["value"].get(lead) for lead in leads)

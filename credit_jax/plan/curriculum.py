@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from credit_jax.config import Config
 from credit_jax.config.data import num_samples
+from credit_jax.config.schedules import LinearWarmupCosineConfig
 from credit_jax.data import ChannelSchema, Loader, build_loader
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.plan.findings import Findings
@@ -143,14 +144,51 @@ def stage_lengths(
 
 
 def _updates_an_epoch(stage: Config, loader: Loader | None, dp_size: int) -> int:
+    batches = _batches(stage, loader, dp_size)
+    return max(-(-batches // stage.trainer.grad_accum_every), 1)
+
+
+def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:
+    """Micro-batches of an epoch."""
     trainer = stage.trainer
     ranks = 1 if stage.shares_batches else dp_size
     if loader is not None:
         batches = loader.num_batches
     else:
         batches = -(-num_samples(stage.data) // ranks) // trainer.train_batch_size
-    batches = min(batches, trainer.batches_per_epoch or batches)
-    return max(-(-batches // trainer.grad_accum_every), 1)
+    return min(batches, trainer.batches_per_epoch or batches)
+
+
+def schedule_problems(
+    config: Config, loaders: Mapping[int, Loader], dp_size: int
+) -> list[str]:
+    """Problems of schedules that end before what they are for.
+
+    Args:
+        config, dp_size: see `stage_lengths`.
+        loaders: training data by the index of the stage; of a run without stages by 0.
+    """
+    stages, trainer = config.stages, config.trainer
+    # Micro-batches that a schedule counts, and the key of the schedule.
+    parts = [["trainer.scheduler", trainer, 0]]
+    if stages:
+        lengths = stage_lengths(config, loaders, dp_size)
+        for index, (stage, length) in enumerate(zip(stages, lengths, strict=True)):
+            if trainer.curriculum[index].scheduler is not None:
+                path = f"trainer.curriculum.{index}.scheduler"
+                parts.append([path, stage.trainer, 0])
+            parts[-1][2] += length.updates * stage.trainer.grad_accum_every
+    else:
+        parts[0][2] = trainer.epochs * _batches(config, loaders.get(0), dp_size)
+    return [
+        f"{path}.total_steps: the rate is at min_lr from micro-batch "
+        f"{each.scheduler.total_steps:,} of {count:,} on; write total_steps: {count}, "
+        "or train fewer epochs"
+        for path, each, count in parts
+        if each.use_scheduler
+        and isinstance(each.scheduler, LinearWarmupCosineConfig)
+        and each.scheduler.total_steps < count
+    ]
 
 
 def notes_on_lengths(config: Config, lengths: Sequence[StageLength]) -> list[str]:

@@ -91,6 +91,30 @@ def estimate_memory(
     return MemoryEstimate({name: size for name, size in parts.items() if size})
 
 
+def memory_problems(
+    config: Config, model_def: ModelDef, axes: MeshAxes, memory: float, where: str
+) -> list[str]:
+    """A problem for each stage of a run that needs more memory than a device has.
+
+    Args:
+        config, model_def, axes: see `estimate_memory`.
+        memory: bytes of a device.
+        where: what has them, such as "NVIDIA H100".
+    """
+    lines = []
+    for index, stage in enumerate(config.stages or (config,)):
+        size = estimate_memory(stage, model_def, axes).total
+        key = f"trainer.curriculum.{index}" if config.stages else "trainer"
+        if size > memory:
+            lines.append(
+                f"{key}: needs about {size / 1e9:.3g} GB a device, {where} has "
+                f"{memory / 1e9:.3g} GB; take a smaller train_batch_size with more "
+                "grad_accum_every, a shorter forecast_len, activation_checkpoint: "
+                "true, or more devices"
+            )
+    return lines
+
+
 def rules_of(trainer: TrainerConfig) -> ShardingRules:
     """The sharding rules of a run's parameters."""
     fsdp = trainer.fsdp

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 from credit_jax.config import Config, ConfigError
@@ -26,6 +27,7 @@ from credit_jax.plan.curriculum import (
     StagePlan,
     notes_on_lengths,
     plan_stages,
+    schedule_problems,
     stage_lengths,
 )
 from credit_jax.plan.files import (
@@ -297,6 +299,16 @@ def plan_run(
         dp_size=_dp_size(model),
     )
     findings.notes += notes_on_lengths(config, _lengths(config, model, stages))
+    of_stages = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
+    if not config.stages and "train" in loaders:
+        of_stages[0] = loaders["train"]
+    findings.problems += schedule_problems(config, of_stages, _dp_size(model))
+    findings.problems += [
+        f"trainer.use_{name}: the package {name} is not installed; pip install "
+        f"'credit-jax[{name}]', or write false"
+        for name in ("wandb", "mlflow")
+        if getattr(trainer, f"use_{name}") and not find_spec(name)
+    ]
     return RunPlan(
         config,
         devices,

@@ -7,6 +7,7 @@ start date are kept.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,9 +18,10 @@ import xarray as xr
 
 from credit_jax.config import dump_config
 from credit_jax.config.dates import duration
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import Dataset, Loader
 from credit_jax.data.named_data import NamedData
-from credit_jax.data.schedule import Task
+from credit_jax.data.schedule import Task, forecast_length
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive, read_record, software
@@ -34,10 +36,10 @@ from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 
-# With more start dates than this, evenly spaced ones are taken.
-MAX_STARTS = 60
-# Length of the forecasts at the end of a demo run; other runs forecast one step.
-DEMO_LENGTH = "5d"
+# With more start dates, or more steps of all forecasts, evenly spaced ones are taken.
+MAX_STARTS, MAX_STEPS = 60, 2400
+# Of the forecasts, where `inference` has no other one.
+LENGTH = "5d"
 # Of the provenance: the forecast is that of the end of a run, which the next replaces.
 REPORT = "report"
 
@@ -58,7 +60,8 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
         if not len(further):
             break
         starts, steps = further, steps + 1
-    places = np.linspace(0, len(starts) - 1, min(len(starts), MAX_STARTS))
+    most = min(len(starts), MAX_STARTS, max(1, MAX_STEPS // max(1, steps)))
+    places = np.linspace(0, len(starts) - 1, most)
     return starts[places.round().astype(int)], steps
 
 
@@ -98,15 +101,32 @@ def _usable(
 def plan_held_out(setup: Setup) -> HeldOut:
     """Plans the forecasts from held-out start dates.
 
+    They are as long as those of `inference`, if the held-out period is.
+
     Raises:
         ConfigError: the transforms of the training cannot forecast.
         ValueError: no start date can be used.
     """
+    length = LENGTH
+    # Training does not read the section, and `check` says what is wrong with it.
+    with suppress(ValueError):
+        length = forecast_length(setup.config.inference or InferenceConfig(), LENGTH)
+    steps = max(1, int(duration(length) / setup.config.data.time_step))
+    try:
+        return _plan_steps(setup, steps)
+    except ValueError as error:
+        if steps == 1:
+            raise
+        first = str(error).partition("\n")
+        one = _plan_steps(setup, 1)
+        reason = f"scores are of one step: {(first[2] or first[0]).strip()}"
+        return replace(one, left_out="; ".join(filter(None, (reason, one.left_out))))
+
+
+def _plan_steps(setup: Setup, steps: int) -> HeldOut:
+    """Plans forecasts of so many steps, or of fewer in a shorter period."""
     config, loader = setup.config, setup.valid_loader
     assert loader is not None, "asked for by the caller"
-    steps = 1
-    if config.demo is not None:
-        steps = max(1, int(duration(DEMO_LENGTH) / config.data.time_step))
     starts, steps = held_out_starts(loader.dataset, steps)
     starts, left_out = _usable(loader, starts, steps)
     # The files are those that the run has open. Forecasts read them in another way than

@@ -14,7 +14,6 @@ from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import (
-    LEAD,
     other_scores,
     score_table,
     seen_in_training,
@@ -22,6 +21,7 @@ from credit_jax.evaluation.scores import (
 )
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
+from credit_jax.io.tables import print_table
 from credit_jax.training.display import Display
 from credit_jax.training.held_out import HeldOut, plan_held_out
 from credit_jax.training.loggers import LOG_NAME, read_log
@@ -84,7 +84,7 @@ def report_scores(
     page = folder / SCORES_FOLDER / PAGE_NAME
     title = f"Scores of {folder.name}"
     write_page(scores, page, title=title, maps=maps, losses=losses)
-    display.console.print(score_table(scores, _leads(scores)))
+    print_table(score_table(scores), display.console)
     display.message(f"Scores: {page}")
     display.message(
         f"Forecast: {folder / FORECAST_FOLDER}, map: {folder / FIGURE_NAME}"
@@ -92,13 +92,6 @@ def report_scores(
     # A `CheckpointStore` must be opened by all processes; this is only the first.
     checkpoints = folder.resolve() / CHECKPOINTS
     display.message(f"Checkpoints: {checkpoints}, log: {log}")
-
-
-def _leads(scores: xr.Dataset) -> list[str]:
-    """The first, a middle and the last lead time, for a table of 80 columns."""
-    hours = scores[LEAD].values / np.timedelta64(1, "h")
-    places = dict.fromkeys((0, (len(hours) - 1) // 2, len(hours) - 1))
-    return [f"{hours[place]:g}h" for place in places]
 
 
 def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:

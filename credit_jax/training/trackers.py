@@ -83,7 +83,7 @@ class WandbTracker:
             first_start: time at which it began for the first time, part of the run's
                 id.
         """
-        self._wandb = required("wandb")
+        self._wandb = importlib.import_module("wandb")
         self._run = self._wandb.init(
             name=folder.name,
             id=f"{folder.name}-{int(first_start)}",
@@ -115,7 +115,7 @@ class MlflowTracker:
             folder: folder of the run; its name is that of the run.
             resumes: whether the run resumes from a checkpoint.
         """
-        self._mlflow = required("mlflow")
+        self._mlflow = importlib.import_module("mlflow")
         path = folder / "mlflow_run_id"
         if resumes and path.exists():
             self._mlflow.start_run(run_id=path.read_text().strip())
@@ -135,25 +135,6 @@ class MlflowTracker:
     def close(self) -> None:
         """See `Tracker`."""
         self._mlflow.end_run()
-
-
-def required(name: str) -> Any:
-    """Imports an optional package that the config needs.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ConfigError(
-            [
-                f"trainer.use_{name}: the package {name} is not installed; "
-                f"pip install 'credit-jax[{name}]', or write false"
-            ]
-        ) from error
 
 
 def _line(error: Exception) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.config.messages import superscript
 from credit_jax.visualization.canvas import Panel
-from credit_jax.visualization.labels import superscript
 
 # Dashes of matplotlib's line styles, in units of the SVG.
 DASHES = {"-": "none", "--": "5 3", "-.": "5 2.5 1.2 2.5", ":": "1.5 2.5"}
@@ -48,9 +48,10 @@ class Chart:
     """Lines on one pair of axes.
 
     Attributes:
-        title: title above it, with the units of y.
+        title: title above it, with the units of y where these have no label.
         x_label: label below it.
         lines: lines in the order in which they are drawn.
+        y_label: label of y inside of a figure.
         x_is_log, y_is_log: whether an axis is logarithmic; values must be above 0.
         x_is_whole: whether x are whole numbers, and so are its ticks.
         y_from: lowest value of the y axis; None is that of the lines.
@@ -61,6 +62,7 @@ class Chart:
     title: str
     x_label: str
     lines: Sequence[Line]
+    y_label: str = ""
     x_is_log: bool = False
     y_is_log: bool = False
     x_is_whole: bool = False
@@ -101,7 +103,7 @@ class Chart:
             axis.set_ylim(bottom=self.y_from)
         if self.level is not None:
             axis.axhline(self.level, color="#8a8f98", linewidth=0.8)
-        axis.set_xlabel(self.x_label)
+        axis.set(xlabel=self.x_label, ylabel=self.y_label)
         axis.grid(True)
         if self.has_legend:
             axis.legend(fontsize=7, framealpha=0, handlelength=1.2)

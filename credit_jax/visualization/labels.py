@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+
+from credit_jax.config.messages import typeset_units
 
 DAY = np.timedelta64(1, "D")
 
@@ -86,43 +87,17 @@ def region_text(region: str) -> str:
     return text if text.endswith(("hemisphere", "tropics")) else text.title()
 
 
-_FACTOR = re.compile(r"([A-Za-z%]+)(?:\*\*|\^)?(-?\d+)?")
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def superscript(number: int) -> str:
-    """A number in superscript digits.
-
-    >>> superscript(-12)
-    '⁻¹²'
-    """
-    return str(number).translate(_SUPERSCRIPTS)
-
-
-def squared(units: str) -> str:
-    """Units of a mean square.
-
-    >>> squared("K"), squared("m s-1"), squared("m**2 s**-2"), squared("dB(Z)")
-    ('K²', 'm² s⁻²', 'm⁴ s⁻⁴', '(dB(Z))²')
-    """
-    factors = [_FACTOR.fullmatch(factor) for factor in units.split()]
-    if not all(factors):
-        return f"({units})²"
-    parts = [factor.groups() for factor in factors if factor is not None]
-    return " ".join(f"{name}{superscript(2 * int(n or 1))}" for name, n in parts)
-
-
 def with_units(text: str, units: str) -> str:
     """Text with units in brackets, if there are any; "1" is none."""
     return f"{text} ({units})" if units not in ("", "1") else text
 
 
-def channel_units(scores: xr.Dataset, channel: str) -> str:
-    """Units of a channel; empty if unknown."""
+def channel_units(scores: xr.Dataset, channel: str, power: int = 1) -> str:
+    """Units of a channel to a power, as they are set; empty if unknown."""
     if "units" not in scores.coords:
         return ""
     place = scores.get_index("channel").get_loc(channel)
-    return str(scores["units"].values[place])
+    return typeset_units(str(scores["units"].values[place]), power)
 
 
 def number_text(value: float) -> str:

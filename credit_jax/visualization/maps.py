@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.config.messages import typeset_units
 from credit_jax.visualization.canvas import INK, new_figure, style
 from credit_jax.visualization.projections import MapProjection
 from credit_jax.visualization.windows import MapWindow, window_of
@@ -20,7 +21,7 @@ from credit_jax.visualization.windows import MapWindow, window_of
 SEQUENTIAL, SIGNED, DIVERGING = "viridis", "PuOr_r", "RdBu_r"
 _LETTERS_PER_INCH = 12  # of titles
 # Units of velocities, of which fields with both signs have a direction.
-_VELOCITIES = ("m s-1", "m/s", "m s**-1", "m s^-1", "Pa s-1", "Pa/s", "Pa s**-1")
+_VELOCITIES = ("m s⁻¹", "Pa s⁻¹")
 # Smallest ratio of the values of the rarer sign to the others in other signed fields.
 _SIGNED_RATIO = 0.2
 # Fraction of the values at either end that may be outside of the color range.
@@ -110,7 +111,9 @@ def comparison(
     ]
 
 
-def colors_of(fields: Sequence[np.ndarray], units: str = "") -> Colors:
+def colors_of(
+    fields: Sequence[np.ndarray], units: str = "", *, is_signed: bool = True
+) -> Colors:
     """Returns the common colors of fields, whose range are quantiles at CLIPPED.
 
     Velocities of both signs, and other fields with large values of both, have colors
@@ -119,13 +122,18 @@ def colors_of(fields: Sequence[np.ndarray], units: str = "") -> Colors:
     Args:
         fields: fields with the same colors.
         units: units of the values.
+        is_signed: whether values below 0 are more than errors; if not, colors begin at
+            0 and do not diverge.
     """
     values = _known(fields)
     if not values.size:
         return Colors(0.0, 1.0)
     low, high = map(float, np.quantile(values, [CLIPPED, 1 - CLIPPED]))
+    if not is_signed:
+        low = max(low, 0.0)
     if low < 0 < high and (
-        units in _VELOCITIES or min(-low, high) > _SIGNED_RATIO * max(-low, high)
+        typeset_units(units) in _VELOCITIES
+        or min(-low, high) > _SIGNED_RATIO * max(-low, high)
     ):
         return _about_zero(values, max(-low, high), SIGNED)
     return _extended(values, low, high if high > low else low + 1, SEQUENTIAL)
@@ -255,7 +263,7 @@ class MapFigure:
         bar.ax.xaxis.get_major_locator().set_params(nbins=6)
         bar.formatter.set_powerlimits((-3, 4))
         if units:
-            bar.set_label(units)
+            bar.set_label(typeset_units(units))
         axis.set_title(panel.title)
         return image
 

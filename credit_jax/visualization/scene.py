@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from credit_jax.config.messages import typeset_units
 from credit_jax.io.atomic import new_file
 from credit_jax.visualization.canvas import style
 from credit_jax.visualization.choice import FieldChoice, Truth
@@ -25,6 +27,10 @@ from credit_jax.visualization.projections import MapProjection
 from credit_jax.visualization.windows import MapWindow
 
 GIF_DPI = 80  # pixels per inch
+# Names and long names of what is not negative, and has units of a velocity in places.
+_PRECIPITATION = re.compile(
+    r"precip|rain|snowfall|^(tp|cp|lsp|pr|prec[tcl]|apcp)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +102,8 @@ class Scene:
 
     @property
     def _units(self) -> str:
-        return self.choice.about.units or (self.truth.units if self.truth else "")
+        units = self.choice.about.units or (self.truth.units if self.truth else "")
+        return typeset_units(units)
 
     def _maps(self, lead: int, colors: Colors, error_colors: Colors) -> list[Map]:
         forecast, truth = self._forecast(lead), self._truth(lead)
@@ -120,7 +127,10 @@ class Scene:
                 f"{self.choice.label}: no values at that lead time"
                 + (" in that region" if self.window else "")
             )
-        return colors_of(fields, self._units), error_colors_of(errors)
+        name, about = self.choice.variable, self.choice.about
+        is_signed = not any(map(_PRECIPITATION.search, (name, about.long_name)))
+        colors = colors_of(fields, self._units, is_signed=is_signed)
+        return colors, error_colors_of(errors)
 
     def _forecast(self, lead: int) -> np.ndarray:
         return self.choice.field(lead)

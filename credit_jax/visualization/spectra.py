@@ -17,7 +17,6 @@ from credit_jax.visualization.labels import (
     channel_text,
     channel_units,
     lead_text,
-    squared,
     with_units,
 )
 from credit_jax.visualization.summary import GLOBAL, chosen_leads
@@ -72,7 +71,7 @@ def _spectra(scores: xr.Dataset, channel_spectra: xr.DataArray, channel: str) ->
         shown = (waves > 0) & (energy > rounding_energy(energy))
         places = _thinned(waves[shown])
         lines.append(Line(label, waves[shown][places], energy[shown][places], look))
-    units = squared(channel_units(scores, channel))
+    units = channel_units(scores, channel, power=2)
     title = with_units(f"Energy of {channel_text(scores, channel)}", units)
     logs = {"x_is_log": True, "y_is_log": True}
     return Chart(title, "zonal wavenumber", lines, **logs, has_legend=True)

@@ -118,6 +118,7 @@ def test_the_files(analyses, config, run, initial, tmp_path):
     ]
     assert sum(len(x["observation"]) for x in innovations) == 79, "one is left out"
     table = pd.read_csv(analyses / "statistics.csv")
+    assert (analyses / "statistics.png").stat().st_size > 10_000
     assert len(table) == 6
     for dataset in innovations:
         assert dataset.attrs["analysis_cost"] < dataset.attrs["background_cost"]

@@ -1,5 +1,6 @@
 """A plan: its fields, and all problems of a config in one report."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,26 @@ def test_all_problems_at_once(plan):
         found.check()
     assert found.model.model_def is not None, "what could be built is there"
     assert list(plan_tables(found)), "and can be printed"
+
+
+def test_packages_and_schedules_that_the_run_lacks(plan, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    schedule = {"scheduler_type": "linear-warmup-cosine", "warmup_steps": 1}
+    trainer = {"trainer__epochs": 5, "trainer__batches_per_epoch": 3}
+    trainer |= {"trainer__use_scheduler": True, "trainer__use_wandb": True}
+    lines = plan(**trainer, trainer__scheduler=schedule | {"total_steps": 14}).problems
+    assert "trainer.scheduler.total_steps: the rate is at min_lr" in lines[0]
+    assert "14 of 15" in lines[0]
+    assert "pip install 'credit-jax[wandb]'" in lines[1]
+    stage = {"until": "5 updates", "scheduler": schedule | {"total_steps": 4}}
+    lines = plan(
+        trainer__curriculum=[stage, {"scheduler": schedule | {"total_steps": 10}}],
+        **trainer | {"trainer__use_wandb": False},
+        trainer__scheduler=schedule,
+    ).problems
+    assert len(lines) == 1
+    assert "curriculum.0.scheduler.total_steps: the rate is at min_lr" in lines[0]
+    assert "4 of 5" in lines[0]
 
 
 def test_what_validation_shares_with_training_is_said_once(plan, world, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import xarray as xr
 
 from credit_jax.config import build_config
-from credit_jax.config.demo import DemoConfig
 from credit_jax.forecast import Forecaster
 from credit_jax.named_fields import latitude_weights
 from credit_jax.plan import plan_run
@@ -23,10 +22,11 @@ pytestmark = pytest.mark.usefixtures("tiny_model")
 HOUR = np.timedelta64(1, "h")
 
 
-def setup_of(world, folder, num_devices=1, demo=False, **changes):
-    config = build_config(tiny_config(world, folder, **changes))
-    if demo:
-        config = config.model_copy(update={"demo": DemoConfig(out="nowhere")})
+def setup_of(world, folder, num_devices=1, length="6h", **changes):
+    """A run whose forecasts have this length; the default is that of a config."""
+    inference = {"run_mode": "single", "single_forecast": {"forecast_length": length}}
+    config = tiny_config(world, folder, **changes)
+    config = build_config(config | ({"inference": inference} if length else {}))
     devices = jax.devices()[:num_devices]
     return prepare(plan_run(config, num_devices=num_devices), devices)
 
@@ -92,8 +92,8 @@ def climatology(world, starts):
 
 
 @pytest.mark.slow
-def test_five_days_of_the_demo_and_what_is_kept(world, tmp_path):
-    setup = setup_of(world, tmp_path, demo=True)
+def test_five_days_and_what_is_kept(world, tmp_path):
+    setup = setup_of(world, tmp_path, length=None)
     scores, kept = scored(setup, tmp_path / "f")
     leads = scores["prediction_timedelta"] / HOUR
     # The held-out period has five days; forecasts are as long as it allows.
@@ -118,6 +118,13 @@ def test_forecasts_of_others_are_not_removed(world, tmp_path):
     assert not (folder / "notes.txt").exists()
     scored(setup, folder)
     assert [*tmp_path.glob("f_*")] == [aside]
+
+
+def test_forecasts_are_as_long_as_those_of_the_config(world, tmp_path):
+    for length, steps in {"12h": 2, None: 16}.items():
+        schedule = plan_held_out(setup_of(world, tmp_path, length=length)).plan.schedule
+        assert schedule.num_steps == steps
+        assert len(schedule.starts) == 17 - steps
 
 
 def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypatch):
@@ -217,9 +224,9 @@ def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
     ],
 )
 def test_every_mesh_has_the_same_scores(world, tmp_path, parallelism, num_devices):
-    one, kept = scored(setup_of(world, tmp_path, demo=True), tmp_path / "one")
+    one, kept = scored(setup_of(world, tmp_path, length=None), tmp_path / "one")
     changes = {"trainer__parallelism": parallelism, "trainer__valid_batch_size": 3}
-    setup = setup_of(world, tmp_path, num_devices, demo=True, **changes)
+    setup = setup_of(world, tmp_path, num_devices, length=None, **changes)
     other, others = scored(setup, tmp_path / "other")
     for name in ("rmse", "acc", "energy_spectrum"):
         assert_close(other[name].fillna(0), one[name].fillna(0), 1e-5, name)

@@ -20,7 +20,7 @@ from credit_jax.training.records import (
     peak_of,
     read_records,
 )
-from credit_jax.training.trackers import GuardedTracker, MlflowTracker, required
+from credit_jax.training.trackers import GuardedTracker, MlflowTracker
 
 
 class Clock:
@@ -208,12 +208,6 @@ def test_a_tracker_that_fails_does_not_end_a_run(
 
     with pytest.raises(ConfigError, match=r"use_mlflow: .*RuntimeError: no such store"):
         GuardedTracker("mlflow", refused)
-
-
-def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"pip install 'credit-jax\[wandb\]'"):
-        required("wandb")
 
 
 def test_a_trace(tmp_path: Path) -> None:

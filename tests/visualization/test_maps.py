@@ -134,6 +134,12 @@ def test_winds_and_other_signed_fields_have_colors_about_zero(low, high, units, 
         assert colors.low == -colors.high
 
 
+def test_colors_of_rain_begin_at_zero_whatever_the_forecast_has_below():
+    rain = np.linspace(-5.0, 60.0, 100).reshape(10, 10)
+    colors = colors_of([rain], "m s**-1", is_signed=False)
+    assert (colors.name, colors.low) == (SEQUENTIAL, 0.0)
+
+
 def test_bars_have_arrows_where_colors_are_clipped():
     field = np.linspace(200.0, 300.0, 10000).reshape(100, 100)
     assert colors_of([field]).extend == "both"

@@ -5,13 +5,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from credit_jax.cli.check.document import document
 from credit_jax.cli.check.report import CheckReport, check_config
 from credit_jax.cli.check.tables import channel_table, plan_tables
 from credit_jax.cli.commands import FAILED, OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
+from credit_jax.io.tables import print_table
 from credit_jax.plan.roofline import DEVICES
 
 HELP = (
@@ -69,12 +68,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(report: CheckReport, *, with_data: bool) -> None:
-    console = Console()
     if report.plan is not None and report.trains:
         for table in plan_tables(report.plan, report.bound):
-            console.print(table)
+            print_table(table)
     elif report.schema is not None:
-        console.print(channel_table(report.schema))
+        print_table(channel_table(report.schema))
     for key, why in report.ignored.items():
         print_line(f"ignored: {key}: {why}", "yellow")
     for note in report.notes:

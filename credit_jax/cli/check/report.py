@@ -17,8 +17,9 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import num_levels
 from credit_jax.demo.dataset import expected_files
+from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan import RunPlan, plan_run
-from credit_jax.plan.memory import estimate_memory
+from credit_jax.plan.memory import memory_problems
 from credit_jax.plan.perturbations import singular_cost
 from credit_jax.plan.roofline import DEVICES, StepBound, step_bound
 from credit_jax.training.rehearsal import rehearse
@@ -110,7 +111,8 @@ def check_config(
             notes += [f"{line} (training does not read it)" for line in _lines(error)]
         else:
             problems = (*problems, *_lines(error))
-    problems = (*problems, *_too_large(plan, device))
+    if trains:
+        problems = (*problems, *_too_large(plan, device, with_data))
     every = tuple(dict.fromkeys((*plan.notes, *notes)))
     data, schema = config.data, plan.schema
     bound = _bound(plan, device)
@@ -127,22 +129,22 @@ def _bound(plan: RunPlan, device: str | None) -> StepBound | None:
     return step_bound(device, plan.config, model_def, axes)
 
 
-def _too_large(plan: RunPlan, device: str | None) -> list[str]:
-    """A problem for each stage that does not fit the memory of an accelerator."""
+def _too_large(plan: RunPlan, device: str | None, with_data: bool) -> list[str]:
+    """A problem for each stage that does not fit the memory of a device.
+
+    Without the name of one it is that of the machine, where the data are looked for.
+    """
     model_def, axes = plan.model.model_def, plan.model.axes
-    if device is None or model_def is None or axes is None:
+    if model_def is None or axes is None or not (device or with_data):
         return []
-    known, lines = DEVICES[device], []
-    for index, stage in enumerate(plan.config.stages):
-        size = estimate_memory(stage, model_def, axes).total
-        if size > known.memory:
-            lines.append(
-                f"trainer.curriculum.{index}: needs about {size / 1e9:.0f} GB a "
-                f"device, {known.name} has {known.memory / 1e9:.0f} GB; take a smaller "
-                "train_batch_size with more grad_accum_every, a shorter forecast_len, "
-                "activation_checkpoint: true, or more devices"
-            )
-    return lines
+    if device is not None:
+        known = DEVICES[device]
+        limit: tuple[float, str] | None = known.memory, known.name
+    else:
+        limit = free_memory(plan.num_devices)
+    if limit is None:
+        return []
+    return memory_problems(plan.config, model_def, axes, *limit)
 
 
 def _plan(config: Config, num_devices: int | None, with_data: bool) -> RunPlan:

@@ -21,10 +21,14 @@ from typing import get_args
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
 from credit_jax.cli.submit.script import BatchJob, script_text, stop_after
-from credit_jax.cli.submit.section import Scheduler, job_section
-from credit_jax.config import apply_overrides, load_config
+from credit_jax.cli.submit.section import JobSection, Scheduler, job_section
+from credit_jax.config import Config, ConfigError, apply_overrides, load_config
+from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file
+from credit_jax.plan import plan_run
+from credit_jax.plan.memory import memory_problems
+from credit_jax.plan.roofline import DEVICES
 
 _PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
 
@@ -177,6 +181,8 @@ def _job(args: argparse.Namespace) -> BatchJob:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the run prints them
         config = load_config(args.config, args.set)
+    if args.mode == "train" and section.ngpus:
+        _check_devices(config, section)
     run_folder = Path(os.path.expandvars(config.save_loc)).resolve()
     if strange := re.sub(_PLAIN, "", str(run_folder)):
         raise ValueError(
@@ -202,6 +208,33 @@ def _job(args: argparse.Namespace) -> BatchJob:
         sys.executable,
         args.processes_per_node,
     )
+
+
+def _check_devices(config: Config, section: JobSection) -> None:
+    """Checks that the GPUs of a job are those of the mesh, and have enough memory.
+
+    Raises:
+        ConfigError: they are not, or the run cannot start for other reasons.
+    """
+    count = section.nodes * section.ngpus
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        plan = plan_run(config, num_devices=count, with_data=False)
+    problems, model = [*plan.problems], plan.model
+    used = config.trainer.num_devices
+    if used is None and model.dims is not None:
+        used = model.dims.world_size
+    if used not in (None, count):
+        problems.append(
+            f"trainer: the mesh has {counted(used, 'device')}, and {section.nodes} x "
+            f"{section.ngpus} GPUs (nodes x ngpus) are asked for; make them equal"
+        )
+    kind = (section.gpu_type or "").lower().partition("_")[0]
+    if (device := DEVICES.get(kind)) and model.model_def and model.axes:
+        limit = device.memory, device.name
+        problems += memory_problems(config, model.model_def, model.axes, *limit)
+    if problems:
+        raise ConfigError(problems, "this run cannot start")
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -71,6 +72,23 @@ def forward_devices(
     if num_devices is None and alone:
         num_devices = required_devices(parallelism_conf)
     return training_devices(parallelism_conf, num_devices)
+
+
+def free_memory(num_devices: int) -> tuple[float, str] | None:
+    """Bytes that a device of this machine can take, and its name; None if unknown.
+
+    Args:
+        num_devices: devices that share the memory of a machine without accelerators.
+    """
+    device, meminfo = jax.local_devices()[0], Path("/proc/meminfo")
+    if (stats := device.memory_stats()) and "bytes_limit" in stats:
+        return stats["bytes_limit"], f"the {device.device_kind} here"
+    if device.platform != "cpu" or not meminfo.exists():
+        return None
+    sizes = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    free = 1024 * int(sizes["MemAvailable"].split()[0]) / num_devices
+    shared = f" for each of {num_devices} devices" if num_devices > 1 else ""
+    return free, f"this machine{shared} (--device names an accelerator)"
 
 
 def ensure_devices(request: int | Parallelism) -> None:

@@ -55,6 +55,7 @@ def submit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     def run(section: dict[str, Any], *options: str) -> tuple[int, str, str]:
         config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
         config["save_loc"] = str(tmp_path / "run")
+        config["trainer"] |= {"num_devices": None, "parallelism": {"data": "ddp"}}
         path = write_yaml(tmp_path / "config.yml", config | section)
         code = main(["--config", path, *options])
         shown = capsys.readouterr()
@@ -187,6 +188,16 @@ def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
         ({"pbs": {}}, ("--set", "save_loc=/a'b"), "save_loc: /a'b holds"),
         ({"pbs": {"project": "a; rm -rf b"}}, (), "must be one word"),
         ({"pbs": [1]}, (), "pbs: must be a mapping"),
+        (
+            {"pbs": {"nodes": 2}},
+            ("--set", "trainer.num_devices=1"),
+            "the mesh has 1 device, and 2 x 4 GPUs (nodes x ngpus) are asked for",
+        ),
+        (
+            {"pbs": {"gpu_type": "a100_80gb"}},
+            ("--set", "model.dim=[512, 2048, 8192, 32768]"),
+            "a device, NVIDIA A100 has 80 GB",
+        ),
         ({"pbs": {}}, ("--chain", "0"), "--chain must be at least 1"),
     ],
 )
@@ -269,7 +280,9 @@ def test_a_chain_runs_to_its_end(
     program(queue, "echo 1.server")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(sys, "executable", python)
-    mapping = tiny_config(tmp_path, tmp_path / "run") | {"pbs": {"walltime": "0:00:01"}}
+    mapping = tiny_config(tmp_path, tmp_path / "run") | {
+        "pbs": {"walltime": "0:00:01", "ngpus": 1}
+    }
     config = write_yaml(tmp_path / "config.yml", mapping)
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "none")
     assert main(["--config", config, "--cluster", "pbs", "--cache", cache]) == OK
