@@ -103,6 +103,7 @@ class TrainingLoop:
     _last: int = field(init=False)
     _numbers: EpochNumbers = field(init=False)
     _saves: SaveSchedule = field(init=False)
+    _requests: StopRequests = field(init=False)
     _agreement: Agreement = field(init=False, default_factory=Agreement)
     _num_started: int = field(init=False, default=0)
     # Seconds of checkpoints up to the last epoch.
@@ -141,6 +142,7 @@ class TrainingLoop:
         self._last = last = last_epoch(trainer, first)
         reason: str | None = None
         with self.loggers.display, StopRequests(self.stop_at) as requests:
+            self._requests, requests.has_work = requests, False
             for epoch in range(first, last):
                 self._enter_stage()
                 with activity(f"epoch {epoch + 1}/{last}"):
@@ -372,7 +374,7 @@ class TrainingLoop:
             progress=dataclasses.replace(self._progress, epoch=epoch),
             checkpoints=self.loggers.store.checkpoints,
         )
-        self._micro_step += len(group)
+        self._micro_step, self._requests.has_work = self._micro_step + len(group), True
         self._progress = dataclasses.replace(
             self._progress,
             epoch=epoch,
@@ -394,6 +396,7 @@ class TrainingLoop:
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
                 "data wait %": self._numbers.wait_percent,
+                **(self.loggers.records.shown if self.loggers.records else {}),
                 **self._saves.minutes_ago("saved min ago"),
                 **self._scaling(info, skipped=skipped),
             },
@@ -529,6 +532,9 @@ class TrainingLoop:
             if name not in self.stage.lengths and name != "epoch" and "/" not in name
         ]
         best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
+        records = self.loggers.records
+        for name, value in (records.shown if records else {}).items():
+            shown.append(f"{name} {value:.3g}")
         self.loggers.display.message(
             f"{self._label(int(row['epoch']), last)} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"

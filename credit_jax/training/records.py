@@ -107,6 +107,7 @@ class StepRecords:
     _updates: list[dict[str, float]] = field(default_factory=list)
     _warm: bool = False
     _flops: float | None = None
+    _last: LogRecord = field(default_factory=dict)
 
     def open(self, step: int | None) -> None:
         """Opens a new file, or continues that of the run that is resumed.
@@ -132,6 +133,14 @@ class StepRecords:
         """When the run began for the first time, in seconds since 1970."""
         return self._first_start
 
+    @property
+    def shown(self) -> dict[str, float]:
+        """Peak memory of a device, or of the host, and MFU, for the display."""
+        last, host = self._last, self._last.get("host_memory_peak_bytes", 0)
+        memory = last.get("memory_peak_bytes", host)
+        shown = {"memory GB": memory / 1e9} if memory else {}
+        return shown | ({"MFU %": 100 * last["mfu"]} if "mfu" in last else {})
+
     def resume_clock(self) -> None:
         """Restarts the clock, so that a validation does not count for an update."""
         self._ended_at = self.clock()
@@ -139,8 +148,7 @@ class StepRecords:
     def change_work(self, work: MicroBatchWork) -> None:
         """Counts further updates with other work, in records of their own."""
         if self._updates:
-            self._write(self._last | self._values())
-            self._updates.clear()
+            self._write()
         self.work, self._flops = work, None
 
     def updated(
@@ -161,12 +169,11 @@ class StepRecords:
         update = {"seconds": seconds, "count": float(count), **values}
         update["productive"] = seconds if self._warm else 0.0
         self._updates.append(update)
-        place = {"step": step, "epoch": epoch, "batch": batch, "time": self.wall()}
-        self._last: LogRecord = place
+        self._place = {"step": step, "epoch": epoch, "batch": batch}
+        self._place["time"] = self.wall()
         if len(self._updates) < self.every:
             return
-        self._write(place | self._values())
-        self._updates.clear()
+        self._write()
         self._warm = True
 
     def flush(self) -> None:
@@ -220,7 +227,9 @@ class StepRecords:
         total = self.wall() - self._first_start
         return min(1.0, self._productive / total) if total > 0 else 0.0
 
-    def _write(self, record: LogRecord) -> None:
+    def _write(self) -> None:
+        self._last = record = self._place | self._values()
+        self._updates.clear()
         finite = {
             key: value if math.isfinite(value) else None
             for key, value in record.items()

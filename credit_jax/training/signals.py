@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -9,8 +10,10 @@ from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any
 
-from credit_jax.io.activity import answered, description
+from credit_jax.io.activity import answered, description, log_line
 from credit_jax.parallel.processes.coordinator import of_all
+from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import end_all
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 TIME_LIMIT = "--stop-after"
@@ -18,7 +21,12 @@ _REASONS = (*(number.name for number in SIGNALS), TIME_LIMIT)
 
 
 class StopRequests:
-    """Catches the first signal; a second one ends the process as usual."""
+    """Catches the first signal; a second one ends the process as usual.
+
+    Attributes:
+        has_work: whether there is something to save; if not, the first signal ends the
+            process, which may compile for minutes.
+    """
 
     def __init__(
         self,
@@ -33,6 +41,7 @@ class StopRequests:
                 limit.
             promise: what follows a signal, for the line that acknowledges it.
         """
+        self.has_work = True
         self._stop_at = stop_at
         self._promise = promise
         self._answered = ExitStack()
@@ -56,6 +65,11 @@ class StopRequests:
         self._answered.close()
 
     def _answer(self, name: str) -> str:
+        if not self.has_work:
+            line = f"{name}: the run ends at once, with nothing to save yet"
+            end_all(RESUME, line)
+            log_line(line)
+            os._exit(RESUME)
         doing = f"; now {text}" if (text := description()) else ""
         return f"{name}: {self._promise}{doing}. A second signal ends it at once."
 

@@ -19,6 +19,7 @@ from credit_jax.io.activity import (
     seconds_without_line,
     silence,
 )
+from credit_jax.parallel.processes.exit_code import RESUME
 
 
 @pytest.fixture
@@ -92,7 +93,8 @@ def busy():
 
 with log.Heartbeat("train"), activity("compiling step"):
     if "stop" in sys.argv:
-        with StopRequests():
+        with StopRequests() as requests:
+            requests.has_work = "idle" not in sys.argv
             busy()
     busy()
 """
@@ -141,6 +143,14 @@ def test_a_run_acknowledges_the_first_signal_and_ends_with_the_second(start, num
     assert process.poll() is None
     process.send_signal(number)
     assert process.wait(timeout=60) == -number
+
+
+def test_a_signal_ends_a_run_with_nothing_to_save(start):
+    process = start("stop", "idle")
+    process.send_signal(signal.SIGINT)
+    line = process.stderr.readline()
+    assert line == "SIGINT: the run ends at once, with nothing to save yet\n"
+    assert process.wait(timeout=60) == RESUME
 
 
 def test_a_quiet_log_says_what_is_done(monkeypatch, capsys):

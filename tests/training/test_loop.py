@@ -414,6 +414,7 @@ def test_early_stopping_and_the_best_checkpoint(make, tmp_path):
     """The RMSE falls, so that its maximum, taken as best, is reached early."""
     setup = make(
         trainer__epochs=9,
+        trainer__scheduler__total_steps=54,
         trainer__stopping_patience=2,
         trainer__training_metric="valid_rmse",
         trainer__training_metric_direction="max",

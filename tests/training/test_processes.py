@@ -144,6 +144,7 @@ def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> 
         trainer__parallelism={"data": "none", "tensor": 1, "domain": 2},
         trainer__num_devices=2,
         trainer__epochs=100_000,
+        trainer__use_scheduler=False,
     )
     config = write_yaml(tmp_path / "config.yml", mapping)
     processes = start_processes(2, "credit_jax.cli.train", "--config", config)
