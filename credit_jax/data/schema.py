@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 import yaml
+from jaxtyping import Array
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
@@ -231,6 +233,36 @@ class ChannelSchema:
             if place.start <= channel < place.stop:
                 return group, channel - place.start
         raise IndexError(f"channel {channel} of {slices[groups[-1].var_key].stop}")
+
+    def advance(self, x: Array, y: Array) -> Array:
+        """Returns x of the next step, with what y predicts of it.
+
+        All else, forcing and static fields, stays as it was at the newest time of x;
+        set new forcing by `input_slices`.
+
+        Args:
+            x: input (batch, channel, time, lat, lon), normalized.
+            y: prediction for it, (batch, channel, 1, lat, lon), normalized as x is.
+
+        Raises:
+            ValueError: x has a prognostic variable that y lacks.
+
+        >>> schema = credit_jax.plan_run(credit_jax.load_config("RUN/model.yml")).schema
+        >>> schema.advance(x, y).shape
+        (2, 7, 1, 6, 10)
+        """
+        newest, targets = jnp.asarray(x[:, :, -1:]), self.target_slices()
+        for group in self.input:
+            if group.field_type != "prognostic":
+                continue
+            if group.var_key not in targets:
+                raise ValueError(
+                    f"x has {group.var_key}, which y lacks, so that y is no next x; y "
+                    f"has: {', '.join(targets)}"
+                )
+            place = self.input_slices()[group.var_key]
+            newest = newest.at[:, place].set(y[:, targets[group.var_key]])
+        return jnp.concatenate([x[:, :, 1:], newest], axis=2)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes CREDIT's channel_schema.yaml atomically."""

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from credit_jax.config.parallelism import degree_problems
+from credit_jax.data import ChannelSchema
 from credit_jax.kernels import implementation, kernel_notes
 from credit_jax.models.arguments import check_inputs, check_weights, on_mesh
 from credit_jax.models.diffusion.process import NOISED, TIME, Noised
@@ -63,6 +64,7 @@ class ParallelModel:
     Attributes:
         model_def: the model.
         parallel_config: mesh, sharding rules, precision, rematerialization.
+        channels: names and places of the channels; None for a model without data.
 
     >>> params, model_state = model.init(jax.random.key(0))
     >>> model.apply(params, model_state, {"x": batch["x"]}).shape
@@ -71,6 +73,7 @@ class ParallelModel:
 
     model_def: ModelDef
     parallel_config: ParallelConfig
+    channels: ChannelSchema | None = None
 
     @property
     def mesh(self) -> Mesh:

@@ -6,24 +6,31 @@ It reads configs alone. What it finds is found before weights or data are read.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 from credit_jax.config import ConfigError
+from credit_jax.config.data import DataConfig
 from credit_jax.config.finetune import FinetuneConfig
-from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
+from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME, config_of
 from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.models.channel_change import other_shapes
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.registry import MODELS, build
+from credit_jax.models.registry import MODELS, build, parse_model
+from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
 from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.nn.model_state import COLLECTIONS
+from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.findings import Findings
 from credit_jax.state_dict.problems import compare_shapes
 
@@ -139,6 +146,72 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
             f"{_some(keys) or 'nothing differs'}"
         ]
     )
+
+
+def base_channels(
+    base: Base, coordinates: Coordinates | None = None
+) -> ChannelSchema | None:
+    """The channels of a base by its files, with the values of their levels.
+
+    Args:
+        base: the base.
+        coordinates: coordinates of its data, if they are recorded.
+
+    Returns:
+        Those of channel_schema.yaml, or else of model.yml; None if neither has them.
+    """
+    folder = base.path if base.path.is_dir() else base.path.parent
+    data = config_data(base)
+    if (folder / SCHEMA_FILE).is_file():
+        schema = ChannelSchema.load(folder / SCHEMA_FILE)
+    elif data is not None:
+        schema = schema_of(data, parse_model(base.section))
+    else:
+        return None
+    read = {} if coordinates is None else levels_read(coordinates)
+    return with_levels(schema, levels_asked(data) | read)
+
+
+def config_data(base: Base) -> DataConfig | None:
+    """The `data:` section of a base; None if it has none that is valid."""
+    with suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return config_of(base.written, forecasts=True).data
+    return None
+
+
+def levels_read(coordinates: Coordinates) -> dict[str, CoordinateValues]:
+    """Source -> levels of its files that are read, where they are known."""
+    levels = {name: axes.levels for name, axes in coordinates.sources.items()}
+    return {name: values for name, values in levels.items() if values is not None}
+
+
+def levels_asked(data: DataConfig | None) -> dict[str, CoordinateValues]:
+    """Source -> its `levels`, where the config has some."""
+    return {
+        name: tuple(source.level_values)
+        for name, source in ({} if data is None else data.source).items()
+        if source.level_values is not None
+    }
+
+
+def with_levels(
+    schema: ChannelSchema, levels: Mapping[str, CoordinateValues]
+) -> ChannelSchema:
+    """A schema whose 3-D variables have the values of levels of their sources.
+
+    Args:
+        schema: the schema.
+        levels: source -> values; those of another number of levels are left out.
+    """
+
+    def known(group: ChannelGroup) -> ChannelGroup:
+        values = levels.get(group.source, ())
+        fits = "/3d/" in group.var_key and len(values) == group.n_levels
+        return replace(group, levels=values) if fits else group
+
+    parts = (tuple(map(known, groups)) for groups in (schema.input, schema.target))
+    return ChannelSchema(*parts)
 
 
 def check_type(base: Base, model_type: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -182,7 +183,8 @@ class RunPlan:
         """
         trainer = self.config.trainer
         options = model_options(trainer)
-        return self.model.build(devices, mp_policy=precision_of(trainer), **options)
+        model = self.model.build(devices, mp_policy=precision_of(trainer), **options)
+        return replace(model, channels=self.schema)
 
 
 @activity("planning the run")
@@ -307,7 +309,8 @@ def plan_run(
         f"trainer.use_{name}: the package {name} is not installed; pip install "
         f"'credit-jax[{name}]', or write false"
         for name in ("wandb", "mlflow")
-        if getattr(trainer, f"use_{name}") and not find_spec(name)
+        if getattr(trainer, f"use_{name}")
+        and not (sys.modules.get(name) or find_spec(name))
     ]
     return RunPlan(
         config,

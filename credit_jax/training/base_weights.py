@@ -6,9 +6,7 @@ one, the latter with torch; they are imported by name where a config asks for th
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -21,10 +19,8 @@ import optax
 from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config import Config, ConfigError
-from credit_jax.config.data import DataConfig
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
-from credit_jax.config.load import config_of
-from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.data import ChannelSchema
 from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.io.activity import activity
 from credit_jax.models.channel_change import (
@@ -33,12 +29,21 @@ from credit_jax.models.channel_change import (
     frozen_layers,
 )
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.registry import build, parse_model
-from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
+from credit_jax.models.registry import build
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.low_rank import is_adapter
 from credit_jax.parallel.params.init import initialize
-from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.finetune import Base, check_type, find_base, finetuned
+from credit_jax.plan.finetune import (
+    Base,
+    base_channels,
+    check_type,
+    config_data,
+    find_base,
+    finetuned,
+    levels_asked,
+    levels_read,
+    with_levels,
+)
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.channel_match import (
     ChannelMatch,
@@ -296,72 +301,6 @@ def _open_run(base: Base, weights: str | None) -> BaseWeights:
         opened.moments_on_host if opened.has_moments else None,
         partial(changed_files, opened.run, opened.step, meaning=_OTHER_FILES),
     )
-
-
-def base_channels(
-    base: Base, coordinates: Coordinates | None = None
-) -> ChannelSchema | None:
-    """The channels of a base by its files, with the values of their levels.
-
-    Args:
-        base: the base.
-        coordinates: coordinates of its data, if they are recorded.
-
-    Returns:
-        Those of channel_schema.yaml, or else of model.yml; None if neither has them.
-    """
-    folder = base.path if base.path.is_dir() else base.path.parent
-    data = config_data(base)
-    if (folder / SCHEMA_FILE).is_file():
-        schema = ChannelSchema.load(folder / SCHEMA_FILE)
-    elif data is not None:
-        schema = schema_of(data, parse_model(base.section))
-    else:
-        return None
-    read = {} if coordinates is None else levels_read(coordinates)
-    return with_levels(schema, levels_asked(data) | read)
-
-
-def config_data(base: Base) -> DataConfig | None:
-    """The `data:` section of a base; None if it has none that is valid."""
-    with suppress(ValueError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return config_of(base.written, forecasts=True).data
-    return None
-
-
-def levels_read(coordinates: Coordinates) -> dict[str, CoordinateValues]:
-    """Source -> levels of its files that are read, where they are known."""
-    levels = {name: axes.levels for name, axes in coordinates.sources.items()}
-    return {name: values for name, values in levels.items() if values is not None}
-
-
-def levels_asked(data: DataConfig | None) -> dict[str, CoordinateValues]:
-    """Source -> its `levels`, where the config has some."""
-    return {
-        name: tuple(source.level_values)
-        for name, source in ({} if data is None else data.source).items()
-        if source.level_values is not None
-    }
-
-
-def with_levels(
-    schema: ChannelSchema, levels: Mapping[str, CoordinateValues]
-) -> ChannelSchema:
-    """A schema whose 3-D variables have the values of levels of their sources.
-
-    Args:
-        schema: the schema.
-        levels: source -> values; those of another number of levels are left out.
-    """
-
-    def known(group: ChannelGroup) -> ChannelGroup:
-        values = levels.get(group.source, ())
-        fits = "/3d/" in group.var_key and len(values) == group.n_levels
-        return replace(group, levels=values) if fits else group
-
-    parts = (tuple(map(known, groups)) for groups in (schema.input, schema.target))
-    return ChannelSchema(*parts)
 
 
 def first_adapters(model_def: ModelDef, seed: int = 0) -> Arrays:

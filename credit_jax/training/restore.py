@@ -28,6 +28,7 @@ from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config import ConfigError
 from credit_jax.config.load import read_model_section
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields.coordinates import Coordinates
@@ -41,6 +42,7 @@ from credit_jax.parallel.params.packing import (
     unpacked_targets,
 )
 from credit_jax.parallel.params.spec import ParamSpec, trainable
+from credit_jax.plan.finetune import Base, base_channels
 from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
@@ -339,6 +341,8 @@ def restore(
 ) -> tuple[ParallelModel, Weights, ModelState]:
     """The model of a run on a mesh, with the weights of one of its checkpoints.
 
+    Its `channels` are those of the run's data, by channel_schema.yaml or model.yml.
+
     Args:
         folder: folder of a trained or converted run; its model.yml describes the model.
         mesh: a mesh or degrees, as for `build_parallel_model`; may be another one than
@@ -355,13 +359,17 @@ def restore(
     >>> model, params, model_state = credit_jax.restore("RUN", mesh)
     >>> sorted(params)
     ['dense/bias', 'dense/down', 'dense/up']
+    >>> [model.channels.describe(channel) for channel in range(6)]
+    ['U 1', 'U 4.6', 'T 1', 'T 4.6', 'SP', 'TP']
     """
-    model = build_parallel_model(
-        read_model_section(Path(folder) / "model.yml"), mesh, **options
-    )
+    written = Path(folder) / "model.yml"
+    model = build_parallel_model(read_model_section(written), mesh, **options)
     checkpoints, newest = open_run(folder)
     store = RunStore(checkpoints, model.model_def.param_specs)
     step = newest if step is None else step
+    base = Base(Path(folder), "run", read_yaml(written))
+    channels = base_channels(base, coordinates_at(checkpoints, step))
+    model = dataclasses.replace(model, channels=channels)
     average = average_is_taken(checkpoints, step, weights)
     return model, *store.restore_model(step, model, average=average)
 

@@ -6,7 +6,7 @@ from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.models.model_def import ModelDef
 from credit_jax.plan.finetune import Base
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.base_weights import BaseWeights, base_channels
+from credit_jax.training.base_weights import BaseWeights
 from credit_torch_bridge.checkpoint.run_config import RunConfig
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint

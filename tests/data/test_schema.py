@@ -1,5 +1,7 @@
 """The channel layout as a file and as a check."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
 
@@ -25,6 +27,21 @@ def test_order_and_slices(schema):
     assert schema.target_slices()["ERA5/diagnostic/2d/TP"] == slice(5, 6)
     assert schema.describe(3) == "T 5"
     assert schema.describe(6, "input") == "tsi"
+
+
+def test_the_next_input_has_each_prediction_in_its_place():
+    """Of two sources, so that prognostic channels are first neither in x nor in y."""
+    keys = "A/static/2d/Z", "B/prognostic/3d/T", "B/prognostic/2d/SP"
+    groups = [ChannelGroup(key, 2 if "3d" in key else 1, 2) for key in keys]
+    rain = ChannelGroup("A/diagnostic/2d/TP", 1, 1)
+    schema = ChannelSchema(tuple(groups), (rain, groups[2], groups[1]))
+    x = np.arange(8.0).reshape(1, 4, 2, 1, 1)
+    y = 10 + np.arange(4.0).reshape(1, 4, 1, 1, 1)  # TP, SP, T, T
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    new = schema.advance(x, y)
+    assert new[0, :, :, 0, 0].tolist() == [[1, 1], [3, 12], [5, 13], [7, 11]]
+    with pytest.raises(ValueError, match=r"x has B/prognostic/3d/T, which y lacks"):
+        ChannelSchema(schema.input, (rain,)).advance(x, y)
 
 
 def test_round_trip(schema, tmp_path):

@@ -32,6 +32,18 @@ MODEL = {
 }
 
 
+VARIABLES = {
+    "prognostic": {"vars_3D": ["U", "T"], "vars_2D": ["SP"]},
+    "static": {"vars_2D": ["LSM", "Z"]},
+    "diagnostic": {"vars_2D": ["TP"]},
+}
+SOURCE = {"dataset_type": "local", "levels": [500, 850], "level_coord": "level"}
+DATA = {"start_datetime": "2000-01-01", "end_datetime": "2001-01-01"}
+DATA |= {"timestep": "6h", "forecast_len": 1}
+for field in VARIABLES.values():
+    field["path"] = "era5_%Y.nc"
+
+
 def blocks(page: Path = PAGE) -> list[tuple[int, str]]:
     """Returns (first line number, code) of every block of Python."""
     text = page.read_text()
@@ -52,7 +64,8 @@ def write_checkpoint(folder: Path) -> None:
     from credit_torch_bridge.compare.credit_side import new_credit_model
 
     torch.manual_seed(0)
-    (folder / "model.yml").write_text(yaml.safe_dump({"model": MODEL}))
+    data = DATA | {"source": {"ERA5": SOURCE | {"variables": VARIABLES}}}
+    (folder / "model.yml").write_text(yaml.safe_dump({"model": MODEL, "data": data}))
     state = new_credit_model(MODEL).state_dict()
     torch.save({"model_state_dict": state}, folder / "checkpoint.pt")
 
@@ -69,4 +82,5 @@ def test_the_page_runs(credit, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for line, code in blocks():
         exec(compile("\n" * line + code, str(PAGE), "exec"), names)
+    assert names["names"] == ["U 500", "U 850", "T 500", "T 850", "SP", "TP"]
     assert {"forecast", "sensitivity", "curvature", "info", "small"} <= set(names)
