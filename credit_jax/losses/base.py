@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.config import StrictModel
-from credit_jax.named_fields import FieldContext, FieldTree
+from credit_jax.named_fields import FieldContext, FieldTree, keys_of_tree
 from credit_jax.ops.vma import varying_axes
 
 # Local arrays; `samples` is `batch` times the ensemble members.
@@ -61,10 +61,11 @@ def value_and_parts(
     loss: Loss, tree: FieldTree, context: FieldContext
 ) -> tuple[Scalar, dict[str, Scalar]]:
     """Computes a loss and its parts, which only a `CompositeLoss` has."""
-    if not isinstance(loss, CompositeLoss):
-        return loss(tree, context), {}
-    parts = loss.parts(tree, context)
-    return loss.total(parts, context), parts
+    with keys_of_tree("the loss", tree):
+        if not isinstance(loss, CompositeLoss):
+            return loss(tree, context), {}
+        parts = loss.parts(tree, context)
+        return loss.total(parts, context), parts
 
 
 def check_global(name: str, value: Array) -> None:

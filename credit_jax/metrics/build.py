@@ -20,6 +20,7 @@ from credit_jax.named_fields import (
     check_multipliers,
     combination_weights,
     has_named_pair,
+    keys_of_tree,
     latitude_weights,
     named_pair,
     target_variances,
@@ -246,7 +247,8 @@ class Metrics:
         """Computes all scores by name."""
         scores: dict[str, Array] = {}
         for each in self.shown:
-            scores |= each.scores(each.pair(tree, self.channels, context))
+            with keys_of_tree(f"the metric {each.settings.name}", tree):
+                scores |= each.scores(each.pair(tree, self.channels, context))
         return scores
 
     def in_training(self) -> Metrics:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -29,6 +30,25 @@ def by_source(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def by_key(fields: NamedFields) -> dict[str, Any]:
     """Key -> field, of source -> key -> field; the inverse of `by_source`."""
     return {key: x for of_source in fields.values() for key, x in of_source.items()}
+
+
+@contextmanager
+def keys_of_tree(what: str, tree: FieldTree) -> Iterator[None]:
+    """Turns a KeyError of a user's function into a ValueError with the keys there are.
+
+    Args:
+        what: the function, for the error.
+        tree: the named fields of a step that it takes.
+    """
+    try:
+        yield
+    except KeyError as error:
+        fields = [tree[name] for name in (PREDICTION, TARGET) if name in tree]
+        names = [*tree, *dict.fromkeys(key for x in fields for key in by_key(x))]
+        raise ValueError(
+            f"{what} reads the key {error}, which is not there; there are: "
+            f"{', '.join(names)}"
+        ) from error
 
 
 def has_named_pair(tree: FieldTree) -> bool:

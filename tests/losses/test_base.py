@@ -15,7 +15,7 @@ import pytest
 
 from credit_jax.config import StrictModel
 from credit_jax.config.loss import LossConfig
-from credit_jax.losses import LOSSES, LossEntry, build_loss
+from credit_jax.losses import LOSSES, LossEntry, build_loss, value_and_parts
 from credit_jax.named_fields import ChannelLayout, latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
@@ -35,6 +35,12 @@ MESHES = {
     "dp 2 x 4 shards": {"dp": 2, "domain": 4},
     "dp 2 x tp 2 x 2 shards": {"dp": 2, "tp": 2, "domain": 2},
 }
+
+
+def test_a_key_that_is_not_there_is_an_error_of_one_line():
+    tree = {"y_pred": 1, "y": 2, "y_processed": {"S": {"S/prognostic/3d/T": 3}}}
+    with pytest.raises(ValueError, match=r"the loss reads the key 'z', .*/3d/T$"):
+        value_and_parts(lambda tree, _: tree["z"], tree, None)
 
 
 class SpectralParameters(StrictModel):
