@@ -9,11 +9,13 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from credit_jax.cli.submit.section import OTHER_NAMES, JobSection
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.sources.registry import source_config, source_types
@@ -27,26 +29,40 @@ _HEAD = """# Every key of the YAML
 
 Made from the classes that validate them. Keys and defaults are CREDIT's where CREDIT
 has them; `null` means the default. An unknown key is an error that names the nearest
-one. `credit-jax check --config FILE` prints what a config will do.
+one. `credit-jax check --config FILE` prints what a config will do. Where CREDIT has
+another name for a key, it is beside it; where it has none, the meaning says so.
 
 <!-- made by: python -m tools.key_pages -->"""
 PAGE = Path(__file__).parents[1] / "docs" / "keys.md"
-# Registry -> its entries and the class of their arguments.
+_PRECISION = """Parameters, statistics, softmax, losses and the optimizer are float32.
+
+| format of products | keys | CREDIT's name |
+|---|---|---|
+| float32 | `amp: false` | the same |
+| TF32, or passes of bfloat16 | `matmul_precision: high` or `default` | none |
+| bfloat16 | `amp: true`, `fsdp2_mp_policy` or `data: fsdp2` | the same |
+| float16, loss scaled | `amp: true` alone, or `param_dtype: float16` | autocast |
+| float8 | `fp8: true`, `float8`, not with float16 | none; torchao's recipes |
+
+See [trainer](#trainer) and [numerics](numerics.md)."""
+# Registry -> its entries: the class of their arguments, and what describes them.
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "Models (`model.type`)": {k: entry.config for k, entry in MODELS.items()},
+    "Models (`model.type`)": {k: (entry.config, None) for k, entry in MODELS.items()},
     "Sources (`data.source.NAME.dataset_type`)": {
-        k: source_config(k) for k in source_types()
+        k: (source_config(k), None) for k in source_types()
     },
     "Preblocks (`preblocks.PHASE.NAME.type`)": {
-        k: entry.args for k, entry in TRANSFORMS["preblocks"].items()
+        k: (entry.args, None) for k, entry in TRANSFORMS["preblocks"].items()
     },
     "Postblocks (`postblocks.PHASE.NAME.type`)": {
-        k: entry.args for k, entry in TRANSFORMS["postblocks"].items()
+        k: (entry.args, None) for k, entry in TRANSFORMS["postblocks"].items()
     },
     "Losses (`loss.training_loss`)": {
-        k: entry.parameters for k, entry in LOSSES.items()
+        k: (entry.parameters, entry.build) for k, entry in LOSSES.items()
     },
-    "Metrics (`metrics.TYPE`)": {k: entry.parameters for k, entry in METRICS.items()},
+    "Metrics (`metrics.TYPE`)": {
+        k: (entry.parameters, entry.score) for k, entry in METRICS.items()
+    },
 }
 
 
@@ -58,10 +74,16 @@ def keys_page() -> str:
         first = paths.setdefault(section, path)
         parts.append(f"## {path or 'Top level'}")
         parts += _table(section) if first == path else [f"As `{first}`."]
+    parts += ["## pbs, slurm", *_table(JobSection, OTHER_NAMES)]
+    parts += ["## Precision", _PRECISION]
     for title, entries in _REGISTRIES.items():
         parts.append(f"## {title}")
-        for name, section in entries.items():
-            parts += [f"### {name}", *_table(section)]
+        for name, (section, described) in entries.items():
+            first, *rest = _table(section) or [""]
+            if described is not None:
+                text = (inspect.getdoc(described) or "").partition("\n")[0]
+                first = re.sub(r"^Builds `[\w-]+`: (.)", lambda m: m[1].upper(), text)
+            parts += [f"### {name}", first, *rest]
     parts.append("<!-- the end of what is made -->")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -97,21 +119,30 @@ def _kind(section: type[StrictModel]) -> str:
     return ""
 
 
-def _table(section: type[StrictModel]) -> Iterator[str]:
-    """The first line of a section's docstring, and a table of its keys."""
+def _table(
+    section: type[StrictModel], others: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """The first line of a section's docstring, and a table of its keys.
+
+    Args:
+        section: the section.
+        others: further names of keys, which CREDIT has -> the key.
+    """
     if section is StrictModel:
-        return
-    text = inspect.getdoc(section) or ""
-    yield text.partition("\n")[0]
-    meanings = _meanings(section)
+        return []
+    parts = [(inspect.getdoc(section) or "").partition("\n")[0]]
+    meanings, names = _meanings(section), dict[str, str]()
+    for other, name in others.items():
+        names[name] = names.get(name, "") + f" (CREDIT also: `{other}`)"
     rows = [
-        f"| `{field.alias or name}` | {_type(field.annotation)} | {_default(field)} | "
-        f"{meanings.get(name, '')} |"
+        f"| `{field.alias or name}`{names.get(name, '')} | {_type(field.annotation)} | "
+        f"{_default(field)} | {meanings.get(name, '')} |"
         for name, field in section.model_fields.items()
     ]
     if rows:
         head = "| key | type | default | meaning |", "|---|---|---|---|"
-        yield "\n".join([*head, *rows])
+        parts.append("\n".join([*head, *rows]))
+    return parts
 
 
 def _meanings(section: type[StrictModel]) -> dict[str, str]:

@@ -143,6 +143,7 @@ def pointwise(
 
         return loss
 
+    build_mean.__doc__ = build.__doc__
     return LossEntry(build_mean, parameters, build)
 
 

@@ -30,7 +30,7 @@ class CovarianceParameters(StrictModel):
 
 
 def build_covmse(settings: CovarianceParameters) -> Loss:
-    """Builds `covmse`: the mean over points of `r^T P r`.
+    """Builds `covmse`: error weighted by its inverse covariance, mean of `r^T P r`.
 
     r is the error of all channels and times at a point, and P the inverse of its sample
     covariance over all samples and grid points, through which the gradient flows. The

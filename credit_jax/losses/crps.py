@@ -59,7 +59,10 @@ class AlmostFairParameters(StrictModel):
 
 
 def build_kcrps(settings: KcrpsParameters) -> Loss:
-    """Builds `KCRPS`: c is 1 / (2 m (m - 1)), or 1 / (2 m^2) with `biased`."""
+    """Builds `KCRPS`: CRPS, fair for any number m of members, or with `biased` not.
+
+    c is 1 / (2 m (m - 1)), or 1 / (2 m^2).
+    """
 
     def divisor(count: int) -> float:
         return float(count * count if settings.biased else count * (count - 1))
@@ -68,7 +71,9 @@ def build_kcrps(settings: KcrpsParameters) -> Loss:
 
 
 def build_almost_fair(settings: AlmostFairParameters) -> Loss:
-    """Builds `almost-fair-crps`: c is (1 - (1 - alpha) / m) / (2 m (m - 1)).
+    """Builds `almost-fair-crps`: CRPS, fair by `alpha`.
+
+    c is (1 - (1 - alpha) / m) / (2 m (m - 1)).
 
     Differs from CREDIT: the sum over pairs takes memory for m instead of m^2 fields.
     """
@@ -101,7 +106,7 @@ def half_pair_sum_of_signs(members: Members) -> PerSample:
 
 
 def build_ring_crps(_: StrictModel) -> Pointwise:
-    """Builds `ring-crps`: each of K data-parallel ranks has one member of a sample.
+    """Builds `ring-crps`: fair CRPS; each of K ranks has one member of a sample.
 
     All ranks have the same samples. Rank r computes
     `(|x_r - y| - sum_j |x_r - x_j| / (K - 1)) / K`, where no gradient flows through the

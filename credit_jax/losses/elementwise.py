@@ -90,4 +90,5 @@ def elementwise(
         keywords = dict(settings)
         return lambda prediction, target, _: function(prediction, target, **keywords)
 
+    build.__doc__ = function.__doc__
     return pointwise(build, parameters)

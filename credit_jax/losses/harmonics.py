@@ -36,7 +36,7 @@ class HarmonicParameters(StrictModel):
 
 
 def build_spherical(settings: HarmonicParameters) -> Loss:
-    """Builds `spherical`: squared error of the coefficients of spherical harmonics.
+    """Builds `spherical`: error of spherical harmonics; CREDIT has no such loss.
 
     It is the sum over degrees of the mean square over the globe of the error of that
     degree, and so for all degrees with the weight 1 the squared error itself.
@@ -45,7 +45,7 @@ def build_spherical(settings: HarmonicParameters) -> Loss:
 
 
 def build_amse(settings: HarmonicParameters) -> Loss:
-    """Builds `amse`: squared error by degree that does not reward smooth predictions.
+    """Builds `amse`: errors of amplitude and phase by degree; CREDIT has no such loss.
 
     With the power P and T of a degree and their coherence r, it is the sum over degrees
     of `(sqrt(P) - sqrt(T))^2 + 2 max(P, T) (1 - r)` (Subich et al. 2025,

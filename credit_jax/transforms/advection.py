@@ -75,7 +75,7 @@ class AdvectionArgs(StrictModel):
 
 
 class AdvectionPreArgs(AdvectionArgs):
-    """Arguments of the preblock.
+    """Advects tracers of the data by one step of the wind.
 
     Attributes:
         data_types: entries to change; missing ones are skipped.
@@ -85,7 +85,7 @@ class AdvectionPreArgs(AdvectionArgs):
 
 
 class AdvectionPostArgs(AdvectionArgs):
-    """Arguments of the postblock.
+    """Advects predicted tracers by one step of the wind.
 
     Attributes:
         key: entry to change.

@@ -51,7 +51,7 @@ class LevelInterpArgs(StrictModel):
 
 
 class LevelInterpPreArgs(LevelInterpArgs):
-    """Arguments of the preblock.
+    """Interpolates the fields of the data to other hybrid levels.
 
     Attributes:
         data_types: entries to interpolate; missing ones are skipped.
@@ -61,7 +61,7 @@ class LevelInterpPreArgs(LevelInterpArgs):
 
 
 class LevelInterpPostArgs(LevelInterpArgs):
-    """Arguments of the postblock.
+    """Interpolates predicted fields to other hybrid levels.
 
     Attributes:
         key: entry to interpolate.

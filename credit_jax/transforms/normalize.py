@@ -43,7 +43,7 @@ SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
 
 class NormalizerArgs(StrictModel):
-    """Arguments of `era5_normalizer`.
+    """`(x - mean) / std` by variable and level.
 
     Attributes:
         mean_path: NetCDF file with the mean of each variable: (level,) for 3-D
@@ -58,7 +58,7 @@ class NormalizerArgs(StrictModel):
 
 
 class DenormalizerArgs(NormalizerArgs):
-    """Arguments of the postblock `era5_normalizer`.
+    """`x * std + mean` by variable and level; CREDIT has no such postblock.
 
     Attributes:
         key: entry to change.

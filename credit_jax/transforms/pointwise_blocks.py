@@ -71,19 +71,19 @@ class _After(StrictModel):
 
 
 class LogArgs(_LogFormula, _Before):
-    """Arguments of `log_transform`."""
+    """`log_base(x + eps) - log_base(eps)` of selected variables."""
 
 
 class SqrtArgs(_Root, _Before):
-    """Arguments of `sqrt_transform`."""
+    """Square root of selected variables."""
 
 
 class ExpArgs(_LogFormula, _After):
-    """Arguments of `exp_transform`: `eps` and `base` of the `log_transform`."""
+    """Undoes `log_transform`, with its `eps` and `base`."""
 
 
 class SquareArgs(_Root, _After):
-    """Arguments of `square_transform`."""
+    """Undoes `sqrt_transform`."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class _ScalerArgs(StrictModel):
 
 
 class ScalerPreArgs(_ScalerArgs):
-    """Arguments of the preblock `bridgescaler_transform`.
+    """Applies fitted scalers to input and target.
 
     Attributes:
         method: "transform" or "inverse_transform".
@@ -67,7 +67,7 @@ class ScalerPreArgs(_ScalerArgs):
 
 
 class ScalerPostArgs(_ScalerArgs):
-    """Arguments of the postblock `bridgescaler_transform`.
+    """Applies fitted scalers to what is predicted, by default backwards.
 
     Attributes:
         method: "inverse_transform" or "transform".

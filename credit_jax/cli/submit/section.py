@@ -13,7 +13,7 @@ from credit_jax.config.messages import got
 
 Scheduler = Literal["pbs", "slurm"]
 
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "conda_env": "conda",
     "account": "project",
     "gpus": "ngpus",
@@ -178,5 +178,5 @@ def job_section(
 
 def _with_main_names(section: Mapping[str, Any]) -> dict[str, Any]:
     """Renames alternative keys; a key under its main name takes precedence."""
-    others = {_OTHER_NAMES[k]: v for k, v in section.items() if k in _OTHER_NAMES}
-    return others | {k: v for k, v in section.items() if k not in _OTHER_NAMES}
+    others = {OTHER_NAMES[k]: v for k, v in section.items() if k in OTHER_NAMES}
+    return others | {k: v for k, v in section.items() if k not in OTHER_NAMES}

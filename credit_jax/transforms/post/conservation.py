@@ -30,7 +30,7 @@ Reader: TypeAlias = Callable[[str], Any]
 
 
 class TracerFixerArgs(StrictModel):
-    """Arguments of `tracer_fixer`.
+    """Limits tracers to a range, such as to what is not negative.
 
     Attributes:
         tracer_vars: keys of the variables to limit.
@@ -81,7 +81,7 @@ class MoistureArgs(PhysicsArgs):
 
 
 class MassFixerArgs(MoistureArgs):
-    """Arguments of `global_mass_fixer`, which corrects `sp_var` of hybrid levels."""
+    """Keeps the mass of dry air, by surface pressure `sp_var` of hybrid levels."""
 
     @field_validator("grid_type")
     @classmethod
@@ -92,7 +92,7 @@ class MassFixerArgs(MoistureArgs):
 
 
 class WaterFixerArgs(MoistureArgs):
-    """Arguments of `global_water_fixer`.
+    """Closes the budget of water, by precipitation.
 
     Attributes:
         precip_var: key of precipitation, m in the step, which is corrected.
@@ -143,7 +143,7 @@ class AirArgs(PhysicsArgs):
 
 
 class EnergyFixerArgs(AirArgs):
-    """Arguments of `global_energy_fixer`, with separate upward and downward fluxes.
+    """Closes the budget of energy by temperature; fluxes up and down are separate.
 
     Attributes:
         toa_down_solar_input_var: key of the solar flux into the top, W / m^2, in the
@@ -163,7 +163,7 @@ class EnergyFixerArgs(AirArgs):
 
 
 class NetEnergyFixerArgs(AirArgs):
-    """Arguments of `global_energy_fixer_net`, with net fluxes, positive downward.
+    """Closes the budget of energy by temperature; fluxes are net, positive downward.
 
     Attributes:
         toa_net_solar_var, toa_net_thermal_var: keys of radiation at the top.

@@ -103,7 +103,7 @@ class LevelArgs(GroundArgs):
 
 
 class SeaLevelArgs(GroundArgs):
-    """Arguments of `mslp_diagnostic`.
+    """Mean sea level pressure, from surface pressure and temperature.
 
     Attributes:
         output_name: key of the result, Pa.
@@ -115,7 +115,7 @@ class SeaLevelArgs(GroundArgs):
 
 
 class GeopotentialArgs(LevelArgs):
-    """Arguments of `geopotential_diagnostic`.
+    """Geopotential of hybrid levels, by the hydrostatic equation.
 
     Attributes:
         output_name: key of the result, m^2 / s^2.
@@ -133,7 +133,7 @@ class GeopotentialArgs(LevelArgs):
 
 
 class PressureInterpArgs(LevelArgs):
-    """Arguments of `pressure_interp_diagnostic`.
+    """Fields of hybrid levels, interpolated to levels of pressure.
 
     Attributes:
         pressure_levels: pressure levels, hPa.

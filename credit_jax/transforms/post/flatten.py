@@ -33,7 +33,7 @@ from credit_jax.transforms.scaling import (
 
 
 class FlattenArgs(StrictModel):
-    """Arguments of `flatten_to_tensor`.
+    """Joins named fields to one array of channels.
 
     Attributes:
         scaler_path: JSON file of fitted scalers; null does not scale.

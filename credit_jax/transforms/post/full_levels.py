@@ -56,7 +56,7 @@ _AIR_PRESSURE = {"standard_name": "air_pressure", "units": "Pa"}
 
 
 class FullLevelsArgs(StrictModel):
-    """Arguments of `full_state_pressure_interpolation`, with gen1's names.
+    """Fields on levels of pressure and height, with gen1's names of keys.
 
     Attributes:
         interp_fields: keys of 3-D variables.

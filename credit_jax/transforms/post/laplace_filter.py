@@ -48,7 +48,7 @@ class WindArgs(StrictModel):
 
 
 class LaplaceFilterArgs(StrictModel):
-    """Arguments of `laplace_filter`.
+    """Damps noise near the poles and divergence, as gen1's `use_laplace_filter`.
 
     Attributes:
         winds: the winds.

@@ -14,7 +14,7 @@ from credit_jax.transforms.base import FieldTree, Transform
 
 
 class ReconstructArgs(StrictModel):
-    """Arguments of `reconstruct`.
+    """Splits the prediction, or the target, into named fields.
 
     Attributes:
         detach: whether to stop gradients at the fields.

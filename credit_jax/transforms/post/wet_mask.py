@@ -61,7 +61,7 @@ class WetMaskConf(StrictModel):
 
 
 class WetMaskArgs(StrictModel):
-    """Arguments of `wet_mask_samudra`.
+    """Sets land to 0, by Samudra's masks of every depth.
 
     Attributes:
         conf: see `WetMaskConf`.

@@ -22,7 +22,7 @@ from credit_jax.transforms.named import OUTPUT, get_field, with_fields
 
 
 class WindFilterArgs(StrictModel):
-    """Arguments of `wind_artifact_filter`.
+    """Smooths levels where the wind is strong.
 
     Attributes:
         u_var, v_var: keys of the wind.

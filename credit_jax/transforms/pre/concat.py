@@ -17,7 +17,7 @@ FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnost
 
 
 class ConcatArgs(StrictModel):
-    """Arguments of `concat`.
+    """Joins named fields to x and y.
 
     Attributes:
         to_device: no effect; the training loop places batches on devices.
@@ -27,7 +27,7 @@ class ConcatArgs(StrictModel):
 
 
 class ToDeviceArgs(StrictModel):
-    """Arguments of `to_device`.
+    """Does nothing; CREDIT moves arrays by it.
 
     Attributes:
         device: no effect; the training loop places batches on devices.

@@ -41,7 +41,7 @@ class FillRule(StrictModel):
 
 
 class FillArgs(StrictModel):
-    """Arguments of `fill_values`.
+    """Replaces values that match a rule by a constant.
 
     Attributes:
         rules: rules, each of which is matched against the original values; the last one

@@ -19,7 +19,7 @@ from credit_jax.transforms.selection import DataType
 
 
 class RegridArgs(StrictModel):
-    """Arguments of `regrid`.
+    """Interpolates fields to another grid by a sparse matrix of ESMF.
 
     Attributes:
         weight_file: NetCDF file of ESMF with row, col and S of the matrix.

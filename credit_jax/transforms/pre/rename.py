@@ -20,7 +20,7 @@ from credit_jax.transforms.selection import DataType
 
 
 class RenameArgs(StrictModel):
-    """Arguments of `rename`: either mapping or mapping_file.
+    """Changes keys of variables, by either `mapping` or `mapping_file`.
 
     Attributes:
         mapping: old key -> new key, such as "GFS/prognostic/3d/TMP" to
