@@ -13,6 +13,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import credit_jax
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("credit_jax", "credit_torch_bridge")
 INDEX = "README.md"
@@ -42,11 +44,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Converts links between files of the repository to links between pages."""
+    """Converts links between files of the repository to links between pages.
+
+    The public names are links to the reference, which the repository has not.
+    """
+    if page.file.src_uri == "api.md":
+        markdown = re.sub(r"(?m)^\| (`credit_jax\.(\w+)`)", _linked, markdown)
     if page.file.generated_by is None:
         markdown = re.sub(r"\]\(\.\./", "](", markdown)
     markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
     return re.sub(r"\]\(((?:\.\./)*)README\.md", r"](\1index.md", markdown)
+
+
+def _linked(match: re.Match[str]) -> str:
+    thing = getattr(credit_jax, match[2])
+    page = _reference(thing.__module__.rpartition(".")[0])
+    return f"| [{match[1]}]({page}#{thing.__module__}.{thing.__qualname__})"
 
 
 def _outside() -> Iterator[str]:

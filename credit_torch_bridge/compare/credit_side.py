@@ -93,7 +93,7 @@ def failures_of_credit(what: str) -> Iterator[None]:
         raise ValueError(
             f"CREDIT fails to {what} this model ({type(error).__name__}: {error}), so "
             "that there is nothing to compare with; credit_jax runs some models that "
-            "CREDIT does not run, see docs/numerics.md"
+            "CREDIT does not run, see docs/numerics_record.md"
         ) from error
 
 
