@@ -15,8 +15,8 @@ import pytest
 
 from credit_jax.config import StrictModel
 from credit_jax.config.loss import LossConfig
-from credit_jax.losses import LOSSES, LossEntry, build_loss, value_and_parts
-from credit_jax.named_fields import ChannelLayout, latitude_weights
+from credit_jax.losses import LOSSES, LossEntry, build_loss
+from credit_jax.named_fields import ChannelLayout, keys_of_tree, latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, loss_and_gradient, of_pair
@@ -39,8 +39,11 @@ MESHES = {
 
 def test_a_key_that_is_not_there_is_an_error_of_one_line():
     tree = {"y_pred": 1, "y": 2, "y_processed": {"S": {"S/prognostic/3d/T": 3}}}
-    with pytest.raises(ValueError, match=r"the loss reads the key 'z', .*/3d/T$"):
-        value_and_parts(lambda tree, _: tree["z"], tree, None)
+    with (
+        pytest.raises(ValueError, match=r"the loss reads the key 'z', .*/3d/T$"),
+        keys_of_tree("the loss", tree),
+    ):
+        tree["z"]
 
 
 class SpectralParameters(StrictModel):
