@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from credit_jax.certification.measure import BOTH, Measured, measure
+from credit_jax.certification.measure import PARTS, Measured, measure
 from credit_jax.certification.meshes import (
     CANDIDATES,
     ONE_DEVICE,
@@ -62,7 +62,7 @@ class MeshVerdict:
         """Whether every bound holds, of float64 where that of float32 is broken."""
         decisive = self.in_float64 or self.checks
         decided = all(check.passed for check in decisive)
-        return bool(decisive) and decided and _copied_bits_agree(self.checks)
+        return bool(decisive) and decided and _final_pass(self.checks)
 
     def lines(self) -> Iterator[str]:
         """The verdict as text: the check nearest to its bound, and what differs."""
@@ -95,6 +95,7 @@ class Certificate:
         credit: lines of the comparison with serial CREDIT; empty without.
         credit_passed: whether that comparison passed.
         vanishing: parameters whose gradient is of rounding errors alone.
+        not_certified: what the comparisons say nothing about, one line each.
         provenance: versions, digests, command and the like, by name.
 
     >>> certificate = credit_jax.certify_model(model.model_def, meshes=["1"])
@@ -109,6 +110,7 @@ class Certificate:
     credit: tuple[str, ...] = ()
     credit_passed: bool = True
     vanishing: tuple[str, ...] = ()
+    not_certified: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -142,17 +144,19 @@ def _share(check: Check) -> float:
 def _broken(checks: Sequence[Check]) -> tuple[str, ...]:
     """The parts of what is measured in which a bound is broken."""
     wrong = {check.part for check in checks if not check.passed}
-    return tuple(part for part in BOTH if part in wrong)
+    return tuple(part for part in PARTS if part in wrong)
 
 
-def _copied_bits_agree(checks: Sequence[Check]) -> bool:
-    """Whether all passes that demands the same bits: rounding is no excuse there."""
-    return all(check.passed for check in checks if not check.bound)
+def _final_pass(checks: Sequence[Check]) -> bool:
+    """Whether all passes that float64 does not decide."""
+    return all(check.passed for check in checks if check.is_final)
 
 
 def _is_blurred(checks: Sequence[Check]) -> bool:
     """Whether an error is so large that a dtype says nothing, if it is of rounding."""
-    return any(check.bound and check.error > BLURRED * check.bound for check in checks)
+    return any(
+        check.error > BLURRED * check.bound for check in checks if not check.is_final
+    )
 
 
 def certify_model(
@@ -210,6 +214,7 @@ def chosen_meshes(
     names: Sequence[str] | None,
     num_devices: int,
     *,
+    num_samples: int = NUM_SAMPLES,
     num_ranks: int | None = None,
 ) -> list[str]:
     """Returns the meshes to compare; all that fit, or those asked for.
@@ -218,7 +223,7 @@ def chosen_meshes(
         model_def: the model.
         names: names of the meshes; None for all of `CANDIDATES` that fit.
         num_devices: number of devices.
-        num_ranks: see `fitting_meshes`.
+        num_samples, num_ranks: see `fitting_meshes`.
 
     Raises:
         ValueError: one that was asked for does not fit.
@@ -226,7 +231,7 @@ def chosen_meshes(
     fitting = fitting_meshes(
         model_def,
         num_devices=num_devices,
-        num_samples=NUM_SAMPLES,
+        num_samples=num_samples,
         num_ranks=num_ranks,
         names=CANDIDATES if names is None else names,
     )
@@ -235,7 +240,7 @@ def chosen_meshes(
             ranks = dims_of(name).batch_size
             reasons = problems_of(name, model_def, num_devices) or [
                 f"its {ranks} data-parallel ranks do not fit: expected "
-                + (f"{num_ranks}" if num_ranks else f"a divisor of {NUM_SAMPLES}")
+                + (f"{num_ranks}" if num_ranks else f"a divisor of {num_samples}")
             ]
             raise ValueError(f"--meshes: {name} does not fit: {'; '.join(reasons)}")
     return fitting
@@ -251,12 +256,12 @@ class Runner(Protocol):
     """Runs a subject on meshes."""
 
     def measured(
-        self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
+        self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS
     ) -> Measured:
         """Some numbers of a mesh; those of the reference are computed once."""
         ...
 
-    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
+    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS) -> str:
         """The first place where these numbers differ from those of the reference."""
         ...
 
@@ -295,14 +300,14 @@ class Judge:
                 "with which nothing can be compared; look for their cause there first, "
                 "such as a checkpoint of a run that had diverged"
             )
-        narrow, wide, place, parts = (), (), "", BOTH
+        narrow, wide, place, parts = (), (), "", PARTS
         try:
             if not at_once:
-                narrow = self._checks(mesh, BOTH, x64=False)
-                if not _copied_bits_agree(narrow):
+                narrow = self._checks(mesh, PARTS, x64=False)
+                if not _final_pass(narrow):
                     place = self._runner.place(mesh, x64=False)
                     return MeshVerdict(mesh, narrow, place=place)
-                parts = BOTH if _is_blurred(narrow) else _broken(narrow)
+                parts = PARTS if _is_blurred(narrow) else _broken(narrow)
             if parts:
                 wide = self._checks(mesh, parts, x64=True)
             if _broken(wide):
@@ -336,15 +341,15 @@ class _InProcess:
         self._seen: dict[tuple[str, bool, tuple[str, ...]], Measured] = {}
 
     def measured(
-        self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
+        self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS
     ) -> Measured:
         key = (mesh, x64, tuple(parts))
         if key not in self._seen:
             folder = self._folder / folder_name(x64=x64, parts=parts)
-            reference, start = None, None
+            reference, expected = None, None
             if mesh != ONE_DEVICE:
                 reference = folder / ONE_DEVICE
-                start = self.measured(ONE_DEVICE, x64=x64, parts=parts).start
+                expected = self.measured(ONE_DEVICE, x64=x64, parts=parts)
             with jax.enable_x64(x64):
                 self._seen[key] = measure(
                     self._subject(x64=x64),
@@ -352,12 +357,12 @@ class _InProcess:
                     self._devices,
                     folder=folder / mesh,
                     reference=reference,
-                    start=start,
+                    expected=expected,
                     parts=parts,
                 )
         return self._seen[key]
 
-    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
+    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS) -> str:
         actual = self.measured(mesh, x64=x64, parts=parts)
         expected = self.measured(ONE_DEVICE, x64=x64, parts=parts)
         bounds = bounds_of(x64=x64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from credit_jax.named_fields import FieldContext
 from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.params.spec import trainable
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.base_weights import first_adapters
 from credit_jax.training.optimizer import UniformTransformation
@@ -44,22 +45,25 @@ from credit_jax.training.state import (
     state_of,
     state_specs,
 )
-from credit_jax.training.step import make_train_step
+from credit_jax.training.step import make_train_step, make_update
 from credit_jax.transforms.rollout import CARRY
 
 Arrays = dict[str, np.ndarray]
 # The update after which a checkpoint is written, and restored on another mesh.
 SAVED = 1
 # Parts of what is measured.
-FORECAST, TRAINING = "forecast", "training"
-BOTH = (FORECAST, TRAINING)
+FORECAST, TRAINING, RUN = "forecast", "training", "run"
+PARTS = (FORECAST, TRAINING, RUN)
 # Standard deviation of what is put in the place of zeros.
 _INITIAL_SCALE = 0.02
 _MANY_WEIGHTS = 1e6
+# Of updates by one gradient, and their rate, which moves weights by much of their size:
+# the rounding of small changes would hide a wrong decay.
+_FACTORS, _RATE = (1.0, -0.5, 0.25), 0.1
 # Of a training state.
 _COUNTS = ("micro_step", "update_step")
 # Of the names of `Measured.start`.
-_PARAMS, _SEPARATOR = "params", "|"
+PARAMS, SEPARATOR = "params", "|"
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,13 @@ class Measured:
         restored: the same, read from the checkpoint of one device, that this mesh goes
             on from; None on one device.
         restored_loss: loss of the update that follows; None on one device.
+        sensitivity: gradient of the first x of the forecast.
+        optimized: weights, their average and the state of the optimizer after
+            `NUM_UPDATES` updates by the gradient of the reference.
+        logged: what a run of the config logs, see `runs`; empty without a config.
+        logged_in_dtype: the same in the dtype of the config, if it has 16 bits.
+        trained: weights, average and state of the optimizer of its last checkpoint.
+        opened: weights of the run of the reference, as a forecast here has them.
     """
 
     mesh: str
@@ -101,6 +112,12 @@ class Measured:
     written: Arrays
     restored: Arrays | None = None
     restored_loss: float | None = None
+    sensitivity: Arrays = field(default_factory=dict)
+    optimized: Arrays = field(default_factory=dict)
+    logged: Arrays = field(default_factory=dict)
+    logged_in_dtype: Arrays = field(default_factory=dict)
+    trained: Arrays = field(default_factory=dict)
+    opened: Arrays = field(default_factory=dict)
 
 
 class RecordedGradient(NamedTuple):
@@ -141,14 +158,14 @@ def measure(
     *,
     folder: Path,
     reference: Path | None = None,
-    start: Arrays | None = None,
-    parts: Sequence[str] = BOTH,
+    expected: Measured | None = None,
+    parts: Sequence[str] = PARTS,
     run: Path | None = None,
 ) -> Measured:
     """Runs the forecast and the updates of a subject on a mesh.
 
-    Two programs are compiled: a step of the forecast, and the training step, whose
-    optimizer records the gradient, too.
+    Three programs are compiled: a step of the forecast with the gradient of its input,
+    the training step, whose optimizer records the gradient, and an update alone.
 
     Args:
         subject: what to run.
@@ -156,8 +173,8 @@ def measure(
         devices: devices, at least as many as the mesh has.
         folder: folder where the checkpoint of this mesh is written; empty.
         reference: folder of the checkpoint of one device; None on one device.
-        start: `Measured.start` of one device; None on one device.
-        parts: what is measured, of `BOTH`.
+        expected: numbers of one device; None on one device.
+        parts: what is measured, of `PARTS`.
         run: folder where the first weights are written as the checkpoint of a run; None
             for nowhere.
     """
@@ -168,18 +185,22 @@ def measure(
         optimizer = UniformTransformation(*optimizer)
     weights = drawn_weights(subject, model)
     initial = _host(weights[0])
-    if start is None:
+    if expected is None:
         weights = _as_computed(subject, _without_zeros(subject, model, weights))
     else:
-        weights = placed_weights(model, start)
-    first = _flat(*weights) if start is None else {}
+        weights = placed_weights(model, expected.start)
+    first = _flat(*weights) if expected is None else {}
     if run is not None:
         _write_run(subject, model, weights, run)
     state = _first_state(subject, model, optimizer, weights)
-    forecast = _forecast(subject, model, state, order) if FORECAST in parts else {}
+    forecast, sensitivity = {}, {}
+    if FORECAST in parts:
+        forecast, sensitivity = _forecast(subject, model, state, order)
     if TRAINING not in parts:
         nothing = {}, {}, {}, {}, {}
-        return Measured(mesh, forecast, np.zeros(0), {}, first, initial, *nothing)
+        losses = np.zeros(0)
+        measured = Measured(mesh, forecast, losses, {}, first, initial, *nothing)
+        return replace(measured, sensitivity=sensitivity)
     updates = [
         (step, micro_batches)
         for stage in subject.stages or (subject,)
@@ -234,7 +255,51 @@ def measure(
         written,
         restored,
         restored_loss,
+        sensitivity,
+        _optimized(
+            subject,
+            model,
+            weights,
+            gradients if expected is None else expected.gradients,
+        ),
     )
+
+
+def _optimized(
+    subject: Subject,
+    model: ParallelModel,
+    weights: tuple[Any, Any],
+    gradients: Arrays,
+) -> Arrays:
+    """What an optimizer makes of a gradient that is the same on every mesh."""
+    average = subject.ema_decay is not None
+    optimizer, key = subject.optimizer, jax.random.key(subject.seed)
+    state = state_of(model, *weights, optimizer, key, ema=average)
+    specs = state_specs(model, optimizer, ema=average)
+    state = place_state(state, specs, model.mesh)
+    update = make_update(model, optimizer, ema_decay=subject.ema_decay)
+    update = compiled(update, model)
+    packed = trainable(state.packing.pack(gradients), model.model_def.param_specs)
+    for factor in _FACTORS:
+        gradient = {
+            path: jax.device_put(
+                factor * np.asarray(x, state.stored_params[path].dtype),
+                state.stored_params[path].sharding,
+            )
+            for path, x in packed.items()
+        }
+        state = update(state, gradient, jnp.float32(_RATE))
+    return run_arrays(state.params, state.ema, state.opt_state)
+
+
+def run_arrays(params: Any, average: Any, optimizer: Any) -> Arrays:
+    """Parts of a training state on the host, by the part and the path within it."""
+    parts = {WEIGHTS: params, EMA: average, OPTIMIZER: optimizer}
+    return {
+        f"{name}{SEPARATOR}{_name_of(path)}": np.asarray(jax.device_get(leaf))
+        for name, part in parts.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(part)
+    }
 
 
 def compiled(function: Callable[..., Any], model: ParallelModel) -> Callable[..., Any]:
@@ -321,11 +386,12 @@ def _read_back(store: RunStore, state: TrainState) -> Arrays:
 def _digested(arrays: Mapping[str, Any], rest: Mapping[str, Any]) -> Arrays:
     """Arrays on the host, and digests of the leaves of a tree."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(rest)
-    digests = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): _digest(leaf)
-        for path, leaf in leaves
-    }
+    digests = {_name_of(path): _digest(leaf) for path, leaf in leaves}
     return _host(arrays) | digests
+
+
+def _name_of(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _digest(leaf: Any) -> np.ndarray:
@@ -386,15 +452,15 @@ def _without_zeros(
 
 def placed_weights(model: ParallelModel, start: Arrays) -> tuple[Any, Any]:
     """Parameters and model state of `Measured.start` on the mesh of a model."""
-    tree: Any = unflatten_dict(start, sep=_SEPARATOR)
+    tree: Any = unflatten_dict(start, sep=SEPARATOR)
     collections = {name: tree.get(name, {}) for name in COLLECTIONS}
-    return place_weights(model, tree[_PARAMS], collections)
+    return place_weights(model, tree[PARAMS], collections)
 
 
 def _flat(params: Any, model_state: Any) -> Arrays:
     """Weights and state as one dict of arrays on the host."""
-    tree = {_PARAMS: dict(params), **model_state}
-    return _host(flatten_dict(tree, sep=_SEPARATOR))
+    tree = {PARAMS: dict(params), **model_state}
+    return _host(flatten_dict(tree, sep=SEPARATOR))
 
 
 def _as_computed(subject: Subject, weights: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -447,10 +513,10 @@ def _host(tree: Mapping[str, Any]) -> Arrays:
 
 def _forecast(
     subject: Subject, model: ParallelModel, state: TrainState, order: np.ndarray
-) -> Arrays:
-    """The predictions of each step of a forecast in evaluation mode."""
+) -> tuple[Arrays, Arrays]:
+    """The predictions of each step in evaluation mode; the gradient of the first x."""
     if subject.first is None:
-        return {}
+        return {}, {}
     run = forecast_step(subject, model, tuple(subject.first))
     batch = placed_batch(subject.first, model, subject, order)
     rollout, names = subject.forecast, ["prediction"]
@@ -461,16 +527,22 @@ def _forecast(
         noise = Noise(jax.random.key(subject.seed))
     context = FieldContext(model.reducer, num_members=rollout.num_members)
     fields = rollout.first_carry(batch, context)
-    predictions = {}
+    predictions, sensitivity = {}, {}
     back = np.argsort(order)
     for index, name in enumerate(names):
         now = (batch, fields, jnp.asarray(index, jnp.int32), noise)
-        fields, y = run(state.params, state.model_state, now)
-        rows = model.model_def.image_height
-        y = np.asarray(y)[..., :rows, :]
+        fields, *outputs = run(state.params, state.model_state, now)
+        rows = model.model_def.image_height, subject.first["x"].shape[-2]
         # Those of a loss of ranks stay in the order of the mesh.
-        predictions[name] = y if subject.shared else _reordered(y, back)
-    return predictions
+        predictions[name], gradient = (
+            whole if subject.shared else _reordered(whole, back)
+            for whole in (
+                np.asarray(output)[..., :count, :]
+                for output, count in zip(outputs, rows, strict=True)
+            )
+        )
+        sensitivity = sensitivity or {"x": gradient}
+    return predictions, sensitivity
 
 
 def _reordered(y: np.ndarray, back: np.ndarray) -> np.ndarray:
@@ -490,7 +562,8 @@ def forecast_step(
 
     Returns:
         Function (params, model_state, (batch, fed-back fields, index of the step,
-        noise)) -> (fed-back fields of the next step, prediction).
+        noise)) -> (fed-back fields of the next step, prediction, gradient of x for
+        half the sum of its squares).
     """
     rollout = subject.forecast
     context = FieldContext(model.reducer, num_members=rollout.num_members)
@@ -499,10 +572,17 @@ def forecast_step(
         batch, fields, index, noise = step
         target, forcing = rollout.per_step(batch)
         now = jax.tree.map(lambda leaf: leaf[index], (target, forcing))
-        tree = evaluation_step(
-            model, rollout, params, model_state, batch, fields, index, now[0], noise
-        )
-        return rollout.next_carry(batch, fields, tree, now[1], context), tree["y_pred"]
+
+        def predicted(x: Any) -> Any:
+            given = {**fields, "x": x}
+            tree = evaluation_step(
+                model, rollout, params, model_state, batch, given, index, now[0], noise
+            )
+            return tree["y_pred"], tree
+
+        y, pullback, tree = jax.vjp(predicted, fields["x"], has_aux=True)
+        carry = rollout.next_carry(batch, fields, tree, now[1], context)
+        return carry, y, pullback(y)[0]
 
     known = model.batch_specs()
     specs = {name: known.get(name, known["y"]) for name in names}
@@ -510,6 +590,6 @@ def forecast_step(
     sharded = model.shard_map(
         body,
         batch_specs=(specs, fed_back, PartitionSpec(), PartitionSpec()),
-        out_specs=(fed_back, known["y"]),
+        out_specs=(fed_back, known["y"], known["x"]),
     )
     return compiled(sharded, model)

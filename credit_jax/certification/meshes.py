@@ -28,6 +28,9 @@ _FACTOR = re.compile(r"([a-z]+)(\d+)")
 # Degrees that are no axes of a mesh: they say how others are used.
 _USES = (ULYSSES, ETP)
 
+# Devices of the largest mesh of a config that is simulated.
+MAX_DEVICES = 16
+
 # The meshes of "all", up to 8 devices. Every kind of parallelism by itself, even and
 # uneven rows, then two and three kinds together.
 CANDIDATES = (
@@ -37,6 +40,7 @@ CANDIDATES = (
     "domain2",
     "domain3",
     "fsdp4",
+    "fsdp8",
     "tp4",
     "domain4",
     "domain5",
@@ -87,6 +91,18 @@ def dims_of(name: str) -> ParallelDims:
     for kind, degree in degrees.items():
         world_size *= 1 if kind in _USES else degree
     return ParallelDims(**degrees, world_size=world_size)
+
+
+def name_of(dims: ParallelDims) -> str:
+    """Returns the name of a mesh: the inverse of `dims_of`.
+
+    >>> name_of(dims_of("fsdp2xdomain4xulysses2"))
+    'fsdp2xdomain4xulysses2'
+    """
+    degrees = {kind: getattr(dims, degree) or 1 for kind, degree in _DEGREES.items()}
+    plain = {"etp": dims.tp}
+    factors = [f"{k}{n}" for k, n in degrees.items() if n != plain.get(k, 1)]
+    return "x".join(factors) or ONE_DEVICE
 
 
 def problems_of(name: str, model_def: ModelDef, num_devices: int) -> list[str]:

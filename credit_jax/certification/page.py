@@ -31,6 +31,9 @@ def page_of(certificate: Certificate) -> str:
         if certificate.credit
         else "",
         "Bounds": _bounds(certificate),
+        "Not certified": "".join(
+            element("p", escape(line)) for line in certificate.not_certified
+        ),
         "Provenance": definitions(certificate.provenance),
     }
     body = "\n".join(
@@ -64,9 +67,9 @@ def _verdict(certificate: Certificate) -> str:
         text = f"Not passed: {', '.join(broken)}."
     return (
         f"{text} Compared were forecasts, losses, every gradient, the weights after "
-        "some updates, the state of the model, and a checkpoint written on one mesh "
-        "and restored on another. Errors are relative, in the L2 norm; 0 means the "
-        "same bits."
+        "some updates, the state of the model, a checkpoint written on one mesh and "
+        "restored on another, and what a run logs that goes on from it. Errors are "
+        "relative, in the L2 norm; 0 means the same bits."
     )
 
 
@@ -98,12 +101,17 @@ def _rows(certificate: Certificate) -> Iterator[TableRow]:
 
 
 def _state(verdict: MeshVerdict) -> Cell:
-    return Cell("passed" if verdict.passed else "differs", kind="text")
+    text = "passed" if verdict.passed else "differs"
+    if verdict.in_float64 and verdict.checks:
+        text += " in float64"
+    return Cell(text, kind="text")
 
 
 def _cell(check: Check) -> Cell:
     where = f" ({check.where})" if check.where and not check.passed else ""
-    return Cell(f"{check.error:.1e}{where}" if check.error else "0", check.error)
+    error = f"{check.error:.1e}{where}" if check.error else "0"
+    sign = "≤" if check.passed else ">"
+    return Cell(f"{error} {sign} {check.bound:.0e}", check.error)
 
 
 def _places(certificate: Certificate) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from credit_jax.certification.certify import folder_name
-from credit_jax.certification.measure import BOTH, Measured
+from credit_jax.certification.measure import PARTS, Measured
 from credit_jax.certification.worker import MeasurementJob, read_measured
 
 
@@ -74,7 +74,7 @@ class Processes:
             process.end()
 
     def measured(
-        self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH
+        self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS
     ) -> Measured:
         """Some numbers of a mesh, from a process; those of the reference from one."""
         if mesh != self._reference:
@@ -88,7 +88,7 @@ class Processes:
             result = self._results[key]
         return result.result()
 
-    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = BOTH) -> str:
+    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS) -> str:
         """The first place where these numbers differ from those of the reference."""
         job = dataclasses.replace(self._job(mesh, x64, parts), place=True)
         with self._process() as process:

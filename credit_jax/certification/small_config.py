@@ -38,12 +38,17 @@ TRAINER = {
     "load_weights": False,
     "start_epoch": 0,
 }
+# Most micro-batches of an update of a certificate: how they are added does not depend
+# on more.
+MAX_ACCUMULATED = 3
 # So that FSDP splits the parameters of a small model, too.
 MIN_SHARD_SIZE = 16
 _STORES = ("store", "model_level_store")
 
 
-def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def make_small(
+    mapping: Mapping[str, Any], folder: Path, num_samples: int = SAMPLES
+) -> dict[str, Any]:
     """Returns a small config like a given one, of which two steps take seconds.
 
     Its sources, variables, levels, blocks, loss, metrics, schedule, parallelism and
@@ -54,6 +59,7 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     Args:
         mapping: config for credit_jax, not modified.
         folder: folder of all files.
+        num_samples: samples of each period.
     """
     config = _moved(copy.deepcopy(dict(mapping)), str(folder))
     if SECTION in mapping:
@@ -61,7 +67,7 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     config["save_loc"] = str(folder / "run")
     for section in ("data", "validation_data"):
         if isinstance(config.get(section), dict):
-            _shorten(config[section], config["data"])
+            _shorten(config[section], config["data"], num_samples)
             for name, source in sources_of(config[section]):
                 _make_source_small(source, folder / name)
     _make_model_small(config["model"])
@@ -131,7 +137,9 @@ def _moved(value: Any, folder: str) -> Any:
     return value
 
 
-def _shorten(section: dict[str, Any], data: Mapping[str, Any]) -> None:
+def _shorten(
+    section: dict[str, Any], data: Mapping[str, Any], num_samples: int
+) -> None:
     """Keeps the first times of a section."""
     ranges = section.pop("date_ranges", None) or data.get("date_ranges")
     first = ranges[0][0] if ranges else section.get("start_datetime")
@@ -141,7 +149,7 @@ def _shorten(section: dict[str, Any], data: Mapping[str, Any]) -> None:
     step: Any = pd.Timedelta(section.get("timestep", data["timestep"]))
     start: Any = pd.Timestamp(first)
     section["start_datetime"] = str(start)
-    section["end_datetime"] = str(start + (sum(lengths) + SAMPLES - 2) * step)
+    section["end_datetime"] = str(start + (sum(lengths) + num_samples - 2) * step)
 
 
 def _make_source_small(source: dict[str, Any], place: Path) -> None:
@@ -174,11 +182,12 @@ def certified_mapping(
         mapping: config for credit_jax, not modified.
         folder: folder of all files.
         num_samples: samples of a batch.
-        num_updates: batches of an epoch.
+        num_updates: updates of an epoch.
     """
-    config = make_small(mapping, folder)
-    config.pop("demo", None)
     trainer = mapping["trainer"]
+    count = num_samples * num_updates * _accumulated(trainer)
+    config = make_small(mapping, folder, max(SAMPLES, count))
+    config.pop("demo", None)
     config["trainer"]["fsdp"] = {"min_shard_size": MIN_SHARD_SIZE}
     config["trainer"]["ensemble_size"] = min(trainer.get("ensemble_size", 1), 2)
     config["trainer"]["finetune"] = _small_finetune(
@@ -188,6 +197,10 @@ def certified_mapping(
         config["trainer"]["curriculum"] = stages
         _lengthen(config["data"], stages)
     return for_any_mesh(config, num_samples=num_samples, num_updates=num_updates)
+
+
+def _accumulated(trainer: Mapping[str, Any]) -> int:
+    return min(trainer.get("grad_accum_every", 1), MAX_ACCUMULATED)
 
 
 def _small_finetune(
@@ -232,14 +245,16 @@ def for_any_mesh(
     Args:
         mapping: config for credit_jax, not modified.
         num_samples: samples of a batch.
-        num_updates: batches of an epoch.
+        num_updates: updates of an epoch.
     """
     members_are_ranks = mapping["loss"].get("training_loss") == "ring-crps"
+    accumulated = _accumulated(mapping["trainer"])
     trainer = {
         **mapping["trainer"],
         "train_batch_size": num_samples,
         "valid_batch_size": num_samples,
-        "batches_per_epoch": num_updates,
+        "grad_accum_every": accumulated,
+        "batches_per_epoch": num_updates * accumulated,
         "valid_batches_per_epoch": 1,
         "num_devices": None,
         "parallelism": {"data": "ddp" if members_are_ranks else "none"},

@@ -31,14 +31,12 @@ from credit_jax.training.run_weights import RunWeights
 from credit_jax.training.state import init_loss_state
 from credit_jax.transforms import ONE_STEP, FieldTree, Rollout
 
-# Samples of a batch: the degrees of data parallelism up to 4 divide them.
-NUM_SAMPLES = 4
+# Samples of a batch: the degrees of data parallelism up to 8 divide them.
+NUM_SAMPLES = 8
 NUM_UPDATES = 3
 # Of a gradient, so small that it is clipped.
 MAX_NORM = 0.1
 NUM_STEPS = 3
-# Micro-batches of an update, at most: how they are added does not depend on more.
-MAX_ACCUMULATED = 2
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def subject_of_config(
         rollout=objective.rollout,
         forecast=ONE_STEP if has_process else objective.valid_rollout,
         learning_rate=trainer.learning_rate,
-        accumulate=min(trainer.grad_accum_every, MAX_ACCUMULATED),
+        accumulate=trainer.grad_accum_every,
         ema_decay=trainer.ema_decay if trainer.use_ema else None,
         loss_optimizer=build_loss_optimizer(trainer) if config.loss.learns else None,
         options=model_options(trainer),

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from credit_jax.certification.measure import FORECAST, TRAINING, Arrays, Measured
+from credit_jax.certification.measure import (
+    FORECAST,
+    PARAMS,
+    RUN,
+    SEPARATOR,
+    TRAINING,
+    Arrays,
+    Measured,
+)
+from credit_jax.checkpoint import OPTIMIZER
 from credit_jax.ops.relative_error import relative_error
 
 # A parameter whose gradient is smaller than this share of that of all parameters, by
@@ -34,34 +43,54 @@ class Bounds:
             model's state.
         change: error of the change of all weights by the updates, in the L2 norm,
             without parameters whose gradient vanishes (`VANISHING`).
+        run: error of the weights, of their average and of the state of the optimizer
+            after a run, each in the L2 norm.
+        update: error of the change of weights, of their average and of moments, each
+            in the L2 norm, by updates whose gradient is the same.
+        logged: error of each number that a run logs.
     """
 
     origin: str
     forecast: float
+    sensitivity: float
     loss: float
     gradient: float
     parameter: float
     change: float
+    run: float
+    update: float
+    logged: float
 
 
 FLOAT32 = Bounds(
     "float32 keeps 24 bits (6e-8); sums in another order, over the layers of a model, "
     "differ by ten times as much. An error above a bound is decided in float64.",
     forecast=1e-6,
+    sensitivity=4e-6,
     loss=1e-6,
     gradient=2e-6,
     parameter=1e-4,
     change=1e-3,
+    run=1e-4,
+    update=1e-6,
+    logged=1e-5,
 )
 FLOAT64 = Bounds(
     "float64 keeps 53 bits (1e-16); as in float32, differences beyond a few thousand "
     "of these are none of rounding.",
     forecast=1e-12,
+    sensitivity=1e-12,
     loss=1e-12,
     gradient=1e-12,
     parameter=1e-10,
     change=1e-8,
+    run=1e-9,
+    update=1e-12,
+    logged=1e-10,
 )
+# Of numbers that a run in 16 bits logs, which keeps 8 of them: what is wrong by
+# a factor is found, what is wrong by less is in float32.
+NARROW = 0.05
 
 
 def bounds_of(*, x64: bool) -> Bounds:
@@ -78,17 +107,16 @@ class Check:
         error: the largest relative error; 0 where all bits agree.
         bound: the largest that passes; 0 demands the same bits.
         where: what has this error: a channel, an update, a parameter.
+        part: the part of what is measured that it is about, of `measure.PARTS`.
+        is_final: whether float64 does not excuse it: copied bits, the config's dtype.
     """
 
     quantity: str
     error: float
     bound: float
     where: str = ""
-
-    @property
-    def part(self) -> str:
-        """The part of what is measured that it is about, of `measure.BOTH`."""
-        return FORECAST if self.quantity.startswith(_PREDICTION) else TRAINING
+    part: str = TRAINING
+    is_final: bool = False
 
     @property
     def passed(self) -> bool:
@@ -112,10 +140,17 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
                 relative_error(actual.forecast[name], field),
                 bounds.forecast,
                 _worst_channel(actual.forecast[name], field),
+                FORECAST,
             )
             for name, field in expected.forecast.items()
         ),
     ]
+    if expected.sensitivity:
+        error = relative_error(actual.sensitivity["x"], expected.sensitivity["x"])
+        checks.append(
+            Check("gradient of the input", error, bounds.sensitivity, "", FORECAST)
+        )
+    checks += _of_run(actual, expected, bounds)
     if not expected.gradients:
         return checks
     checks += [
@@ -127,6 +162,13 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
             expected.updated,
             expected,
             bounds.change,
+        ),
+        _of_parts(
+            "update by one gradient",
+            actual.optimized,
+            expected.optimized,
+            bounds.update,
+            expected.start,
         ),
     ]
     if expected.average:
@@ -149,6 +191,64 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
         loss = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
         checks.append(Check("loss after restoring", loss, bounds.loss, "update 2"))
     return checks
+
+
+def _of_run(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
+    """The checks of a run of the config."""
+    checks = []
+    for name, bound in (("logged", bounds.logged), ("logged_in_dtype", NARROW)):
+        numbers, others = getattr(actual, name), getattr(expected, name)
+        if not others:
+            continue
+        is_narrow = name == "logged_in_dtype"
+        errors = {
+            key: _error_of_number(numbers.get(key), x) for key, x in others.items()
+        }
+        errors |= dict.fromkeys(numbers.keys() - others.keys(), np.inf)
+        worst = max(errors, key=lambda key: errors[key])
+        quantity = "logs of the run" + (", in its dtype" if is_narrow else "")
+        checks.append(Check(quantity, errors[worst], bound, worst, RUN, is_narrow))
+    if expected.trained:
+        arrays = actual.trained, expected.trained
+        checks.append(_of_parts("state of the run", *arrays, bounds.run, part=RUN))
+        opened = _same_bits("weights of a forecast", actual.opened, expected.opened)
+        checks.append(replace(opened, part=RUN))
+    return checks
+
+
+def _error_of_number(actual: np.ndarray | None, expected: np.ndarray) -> float:
+    if actual is None:
+        return np.inf
+    return _order(relative_error(np.asarray(actual), np.asarray(expected)))
+
+
+def _of_parts(
+    quantity: str,
+    actual: Arrays,
+    expected: Arrays,
+    bound: float,
+    start: Arrays | None = None,
+    part: str = TRAINING,
+) -> Check:
+    """The part of a training state with the largest error, in the L2 norm.
+
+    Weights and their average are compared by their change since `start`, if there is
+    one.
+    """
+    differences: dict[str, Arrays] = {}
+    sizes: dict[str, Arrays] = {}
+    for key, last in expected.items():
+        name, _, path = key.partition(SEPARATOR)
+        last = np.asarray(last, np.float64)
+        first = (start or {}).get(f"{PARAMS}{SEPARATOR}{path}", np.zeros(()))
+        differences.setdefault(name, {})[path] = actual[key] - last
+        sizes.setdefault(name, {})[path] = last - (0 if name == OPTIMIZER else first)
+    errors = {
+        name: _order(_ratio(_norm(arrays), _norm(sizes[name])))
+        for name, arrays in differences.items()
+    }
+    worst = max(errors, key=lambda name: errors[name])
+    return Check(quantity, errors[worst], bound, worst, part)
 
 
 def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
@@ -238,7 +338,8 @@ def not_finite(measured: Measured) -> str:
 def _same_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
     errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
     worst = max(errors, key=lambda path: _order(errors[path]))
-    return Check(quantity, errors[worst], 0.0, worst if errors[worst] else "")
+    where = worst if errors[worst] else ""
+    return Check(quantity, errors[worst], 0.0, where, is_final=True)
 
 
 def _worst_channel(actual: np.ndarray, expected: np.ndarray) -> str:

@@ -25,9 +25,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.certification.measure import BOTH, Measured, measure
+from credit_jax.certification.measure import PARTS, RUN, Measured, measure
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.place import block_outputs, first_difference
+from credit_jax.certification.runs import has_narrow_dtype, measure_run
 from credit_jax.certification.subject import Subject, subject_of_config
 from credit_jax.certification.verdict import bounds_of
 from credit_jax.config import load_config
@@ -65,7 +66,7 @@ class MeasurementJob:
     checkpoint: str | None = None
     cache: str | None = None
     start: str | None = None
-    parts: Sequence[str] = BOTH
+    parts: Sequence[str] = PARTS
     run: str | None = None
     place: bool = False
 
@@ -86,16 +87,39 @@ def run(job: MeasurementJob) -> str:
             devices,
             folder=Path(job.folder),
             reference=None if job.reference is None else Path(job.reference),
-            start=None if expected is None else expected.start,
+            expected=expected,
             parts=job.parts,
             run=None if job.run is None else Path(job.run),
         )
+        if RUN in job.parts:
+            numbers = dataclasses.replace(numbers, **_of_run(job, devices))
         write_measured(numbers, Path(job.out))
         return ""
     actual = read_measured(Path(job.out))
     bounds = bounds_of(x64=job.x64)
     outputs = block_outputs(subject, expected.mesh, devices, expected.start)
     return first_difference(subject, devices, actual, expected, bounds, outputs)
+
+
+def _of_run(job: MeasurementJob, devices: Sequence[Any]) -> dict[str, Any]:
+    """The numbers of runs of the config, in float32 or wider and in its own dtype."""
+    path, folder = Path(job.config), Path(job.folder)
+    numbers: dict[str, Any] = {}
+    narrow = has_narrow_dtype(load_config(path)) and not job.x64
+    for in_dtype in (False, True)[: 1 + narrow]:
+        name = "run in its dtype" if in_dtype else "run"
+        reference = None if job.reference is None else Path(job.reference) / name
+        part = measure_run(
+            path,
+            job.mesh,
+            devices,
+            folder=folder / name,
+            reference=reference,
+            x64=job.x64,
+            in_dtype=in_dtype,
+        )
+        numbers |= {"logged_in_dtype": part["logged"]} if in_dtype else part
+    return numbers
 
 
 # The meshes of a process have the same: planning takes as long as tracing.

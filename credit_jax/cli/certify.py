@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -28,13 +29,22 @@ from credit_jax.certification.certify import (
     chosen_meshes,
     reference_of,
 )
-from credit_jax.certification.meshes import dims_of
+from credit_jax.certification.meshes import MAX_DEVICES, ONE_DEVICE, dims_of, name_of
 from credit_jax.certification.page import meshes_text, page_of
 from credit_jax.certification.processes import Processes, simulated
 from credit_jax.certification.random_files import fit_scalers, write_files
-from credit_jax.certification.small_config import certified_mapping, for_any_mesh
-from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
-from credit_jax.certification.verdict import bounds_of, vanishing
+from credit_jax.certification.small_config import (
+    MAX_ACCUMULATED,
+    certified_mapping,
+    for_any_mesh,
+)
+from credit_jax.certification.subject import (
+    NUM_SAMPLES,
+    NUM_STEPS,
+    NUM_UPDATES,
+    ranks_of,
+)
+from credit_jax.certification.verdict import NARROW, bounds_of, vanishing
 from credit_jax.cli.commands import FAILED, OK, print_line, run_module
 from credit_jax.cli.options import add_config_options
 from credit_jax.config import Config, apply_overrides, build_config
@@ -45,6 +55,8 @@ from credit_jax.io.digests import record_of
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.parallel.compiler import CACHE_HELP
+from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_run
 from credit_jax.training.run_weights import open_weights
 
@@ -53,6 +65,13 @@ HELP = (
     "code 1 if it does not."
 )
 EXAMPLE = "--config configs/tp2_domain2.yaml --out certificate.html"
+_NOT_CERTIFIED = (
+    f"meshes of more than {MAX_DEVICES} devices, and several processes",
+    f"more than {NUM_STEPS} steps of a forecast, {MAX_ACCUMULATED} micro-batches of an "
+    "update, or some updates of a run",
+    "sums that accelerators make in another order, and their fused attention",
+    f"in 16 bits, what changes no number of a log by {NARROW:.0%}",
+)
 _PACKAGES = ("credit-jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch")
 
 
@@ -128,8 +147,13 @@ def run(args: argparse.Namespace) -> int:
         dims_of(name)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        path, config = _prepared(args, folder)
-        certificate = _certified(args, config, path, names, folder)
+        mapping = apply_overrides(read_yaml(args.config), args.set)
+        register_objects(mapping, source=args.config)
+        parse_model(mapping.get("model") or {})
+        mesh = _mesh_of(build_config(mapping, source=args.config))
+        num_samples = math.lcm(NUM_SAMPLES, dims_of(mesh).batch_size)
+        path, config = _prepared(args, mapping, folder, num_samples)
+        certificate = _certified(args, config, path, names, folder, mesh, num_samples)
         if weights is not None:
             kind = "average of the weights" if weights.average else "weights"
             text = f"{args.checkpoint}, step {weights.step}, {kind}, SHA-256 "
@@ -152,28 +176,40 @@ def run(args: argparse.Namespace) -> int:
     return FAILED
 
 
-def _prepared(args: argparse.Namespace, folder: Path) -> tuple[Path, Config]:
+def _mesh_of(config: Config) -> str:
+    """The mesh that a config names; one device if it is too large to be simulated."""
+    parallelism = config.trainer.parallelism
+    count = config.trainer.num_devices or required_devices(parallelism)
+    dims = ParallelDims.from_config(parallelism, count)
+    return name_of(dims) if dims.world_size <= MAX_DEVICES else ONE_DEVICE
+
+
+def _prepared(
+    args: argparse.Namespace,
+    mapping: Mapping[str, Any],
+    folder: Path,
+    num_samples: int,
+) -> tuple[Path, Config]:
     """The config to run, and its file; of a small one the data are written, too."""
-    mapping = apply_overrides(read_yaml(args.config), args.set)
-    register_objects(mapping, source=args.config)
-    parse_model(mapping.get("model") or {})
-    path = folder / "config.yml"
+    path, sizes = folder / "config.yml", {"num_samples": num_samples}
     if args.full:
-        build_config(mapping, source=args.config)
-        whole = for_any_mesh(mapping, num_samples=NUM_SAMPLES, num_updates=NUM_UPDATES)
+        sizes["num_updates"] = NUM_UPDATES
+        whole = for_any_mesh(mapping, **sizes)
         config = build_config(whole, source=args.config)
         plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
         path.write_text(yaml.safe_dump(_plain(whole), sort_keys=False))
         return path, config
-    small = _small(mapping, folder)
+    small = _small(mapping, folder, num_samples)
     path.write_text(yaml.safe_dump(_plain(small), sort_keys=False))
     return path, build_config(small)
 
 
-def _small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _small(
+    mapping: Mapping[str, Any], folder: Path, num_samples: int = NUM_SAMPLES
+) -> dict[str, Any]:
     """A small config with its data, whose forecast has several steps if it can."""
     small = certified_mapping(
-        mapping, folder, num_samples=NUM_SAMPLES, num_updates=NUM_UPDATES
+        mapping, folder, num_samples=num_samples, num_updates=NUM_UPDATES
     )
     with contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -195,10 +231,18 @@ def _certified(
     path: Path,
     names: Sequence[str] | None,
     folder: Path,
+    mesh: str,
+    num_samples: int,
 ) -> Certificate:
     model_def, num_ranks = build(config.model), ranks_of(config)
-    reference = reference_of(num_ranks)
-    chosen = chosen_meshes(model_def, names, args.devices, num_ranks=num_ranks)
+    reference, not_certified = reference_of(num_ranks), _NOT_CERTIFIED
+    sizes = {"num_samples": num_samples, "num_ranks": num_ranks}
+    chosen = chosen_meshes(model_def, names, args.devices, **sizes)
+    if names is None and mesh not in chosen:
+        try:
+            chosen += chosen_meshes(model_def, [mesh], MAX_DEVICES, **sizes)
+        except ValueError as error:
+            not_certified = (f"the mesh of the config: {error}", *not_certified)
     meshes = [name for name in chosen if name != reference]
     if not meshes:
         raise ValueError(
@@ -234,6 +278,7 @@ def _certified(
         credit=tuple(credit[1:]),
         credit_passed=not credit or credit[0] == "0",
         vanishing=tuple(vanishing(expected)),
+        not_certified=not_certified,
         provenance=_provenance(args, model_def),
     )
 

@@ -119,14 +119,19 @@ def make_train_step(
     >>> int(state.micro_step), info["loss"].shape
     (1, (1,))
     """
-    update = update_by_path(optimizer, packing_of(model))
+    updated = _update_of(
+        model,
+        optimizer,
+        schedule=schedule,
+        ema_decay=ema_decay,
+        loss_optimizer=loss_optimizer,
+    )
     specs = state_specs(
         model,
         optimizer,
         ema=ema_decay is not None,
         loss_state=init_loss_state(loss, loss_optimizer),
     )
-    param_specs = model.model_def.param_specs
 
     def train_step(
         state: TrainState,
@@ -138,6 +143,69 @@ def make_train_step(
             state, batch, model, loss, accumulate, rollout, measure, metrics
         )
         return updated(state, rate, proceed, *accumulated)
+
+    @jax.jit
+    def step(
+        state: TrainState,
+        batch: PlacedBatch,
+        learning_rate: Scalar | None = None,
+        proceed: Int[Array, ""] | None = None,
+    ) -> tuple[TrainState, dict[str, Array]]:
+        batch_specs = _batch_specs(model, tuple(batch), stacked=True)
+        sharded = model.parallel_config.shard_map(
+            train_step,
+            in_specs=(specs, batch_specs, PartitionSpec(), PartitionSpec()),
+            out_specs=(specs, PartitionSpec()),
+        )
+        return sharded(state, dict(batch), learning_rate, proceed)
+
+    return _CheckedStep(model, rollout, specs, step)
+
+
+def make_update(
+    model: ParallelModel,
+    optimizer: optax.GradientTransformation,
+    *,
+    ema_decay: float | None = None,
+) -> Callable[..., TrainState]:
+    """The update of `make_train_step` from any gradient.
+
+    Args:
+        model, optimizer, ema_decay: as for `make_train_step`.
+
+    Returns:
+        `update(state, gradient, learning_rate) -> state`; the gradient is like the
+        `stored_params` that are not frozen.
+    """
+    updated = _update_of(model, optimizer, ema_decay=ema_decay)
+    specs = state_specs(model, optimizer, ema=ema_decay is not None)
+
+    def update(state: TrainState, gradient: Any, rate: Scalar) -> TrainState:
+        measured = {"loss": jnp.zeros(1)}
+        gradients = gradient, {}
+        return updated(state, rate, None, gradients, state.model_state, measured)[0]
+
+    gradient_specs, _ = split_frozen(specs.stored_params, model.model_def.param_specs)
+    return jax.jit(
+        model.parallel_config.shard_map(
+            update,
+            in_specs=(specs, gradient_specs, PartitionSpec()),
+            out_specs=specs,
+        )
+    )
+
+
+def _update_of(
+    model: ParallelModel,
+    optimizer: optax.GradientTransformation,
+    *,
+    schedule: optax.Schedule | None = None,
+    ema_decay: float | None = None,
+    loss_optimizer: optax.GradientTransformation | None = None,
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
+    """What follows the gradient in a step; local shards."""
+    update = update_by_path(optimizer, packing_of(model))
+    param_specs = model.model_def.param_specs
 
     @jax.named_scope(UPDATE)
     def updated(
@@ -214,22 +282,7 @@ def make_train_step(
             new = replace(new, **keep_if(taken, values, old))
         return new, info
 
-    @jax.jit
-    def step(
-        state: TrainState,
-        batch: PlacedBatch,
-        learning_rate: Scalar | None = None,
-        proceed: Int[Array, ""] | None = None,
-    ) -> tuple[TrainState, dict[str, Array]]:
-        batch_specs = _batch_specs(model, tuple(batch), stacked=True)
-        sharded = model.parallel_config.shard_map(
-            train_step,
-            in_specs=(specs, batch_specs, PartitionSpec(), PartitionSpec()),
-            out_specs=(specs, PartitionSpec()),
-        )
-        return sharded(state, dict(batch), learning_rate, proceed)
-
-    return _CheckedStep(model, rollout, specs, step)
+    return updated
 
 
 class _CheckedStep:

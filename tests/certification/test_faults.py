@@ -22,6 +22,7 @@ from credit_jax.certification.subject import subject_of_model
 from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.common import entry
 from credit_jax.models.crossformer import attention
+from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
 from credit_jax.nn import layers, packed_matrices
 from credit_jax.nn.context import Context
@@ -72,7 +73,7 @@ def float64():
 @pytest.fixture(scope="module")
 def subject(float64):
     """A WXFormer with everything that faults may hit."""
-    return subject_of_model(build(SECTION), x64=True)
+    return dataclasses.replace(subject_of_model(build(SECTION), x64=True), accumulate=3)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def verdict_of(subject, mesh, folder, expected, outputs, faults=()) -> MeshVerdi
             devices,
             folder=folder,
             reference=folder.parent / ONE_DEVICE,
-            start=expected.start,
+            expected=expected,
         )
         checks = tuple(compare(actual, expected, FLOAT64))
         place = ""
@@ -370,7 +371,164 @@ def exchanged_rows_lost(exchanged):
     return faulty
 
 
+def doubled_decay(by_path):
+    """Weights that are sharded decay twice."""
+
+    def faulty(optimizer, packing):
+        update = by_path(optimizer, packing)
+
+        def doubled(grads, state, params, **extra):
+            changes, state = update(grads, state, params, **extra)
+            decay = -0.01 * extra["learning_rate"]
+            return {
+                path: change
+                + decay * params[path] * ("dp_shard" in varying_axes(change))
+                for path, change in changes.items()
+            }, state
+
+        return doubled
+
+    return faulty
+
+
+def warm_up_of_shards(update):
+    """The average of weights that are sharded is an update ahead in its warm-up."""
+
+    def faulty(ema, params, num_updates, decay):
+        new, ahead = (update(ema, params, num_updates + n, decay) for n in (0, 1))
+        return {
+            path: ahead[path] if "dp_shard" in varying_axes(x) else x
+            for path, x in new.items()
+        }
+
+    return faulty
+
+
+def of_eight_shards(gathered):
+    """Shards of a parameter in another order, from 8 on."""
+    stale = stale_gather(gathered)
+
+    def faulty(weight, steps):
+        many = lax.axis_size(steps[0][0]) >= 8
+        return (stale if many else gathered)(weight, steps)
+
+    return faulty
+
+
+def lost_part(psum):
+    """The part of the last tp device is lost, from 4 on."""
+
+    def faulty(x, axes):
+        names = (axes,) if isinstance(axes, str) else tuple(axes or ())
+        if "tp" not in names or lax.axis_size("tp") < 4:
+            return psum(x, axes)
+        return psum(on_shard("tp", lax.axis_size("tp") - 1, 0 * x, x), axes)
+
+    return faulty
+
+
+def exchanged_parts(to_heads):
+    """Queries, keys and values change places on their way."""
+
+    def faulty(self, x):
+        return to_heads(self, jnp.roll(x, 1, x.ndim - 3) if x.ndim > 5 else x)
+
+    return faulty
+
+
+def half_the_gradient(forward):
+    """The gradient of x is half of what it is."""
+
+    def faulty(self, params, model_state, inputs, *further, **options):
+        x = inputs["x"] / 2
+        inputs = {**inputs, "x": x + lax.stop_gradient(x)}
+        return forward(self, params, model_state, inputs, *further, **options)
+
+    return faulty
+
+
+def repeated_key(module):
+    """The third micro-batch draws as the second."""
+
+    class Faulty:
+        def __getattr__(self, name):
+            return getattr(module, name)
+
+        @staticmethod
+        def arange(count):
+            return jnp.minimum(jnp.arange(count), 1)
+
+    return Faulty()
+
+
+def average_of_the_weights(items_of):
+    """What is saved as the average are the weights."""
+
+    def faulty(self, state):
+        return items_of(
+            self,
+            dataclasses.replace(
+                state,
+                stored_ema={
+                    **state.stored_ema,
+                    **{p: state.stored_params[p] for p in state.stored_ema},
+                },
+            ),
+        )
+
+    return faulty
+
+
+def other_key(restored):
+    """A run that goes on draws other noise."""
+
+    def faulty(self, number, state):
+        found = restored(self, number, state)
+        return dataclasses.replace(found, key=jax.random.fold_in(found.key, 1))
+
+    return faulty
+
+
 FAULTS = {
+    "decay of shards": ("fsdp2", step, "update_by_path", doubled_decay, "update"),
+    "warm-up of shards": ("fsdp2", step, "update_ema", warm_up_of_shards, "update"),
+    "gather of eight shards": (
+        "fsdp8",
+        fsdp,
+        "_all_gathered",
+        of_eight_shards,
+        "layers",
+    ),
+    "a part lost of four": ("tp4", layers, "psum", lost_part, "layers"),
+    "exchanged parts": (
+        "domain2xulysses2",
+        heads.HeadExchange,
+        "to_heads",
+        exchanged_parts,
+        "layers",
+    ),
+    "half the gradient": (
+        "domain2",
+        ParallelModel,
+        "local_forward",
+        half_the_gradient,
+        "gradient of the input",
+    ),
+    "key of the third micro-batch": ("tp2", step, "jnp", repeated_key, "gradient"),
+    "average that is saved": (
+        "fsdp2",
+        restore.RunStore,
+        "items_of",
+        average_of_the_weights,
+        "checkpoint written",
+    ),
+    "noise after a resume": (
+        "ddp2",
+        restore.RunStore,
+        "restore_all",
+        other_key,
+        "loss after",
+    ),
     "dropped halo row": (
         "domain2",
         halo,

@@ -45,7 +45,7 @@ def test_members_of_a_forecast(tmp_path, mesh):
             mesh,
             devices,
             folder=tmp_path / mesh,
-            start=expected.start,
+            expected=expected,
             parts=parts,
         )
     (name,) = expected.forecast
@@ -67,7 +67,7 @@ def broken(subject, mesh, folder, target, name, fault):
                 devices,
                 folder=folder / mesh,
                 reference=one,
-                start=expected.start,
+                expected=expected,
                 parts=parts,
             )
         checks = compare(actual, expected, FLOAT64)

@@ -8,7 +8,7 @@ import pytest
 
 from credit_jax.certification import Certificate
 from credit_jax.certification.certify import Judge
-from credit_jax.certification.measure import BOTH, FORECAST, TRAINING, Measured
+from credit_jax.certification.measure import FORECAST, PARTS, TRAINING, Measured
 from credit_jax.certification.page import page_of
 from credit_jax.certification.verdict import (
     FLOAT32,
@@ -122,7 +122,7 @@ class Numbers:
         self.wrong, self.error, self.asked = wrong, error, []
         self.changes = {}
 
-    def measured(self, mesh, *, x64, parts=BOTH):
+    def measured(self, mesh, *, x64, parts=PARTS):
         self.asked.append((mesh, x64, parts))
         changes = {} if TRAINING in parts else {"gradients": {}, "restored": None}
         if mesh != "1":
@@ -132,7 +132,7 @@ class Numbers:
             changes["forecast"] = {"prediction": (1 + self.error) * prediction}
         return measured(**changes)
 
-    def place(self, mesh, *, x64, parts=BOTH):
+    def place(self, mesh, *, x64, parts=PARTS):
         return f"{mesh}, {x64}, {', '.join(parts)}"
 
 
@@ -177,9 +177,9 @@ def test_where_float32_says_nothing_the_others_are_compared_in_float64_alone():
     assert second.passed
     assert not second.checks
     assert [ask for ask in runner.asked if ask[0] != "1"] == [
-        ("tp2", False, BOTH),
-        ("tp2", True, BOTH),
-        ("domain2", True, BOTH),
+        ("tp2", False, PARTS),
+        ("tp2", True, PARTS),
+        ("domain2", True, PARTS),
     ]
     assert next(second.lines()).endswith("bound 0e+00 of float64")
     page = page_of(Certificate("a model", "1", FLOAT32, (first, second)))
@@ -195,7 +195,7 @@ def test_an_error_in_float64_does_not_make_float32_say_nothing():
 
 def test_errors_stand_under_their_quantity():
     runner = Numbers(wrong={False})
-    runner.measured = lambda mesh, *, x64, parts=BOTH: measured(
+    runner.measured = lambda mesh, *, x64, parts=PARTS: measured(
         losses=np.array([1.0, 0.9 + 4e-6 * (mesh != "1" and not x64)]),
         **({} if FORECAST in parts else {"forecast": {}}),
     )
