@@ -279,7 +279,8 @@ def _optimized(
     state = place_state(state, specs, model.mesh)
     update = make_update(model, optimizer, ema_decay=subject.ema_decay)
     update = compiled(update, model)
-    packed = trainable(state.packing.pack(gradients), model.model_def.param_specs)
+    packed = state.packing.pack(jax.tree.map(jnp.asarray, gradients))
+    packed = trainable(packed, model.model_def.param_specs)
     for factor in _FACTORS:
         gradient = {
             path: jax.device_put(
@@ -294,7 +295,7 @@ def _optimized(
 
 def run_arrays(params: Any, average: Any, optimizer: Any) -> Arrays:
     """Parts of a training state on the host, by the part and the path within it."""
-    parts = {WEIGHTS: params, EMA: average, OPTIMIZER: optimizer}
+    parts = {WEIGHTS: params, "average": average, OPTIMIZER: optimizer}
     return {
         f"{name}{SEPARATOR}{_name_of(path)}": np.asarray(jax.device_get(leaf))
         for name, part in parts.items()

@@ -110,8 +110,8 @@ def _state(verdict: MeshVerdict) -> Cell:
 def _cell(check: Check) -> Cell:
     where = f" ({check.where})" if check.where and not check.passed else ""
     error = f"{check.error:.1e}{where}" if check.error else "0"
-    sign = "≤" if check.passed else ">"
-    return Cell(f"{error} {sign} {check.bound:.0e}", check.error)
+    bound = f" {'≤' if check.passed else '>'} {check.bound:.0e}" if check.bound else ""
+    return Cell(error + bound, check.error)
 
 
 def _places(certificate: Certificate) -> str:

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from credit_jax.certification.measure import Arrays, run_arrays
 from credit_jax.certification.meshes import dims_of
+from credit_jax.certification.subject import wide
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
@@ -85,7 +86,10 @@ def measure_run(
     if in_dtype:
         return numbers
     state, weights = outcome.state, open_weights(reference or folder)
-    opened = tree_leaves_with_path(weights.restore(setup.model))
+    # A checkpoint has the sums of weights and adapters.
+    whole = replace(setup.model.model_def, low_rank=None)
+    model = replace(setup.model, model_def=whole)
+    opened = tree_leaves_with_path(weights.restore(model))
     return {
         **numbers,
         "trained": run_arrays(state.params, state.ema, state.opt_state),
@@ -173,6 +177,9 @@ class _WideSetup(Setup):
             ),
             super().fresh_state(base),
         )
+
+    def _placed(self, arrays: dict[str, Any], *, shared: bool = False) -> Any:
+        return super()._placed(wide(arrays), shared=shared)
 
 
 def _wide(setup: Setup) -> Setup:

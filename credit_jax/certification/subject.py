@@ -126,7 +126,7 @@ def subject_of_model(
             name: rng.normal(size=spec.shape(NUM_SAMPLES)).astype(np.float32)
             for name, spec in specs.items()
         }
-        batches.append(_wide(batch) if x64 else batch)
+        batches.append(wide(batch) if x64 else batch)
     return Subject(
         model_def,
         mean_square,
@@ -171,7 +171,7 @@ def subject_of_config(
     train = _batches(plan, "train", NUM_UPDATES)
     split = "valid" if "valid" in plan.loaders else "train"
     has_process = model_def.process is not None
-    convert = _wide if x64 else dict
+    convert = wide if x64 else dict
     subject = Subject(
         model_def,
         objective.loss,
@@ -232,7 +232,7 @@ def _precision(x64: bool) -> Precision:
     return Precision.of("float64") if x64 else Precision()
 
 
-def _wide(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def wide(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays with all floats in float64."""
     return jax.tree.map(
         lambda leaf: (

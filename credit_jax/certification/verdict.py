@@ -163,14 +163,10 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
             expected,
             bounds.change,
         ),
-        _of_parts(
-            "update by one gradient",
-            actual.optimized,
-            expected.optimized,
-            bounds.update,
-            expected.start,
-        ),
     ]
+    if expected.optimized:
+        arrays = actual.optimized, expected.optimized, bounds.update, expected.start
+        checks.append(_of_parts("update by one gradient", *arrays))
     if expected.average:
         checks.append(
             _change(
@@ -241,8 +237,9 @@ def _of_parts(
         name, _, path = key.partition(SEPARATOR)
         last = np.asarray(last, np.float64)
         first = (start or {}).get(f"{PARAMS}{SEPARATOR}{path}", np.zeros(()))
-        differences.setdefault(name, {})[path] = actual[key] - last
-        sizes.setdefault(name, {})[path] = last - (0 if name == OPTIMIZER else first)
+        change = last - (0 if name == OPTIMIZER else first)
+        differences.setdefault(name, {})[path] = np.asarray(actual[key] - last)
+        sizes.setdefault(name, {})[path] = np.asarray(change)
     errors = {
         name: _order(_ratio(_norm(arrays), _norm(sizes[name])))
         for name, arrays in differences.items()

@@ -447,20 +447,6 @@ def half_the_gradient(forward):
     return faulty
 
 
-def repeated_key(module):
-    """The third micro-batch draws as the second."""
-
-    class Faulty:
-        def __getattr__(self, name):
-            return getattr(module, name)
-
-        @staticmethod
-        def arange(count):
-            return jnp.minimum(jnp.arange(count), 1)
-
-    return Faulty()
-
-
 def average_of_the_weights(items_of):
     """What is saved as the average are the weights."""
 
@@ -514,7 +500,6 @@ FAULTS = {
         half_the_gradient,
         "gradient of the input",
     ),
-    "key of the third micro-batch": ("tp2", step, "jnp", repeated_key, "gradient"),
     "average that is saved": (
         "fsdp2",
         restore.RunStore,

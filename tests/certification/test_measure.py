@@ -6,6 +6,7 @@ from dataclasses import replace
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -17,7 +18,7 @@ from credit_jax.certification.subject import NUM_SAMPLES, subject_of_model
 from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn import batch_norm
-from credit_jax.training import restore
+from credit_jax.training import restore, step
 from credit_jax.training.restore import RunStore
 from credit_jax.transforms import ONE_STEP
 from tests.models.toy import TOY
@@ -158,4 +159,24 @@ def test_gradients_of_two_micro_batches(tmp_path):
         "make_train_step",
         averaged_over_micro_batches,
     )
+    assert "gradient of all weights" in wrong
+
+
+def repeated_key(module):
+    """The third micro-batch draws as the second."""
+
+    class Faulty:
+        def __getattr__(self, name):
+            return getattr(module, name)
+
+        @staticmethod
+        def arange(count):
+            return jnp.minimum(jnp.arange(count), 1)
+
+    return Faulty()
+
+
+def test_the_key_of_the_third_micro_batch(tmp_path):
+    subject = replace(subject_of_model(NOISY, x64=True), accumulate=3)
+    wrong = broken(subject, "ddp2", tmp_path, step, "jnp", repeated_key)
     assert "gradient of all weights" in wrong

@@ -51,7 +51,7 @@ def test_meshes_that_fit(model_def):
     [
         ("ep2", "has no experts to share"),
         ("domain8xtp2", "it has 16 devices, there are 8"),
-        ("fsdp8", "its 8 data-parallel ranks do not fit: expected a divisor of 4"),
+        ("ddp3", "its 3 data-parallel ranks do not fit: expected a divisor of 8"),
     ],
 )
 def test_a_mesh_that_was_asked_for_and_does_not_fit(model_def, name, reason):

@@ -246,7 +246,7 @@ FAULTS = {
     "an average anew": (
         "ddp2",
         (RunStore, "restore_all", average_begins_anew),
-        (STATE, "ema"),
+        (STATE, "average"),
     ),
     "sums in 16 bits": (
         "fsdp2",

@@ -158,7 +158,7 @@ def test_float64_does_not_decide_of_bits():
     runner.changes = {"initial": initial}
     verdict = Judge(runner, "1", x64=False)("tp2")
     assert not verdict.passed
-    assert verdict.place == "tp2, False, forecast, training"
+    assert verdict.place == "tp2, False, forecast, training, run"
     assert not any(x64 for _, x64, _ in runner.asked)
 
 
@@ -166,7 +166,8 @@ def test_float64_does_not_decide_of_bits():
 def test_what_is_broken_in_float64_differs(x64):
     verdict = Judge(Numbers(wrong={False, True}), "1", x64=x64)("tp2")
     assert not verdict.passed
-    assert verdict.place == f"tp2, True, {'forecast, training' if x64 else 'forecast'}"
+    parts = ", ".join(PARTS if x64 else ["forecast"])
+    assert verdict.place == f"tp2, True, {parts}"
 
 
 def test_where_float32_says_nothing_the_others_are_compared_in_float64_alone():
@@ -204,7 +205,7 @@ def test_errors_stand_under_their_quantity():
     page = page_of(Certificate("a model", "1", FLOAT32, (verdict,)))
     row = page[page.index("tp2, float64") :]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row[: row.index("</tr>")])
-    assert cells[:4] == ["passed", "0", "", "0"], cells
+    assert cells[:4] == ["passed in float64", "0", "", "0 ≤ 1e-12"], cells
 
 
 @pytest.mark.parametrize(
