@@ -575,9 +575,9 @@ def forecast_step(
         now = jax.tree.map(lambda leaf: leaf[index], (target, forcing))
 
         def predicted(x: Any) -> Any:
-            given = {**fields, "x": x}
+            carry = {**fields, "x": x}
             tree = evaluation_step(
-                model, rollout, params, model_state, batch, given, index, now[0], noise
+                model, rollout, params, model_state, batch, carry, index, now[0], noise
             )
             return tree["y_pred"], tree
 

@@ -162,7 +162,7 @@ def _logged(folder: Path) -> Arrays:
     for record in read_records(folder / RECORDS_NAME):
         names = [n for n in _RECORDED if record.get(n) is not None and "loss" in record]
         numbers |= {f"{n} at step {record['step']}": record[n] for n in names}
-    return {name: np.float64(value) for name, value in numbers.items()}
+    return {name: np.asarray(value, float) for name, value in numbers.items()}
 
 
 class _WideSetup(Setup):

@@ -42,7 +42,7 @@ def config(tmp_path_factory):
     return path, folder
 
 
-def numbers(config, mesh, *, folder=None, in_dtype=False):
+def numbers(config, mesh, *, folder="", in_dtype=False):
     """What a run gives, as that of a certificate."""
     path, place = config
     kind = "narrow" if in_dtype else "wide"

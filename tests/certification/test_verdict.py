@@ -22,6 +22,7 @@ def measured(**changes):
     """Numbers of two weights, of which the gradient of one vanishes."""
     rng = np.random.default_rng(0)
     weights = {"a/kernel": rng.normal(size=(4, 3)), "a/bias": rng.normal(size=3)}
+    saved = {path: array + 0.01 for path, array in weights.items()}
     numbers = Measured(
         "1",
         {"prediction": rng.normal(size=(2, 3, 1, 4, 5))},
@@ -32,7 +33,9 @@ def measured(**changes):
         {path: array + 0.1 for path, array in weights.items()},
         {path: array + 0.05 for path, array in weights.items()},
         {"batch_stats/a/mean": rng.normal(size=3)},
-        *[{path: array + 0.01 for path, array in weights.items()} for _ in range(3)],
+        saved,
+        saved,
+        saved,
         0.9,
     )
     return dataclasses.replace(numbers, **changes)
