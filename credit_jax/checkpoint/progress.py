@@ -57,7 +57,9 @@ class Progress:
             none did.
         schedule_epoch, schedule_step: epoch and micro-batches from which the schedule
             of the learning rate counts, the start of a stage with its own.
-        digests: SHA-256 of the files of the model and the transforms, by dotted key.
+        digests: SHA-256 of the files that the config names, by dotted key.
+        config: the config of the run; None in checkpoints of earlier versions, and in
+            those of runs that were converted, which have it in model.yml.
     """
 
     epoch: int = 0
@@ -79,6 +81,7 @@ class Progress:
     schedule_step: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""

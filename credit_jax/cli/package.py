@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
     source = args.config or str(Path(args.checkpoint) / "model.yml")
     config = read_config(source, args.set)
     weights = open_weights(args.checkpoint, args.step, args.weights)
+    for note in weights.compare(config):
+        print_line(f"note: {note}", "yellow")
     if weights.coordinates is None:
         print_line(f"note: {no_coordinates(weights.path)}", "yellow")
     with warnings_as_notes():
         contents = open_contents(config, weights.coordinates)
-    for note in weights.changed_files(contents.digests):
-        print_line(f"note: {note}", "yellow")
     weights = replace(weights, channels=contents.schema.names)
     manifest = write_package(
         contents,
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     open_package(args.out, base)
     size = sum(record.size for record in manifest.files.values())
     print_line(
-        f"{args.out}: {manifest.model_type}, checkpoint {manifest.step} "
+        f"{args.out}: {manifest.model_type}, of {weights.path} "
         f"({label_of(average=manifest.average)}), "
         f"{len(manifest.files)} files, {size / 2**20:.1f} MiB"
     )

@@ -87,13 +87,14 @@ def run(args: argparse.Namespace) -> int:
     model = plan.build(devices, mp_policy=policy)
     inputs = read_inputs(args.input, model.model_def)
     weights = open_weights(args.checkpoint, args.step, args.weights, verify=args.verify)
+    weights.compare({"model": section})
     draws = model.model_def.draws_noise
     noise = Noise(jax.random.key(args.seed)) if draws else None
     y = Forecaster(model, *weights.restore(model))(inputs, noise)
     write_output(output, y)
     shape = inputs["x"].shape
     print_line(
-        f"{args.input} {shape} -> {args.output} {y.shape}, checkpoint {weights.step} "
+        f"{args.input} {shape} -> {args.output} {y.shape}, {weights.path} "
         f"({label_of(average=weights.average)})"
     )
     return OK

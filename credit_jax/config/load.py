@@ -1,6 +1,8 @@
 """Reads a `Config` from a YAML file, with overrides, and writes it."""
 
 import copy
+import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +71,8 @@ def load_config(
             neither loss nor trainer, and no end of its dates; see `for_forecasts`.
 
     Returns:
-        The config. Relative paths in it are relative to the working directory.
+        The config. Relative paths in it are relative to the working directory. That of
+        a run is of the folder in which it lies, also of a copy.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -83,12 +86,40 @@ def load_config(
     7
     """
     return config_of(
-        read_yaml(path),
+        _at_home(read_yaml(path), Path(path)),
         overrides,
         absent=absent,
         forecasts=forecasts,
         source=str(path),
     )
+
+
+def _at_home(mapping: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The config of a run with its folder, and all below it, where the file lies."""
+    folder, saved = path.absolute().parent, mapping.get("save_loc")
+    if path.name != CONFIG_NAME or not (folder / "checkpoints").is_dir():
+        return mapping
+    before = str(saved).rstrip("/")
+    if (
+        not saved
+        or Path(os.path.expandvars(before)).expanduser().resolve() == folder.resolve()
+    ):
+        return mapping
+
+    def moved(value: Any, key: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {k: moved(inner, k) for k, inner in value.items()}
+        if isinstance(value, list):
+            return [moved(inner) for inner in value]
+        if not isinstance(value, str) or not f"{value}/".startswith(f"{before}/"):
+            return value
+        new = f"{folder}{value[len(before) :]}"
+        # What was not copied is where it was; what is to be written is nowhere yet.
+        fixed = re.split("[%*?[]", new)[0]
+        is_there = Path(fixed if fixed == new else os.path.dirname(fixed)).exists()
+        return new if key.startswith("save_") or is_there else value
+
+    return moved({**mapping, "save_loc": before})
 
 
 def config_of(

@@ -16,9 +16,9 @@ import numpy as np
 from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import holds_forecasts
-from credit_jax.forecast.identity import differences
 from credit_jax.io.atomic import new_file
 from credit_jax.named_fields.coordinates import places_of
+from credit_jax.plan.run_record import differences, line_of
 
 RECORD, DONE = "forecast.json", "done"
 # Of the provenance: the date ranges of the training of the weights.
@@ -72,7 +72,7 @@ class Archive:
         content = _content(path)
         recorded = content["identity"]
         ours = json.loads(json.dumps(dict(self.identity)))
-        other = [*differences(recorded, ours)]
+        other = [line_of(*each) for each in differences(recorded, ours)]
         if other:
             raise ValueError(
                 f"--out: {self.folder} holds other forecasts, which differ in "

@@ -1,11 +1,9 @@
-"""What determines the values of forecasts, and how two campaigns differ in it."""
+"""What determines the values of forecasts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from credit_jax.config.messages import got
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.plan.forecast import ForecastPlan
 
@@ -63,17 +61,3 @@ def identity_of(
         "members": schedule.num_members,
         "output": {key: output[key] for key in _WRITTEN[form]},
     }
-
-
-def differences(recorded: Any, here: Any, name: str = "") -> Iterator[str]:
-    """Yields a text for every difference of two identities.
-
-    >>> [*differences({"data": {"timestep": "6h"}}, {"data": {"timestep": "12h"}})]
-    ["data.timestep ('6h' there, '12h' here)"]
-    """
-    if isinstance(recorded, Mapping) and isinstance(here, Mapping):
-        for key in {**recorded, **here}:
-            path = f"{name}.{key}" if name else str(key)
-            yield from differences(recorded.get(key), here.get(key), path)
-    elif recorded != here:
-        yield f"{name} ({got(recorded)} there, {got(here)} here)"

@@ -42,6 +42,7 @@ def open_package_base(base: Base, weights: str | None) -> BaseWeights:
         _channels(package),
         package.coordinates,
         package.units,
+        trained=package.record,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +45,7 @@ from credit_jax.packages.references import (
 )
 from credit_jax.packages.weights import read_weights
 from credit_jax.plan.finetune import Base, find_base
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
 
@@ -137,7 +139,10 @@ class Package:
 
         Raises:
             ValueError: a source has no path, or the file is no data section.
-            ConfigError: the config is invalid.
+            ConfigError: the config is invalid, or not that of the run.
+
+        Warns:
+            UserWarning: it differs in what may.
         """
         config = {**self.resolved(), **sections}
         inference = config.setdefault("inference", {})
@@ -151,7 +156,7 @@ class Package:
         where = "inference.data" if section is inference else "data"
         written = str(self.path / file_names.CONFIG)
         try:
-            return config_of(
+            changed = config_of(
                 config,
                 overrides,
                 forecasts=True,
@@ -164,6 +169,15 @@ class Package:
                 f"{error}\nA package holds no data: say where they are with --data "
                 f"FILE, or with --set {where}.source.NAME.variables.KIND.path=PATTERN"
             ) from None
+        here = RunRecord.of(changed, forecasts=True)
+        for note in self.record.compare(here, forecasts=True):
+            warnings.warn(note, UserWarning, stacklevel=2)
+        return changed
+
+    @property
+    def record(self) -> RunRecord:
+        """What its run is."""
+        return RunRecord.of(self.resolved(), str(self.path))
 
     def resolved(self) -> dict[str, Any]:
         """`model.yml` with absolute paths of the files of the package."""

@@ -387,7 +387,10 @@ def _config_of_run(
             "config names its data: give overrides, such as "
             "'data.source.NAME.variables.KIND.path=PATTERN'"
         )
-    return load_config(run.folder / CONFIG_NAME, overrides, forecasts=True)
+    config = load_config(run.folder / CONFIG_NAME, overrides, forecasts=True)
+    for note in run.compare(config):
+        _LOG.warning("note: %s", note)
+    return config
 
 
 def _located(

@@ -56,7 +56,6 @@ from credit_jax.packages.weights import (
     write_weights,
 )
 from credit_jax.plan.forecast import (
-    forecast_digests,
     forecast_pipeline,
     forecast_schema,
 )
@@ -86,11 +85,6 @@ class Contents:
     schema: ChannelSchema
     latitude: np.ndarray
     longitude: np.ndarray
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """See `forecast_digests`."""
-        return forecast_digests(self.config, self.model_def.config, self.pipeline)
 
 
 def open_contents(config: Config, like: Coordinates | None = None) -> Contents:

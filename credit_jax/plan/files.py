@@ -7,13 +7,12 @@ from os.path import expandvars
 from pathlib import Path
 from typing import Any
 
-from credit_jax.config import Config
+from credit_jax.config import Config, dump_config
 from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.files import discover, matches
-from credit_jax.io.digests import digests_of
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
-from credit_jax.transforms import TRANSFORMS, Phase, Pipeline
+from credit_jax.transforms import TRANSFORMS, Phase
 
 
 def find_missing(
@@ -40,9 +39,10 @@ def find_missing(
     tendencies = tendency_files(config)
     if model is not None:
         named |= _existing({f"model.{k}": path for k, path in model.files.items()})
-    fitted = [path for _, path in _transform_files(config, fitted=True)]
+    written = dump_config(config)
+    fitted = [path for _, path in files_of_blocks(written, fitted=True)]
     fitted += tendencies.values()
-    for key, path in (*named.items(), *_transform_files(config)):
+    for key, path in (*named.items(), *files_of_blocks(written)):
         if Path(path).exists():
             continue
         if path in expected:
@@ -53,24 +53,20 @@ def find_missing(
     return findings
 
 
-def file_digests(
-    model: ModelConfig | None,
-    pipeline: Pipeline,
-    others: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """SHA-256 of the files of the model, the transforms and others, by dotted key.
-
-    Their paths say where files are, not what is in them: statistics that are fitted
-    again have the path of the former ones. See `digests_of` for what is read of them.
+def other_files(config: Config, *, forecasts: bool = False) -> dict[str, str]:
+    """Files besides those of the model and of `files_of_blocks`, by dotted key.
 
     Args:
-        model: validated config of the model; None if it does not parse.
-        pipeline: the transforms, with the digests of what they have read.
-        others: path of each further file, by dotted key.
+        config: the config.
+        forecasts: whether it is to make forecasts, and not to train.
     """
-    files = {} if model is None else model.files
-    of_model = {f"model.{key}": path for key, path in files.items()}
-    return digests_of({**of_model, **(others or {})}) | pipeline.digests
+    if not forecasts:
+        return static_files(config.data, "data") | weight_files(config)
+    section, inference = config.inference_section or {}, config.inference
+    files = {f"inference.{key}": path for key, path in files_of_blocks(section)}
+    if inference is None or inference.data is None:
+        return files | static_files(config.data, "data")
+    return files | static_files(inference.data, "inference.data")
 
 
 def weight_files(config: Config) -> dict[str, str]:
@@ -184,15 +180,25 @@ def _existing(named: Mapping[str, Any]) -> dict[str, str]:
     return {key: expandvars(path) for key, path in paths.items()}
 
 
-def _transform_files(
-    config: Config, *, fitted: bool = False
+def files_of_blocks(
+    config: Mapping[str, Any], *, fitted: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Dotted key and path of files that transforms read, or only of fitted ones."""
+    """Dotted key and path of files that transforms read, or only of fitted ones.
+
+    Args:
+        config: valid sections `preblocks` and `postblocks` as they are written.
+        fitted: whether `credit-jax preprocess` makes the file.
+    """
     for phase in Phase:
         section, name = phase.value.split(".")
-        blocks = getattr(getattr(config, section), name)
-        for block, settings in blocks.items():
-            entry = TRANSFORMS[section].get(settings.type)
-            for key in () if entry is None or fitted > entry.is_fitted else entry.files:
-                if isinstance(path := settings.args.get(key), str):
-                    yield f"{section}.{name}.{block}.args.{key}", expandvars(path)
+        for block, settings in ((config.get(section) or {}).get(name) or {}).items():
+            entry = TRANSFORMS[section].get(settings["type"])
+            for key, path in (settings.get("args") or {}).items():
+                if entry is None or fitted > entry.is_fitted:
+                    continue
+                # Of those that need not be there, the ones that are.
+                if isinstance(path, str) and (
+                    key in entry.files
+                    or (key.endswith(("_path", "_file")) and Path(path).exists())
+                ):
+                    yield f"{phase.value}.{block}.args.{key}", expandvars(path)

@@ -31,12 +31,12 @@ from credit_jax.named_fields.coordinates import (
     places_of,
 )
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.files import file_digests, static_files
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.further_inputs import further_problems
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.transforms import (
     Pipeline,
     Rollout,
@@ -84,9 +84,8 @@ class ForecastPlan:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """See `forecast_digests`; they are no part of `sections`."""
-        pipeline = self.reader.pipeline
-        return forecast_digests(self.config, self.model.config, pipeline)
+        """SHA-256 of the files that forecasts read besides weights and data."""
+        return dict(RunRecord.of(self.config, forecasts=True).digests)
 
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
@@ -322,20 +321,6 @@ def forecast_pipeline(
     preblocks = inference.preblocks or config.preblocks
     postblocks = inference.postblocks or config.postblocks
     return for_forecast(build_pipeline(preblocks, postblocks))
-
-
-def forecast_digests(
-    config: Config, model: ModelConfig | None, pipeline: Pipeline
-) -> dict[str, str]:
-    """`file_digests` of forecasts; sections of `inference` have their keys there."""
-    inference = config.inference or InferenceConfig()
-    sections = ("preblocks", "postblocks", "data")
-    replaced = [name for name in sections if getattr(inference, name) is not None]
-    static = static_files(inference.data or config.data, "data")
-    return {
-        f"inference.{key}" if key.split(".")[0] in replaced else key: digest
-        for key, digest in file_digests(model, pipeline, static).items()
-    }
 
 
 def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:

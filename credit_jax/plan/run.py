@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,12 +30,7 @@ from credit_jax.plan.curriculum import (
     schedule_problems,
     stage_lengths,
 )
-from credit_jax.plan.files import (
-    file_digests,
-    find_missing,
-    static_files,
-    weight_files,
-)
+from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.finetune import check_base, find_base, notes_on_base
 from credit_jax.plan.further_inputs import further_schemas
@@ -137,15 +131,6 @@ class RunPlan:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """See `file_digests`."""
-        if self.pipeline is None:
-            return {}
-        static = static_files(self.config.data, "data")
-        others = static | weight_files(self.config)
-        return file_digests(self.model.config, self.pipeline, others)
 
     @property
     def units(self) -> dict[str, tuple[str, str]]:

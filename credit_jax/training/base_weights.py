@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -44,6 +43,7 @@ from credit_jax.plan.finetune import (
     levels_read,
     with_levels,
 )
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.channel_match import (
     ChannelMatch,
@@ -53,13 +53,7 @@ from credit_jax.training.channel_match import (
     num_in_common,
     unit_problems,
 )
-from credit_jax.training.restore import changed_files
 from credit_jax.training.run_weights import open_weights
-
-_OTHER_FILES = (
-    "this run reads its own; where scalers are others, the weights meet fields that "
-    "are normalized otherwise than those that they were trained on"
-)
 
 ReadWeights = Callable[[ModelDef], tuple[Arrays, HostModelState]]
 ReadMoments = Callable[[ModelDef], optax.ScaleByAdamState]
@@ -79,7 +73,7 @@ class BaseWeights:
         units: units of the variables of its data, those that are known.
         moments: reads Adam's moments of the model of the base, by path; None if it has
             none.
-        changed: notes on files whose contents, by digests, are not those of the base.
+        trained: record of its run; None if model.yml alone says what it is.
     """
 
     base: Base
@@ -89,7 +83,12 @@ class BaseWeights:
     coordinates: Coordinates | None = None
     units: VariableUnits = field(default_factory=dict)
     moments: ReadMoments | None = None
-    changed: Callable[[Mapping[str, str]], list[str]] = lambda digests: []
+    trained: RunRecord | None = None
+
+    @property
+    def record(self) -> RunRecord:
+        """What the run of the base is."""
+        return self.trained or RunRecord(self.base.written, where=self.where)
 
     def like(self, finetune: FinetuneConfig) -> Coordinates | None:
         """The coordinates at which a run reads its data; None if they are its own.
@@ -299,7 +298,7 @@ def _open_run(base: Base, weights: str | None) -> BaseWeights:
         opened.coordinates,
         opened.units,
         opened.moments_on_host if opened.has_moments else None,
-        partial(changed_files, opened.run, opened.step, meaning=_OTHER_FILES),
+        opened.record,
     )
 
 

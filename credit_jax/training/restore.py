@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from credit_jax.checkpoint import (
 from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config import ConfigError
-from credit_jax.config.load import read_model_section
+from credit_jax.config.load import CONFIG_NAME, config_of, read_model_section
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
@@ -43,6 +45,7 @@ from credit_jax.parallel.params.packing import (
 )
 from credit_jax.parallel.params.spec import ParamSpec, trainable
 from credit_jax.plan.finetune import Base, base_channels
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
@@ -70,7 +73,7 @@ class RunStore:
         channels: `ChannelSchema.names` of the run's data; None compares no channels.
         coordinates: coordinates of the run's data, which checkpoints record; None
             records none.
-        digests: `file_digests` of the run, which checkpoints record.
+        record: what the run is, which checkpoints record; None records nothing.
         units: key -> unit of variables of the run's data, which checkpoints record.
         low_rank: adapters of the model. Weights and average in a checkpoint are those
             of the model without them, with the sums: whatever reads it needs to know
@@ -81,18 +84,19 @@ class RunStore:
     param_specs: Mapping[str, ParamSpec]
     channels: Mapping[str, tuple[str, ...]] | None = None
     coordinates: Coordinates | None = None
-    digests: Mapping[str, str] = field(default_factory=dict)
+    record: RunRecord | None = None
     units: Mapping[str, str] = field(default_factory=dict)
     low_rank: LowRank | None = None
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
-        where = self.coordinates
+        where, record = self.coordinates, self.record or RunRecord({})
         progress = dataclasses.replace(
             progress,
             channels=self.channels,
             coordinates=None if where is None else where.to_json(),
-            digests=self.digests,
+            digests=record.digests,
+            config=record.config or None,
             units=self.units,
         )
         self.checkpoints.save(step, self.items_of(state), progress)
@@ -396,33 +400,24 @@ def no_coordinates(path: object) -> str:
     )
 
 
-def changed_files(
-    store: CheckpointStore,
-    step: int,
-    digests: Mapping[str, str],
-    *,
-    meaning: str = "they were changed since, and the weights belong to the former ones",
-) -> list[str]:
-    """The note on files whose contents are not those that a run was trained with.
-
-    Args:
-        store, step: the checkpoint.
-        digests: `file_digests` of what it is used for.
-        meaning: what other contents mean, for the note.
+def record_at(store: CheckpointStore, step: int) -> RunRecord | None:
+    """What a run is, as a checkpoint records it, or else model.yml of its folder.
 
     Returns:
-        One line; none if nothing was changed, or the checkpoint has no digests.
+        None if both are silent, as for a config that trains nothing in this version.
     """
-    recorded = store.progress(step).digests
-    changed = [
-        key for key, digest in digests.items() if recorded.get(key, digest) != digest
-    ]
-    if not changed:
-        return []
-    return [
-        f"{store.path(step)} was trained with other contents of the files of "
-        f"{', '.join(changed)}: {meaning}"
-    ]
+    progress, where = store.progress(step), str(store.path(step))
+    if progress.config is not None:
+        return RunRecord(progress.config, progress.digests, where)
+    written = store.folder.parent / CONFIG_NAME
+    if not written.is_file():
+        return None
+    with suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = config_of(read_yaml(written), forecasts=True)
+        record = RunRecord.of(config, str(written), forecasts=True)
+        return replace(record, digests={**record.digests, **progress.digests})
+    return None
 
 
 def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:

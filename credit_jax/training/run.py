@@ -26,6 +26,7 @@ from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.base_weights import BaseWeights, base_of_run
 from credit_jax.training.curriculum import Stage, summary_of
 from credit_jax.training.display import Display
@@ -48,9 +49,9 @@ from credit_jax.training.records import (
 from credit_jax.training.report import report_scores
 from credit_jax.training.restore import (
     RunStore,
-    changed_files,
     coordinates_at,
     no_coordinates,
+    record_at,
 )
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import (
@@ -154,7 +155,7 @@ def _train_in(
     console = Console()
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
-    like = weights = base = None
+    like = base = None
     begins = not (resume or config.trainer.load_weights)
     # What the config alone shows comes before a base is read and data are made.
     planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
@@ -165,7 +166,9 @@ def _train_in(
         step = required_step(store, asked_by(resume=resume))
         like = coordinates_at(store, step)
         notes += [no_coordinates(store.path(step))] if like is None else []
-        weights = store, step
+        trained = record_at(store, step)
+        if trained is not None:
+            notes += trained.compare(RunRecord.of(config))
     elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
         like = base.like(finetune)
         notes += [] if base.coordinates else [no_coordinates(base.where)]
@@ -174,10 +177,8 @@ def _train_in(
     wait_for_all("the demo data")
     plan = planned(like=like)
     setup = prepare(plan, devices)
-    if weights is not None:
-        notes += changed_files(*weights, plan.digests)
     if base is not None:
-        notes += base.changed(plan.digests)
+        notes += base.record.compare(RunRecord.of(config), begins=True)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
@@ -358,9 +359,9 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
     where = setup.train_loader.coordinates()
     specs, names = setup.model_def.param_specs, setup.schema.names
-    digests, low_rank = setup.plan.digests, setup.model_def.low_rank
+    record, low_rank = RunRecord.of(setup.config), setup.model_def.low_rank
     units = {key: unit for key, (unit, _) in setup.plan.units.items()}
-    return RunStore(store, specs, names, where, digests, units, low_rank)
+    return RunStore(store, specs, names, where, record, units, low_rank)
 
 
 def _loggers(

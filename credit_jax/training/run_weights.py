@@ -20,6 +20,7 @@ from credit_jax.checkpoint import (
     WEIGHTS,
     CheckpointStore,
 )
+from credit_jax.config import Config
 from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.yaml_file import read_yaml
@@ -28,14 +29,15 @@ from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.optimizer import ADAM, adamw
 from credit_jax.training.restore import (
     RunStore,
     average_is_taken,
-    changed_files,
     coordinates_at,
     open_run,
+    record_at,
 )
 
 
@@ -162,9 +164,23 @@ class RunWeights:
         where = f"checkpoint {self.path}"
         return {key: (unit, where) for key, unit in recorded.items()}
 
-    def changed_files(self, digests: Mapping[str, str]) -> list[str]:
-        """See `restore.changed_files`."""
-        return changed_files(self.run, self.step, digests)
+    @cached_property
+    def record(self) -> RunRecord | None:
+        """See `record_at`."""
+        return record_at(self.run, self.step)
+
+    def compare(self, config: Config | Mapping[str, Any]) -> list[str]:
+        """Compares the run with the config of a forward pass or of forecasts.
+
+        Args:
+            config: the config, or its section `model` alone.
+
+        Returns, Raises: see `RunRecord.compare`.
+        """
+        if self.record is None:
+            return []
+        here = RunRecord.of(config, forecasts=True)
+        return self.record.compare(here, forecasts=True)
 
     @cached_property
     def training_dates(self) -> tuple[DateRange, ...]:

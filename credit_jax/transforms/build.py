@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from credit_jax.config import ConfigError, StrictModel, not_available, parse
+from credit_jax.config import ConfigError, not_available, parse
 from credit_jax.config.transforms import (
     PostblocksConfig,
     PreblocksConfig,
     TransformConfig,
 )
-from credit_jax.io.digests import digests_of
 from credit_jax.io.errors import errors_of
 from credit_jax.transforms.base import (
     PREBLOCKS,
     Phase,
-    TransformEntry,
     Where,
     as_transform,
 )
@@ -114,16 +112,7 @@ def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Block
     entry = TRANSFORMS[phase.section][config.type]
     with errors_of(path):
         transform = as_transform(entry.build(args))
-        digests = digests_of(dict(_paths(entry, args)))
-    return Block(path, config.type, phase, entry, args, transform, digests)
-
-
-def _paths(entry: TransformEntry, args: StrictModel) -> Iterator[tuple[str, str]]:
-    """Names and values of the arguments that are paths of files."""
-    for name, value in args:
-        is_path = name in entry.files or name.endswith(("_path", "_file"))
-        if is_path and isinstance(value, str):
-            yield name, value
+    return Block(path, config.type, phase, entry, args, transform)
 
 
 def _sections(

@@ -21,7 +21,7 @@ Schemas follow the same way: variables of the data become those of x and y
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -59,7 +59,6 @@ class Block:
         entry: entry of the registry, which says where it can run and what it needs.
         args: its validated arguments.
         transform: the function.
-        digests: SHA-256 of the files that it has read, by their argument.
     """
 
     path: str
@@ -68,7 +67,6 @@ class Block:
     entry: TransformEntry
     args: StrictModel
     transform: Transform
-    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def moves_fields(self) -> bool:
@@ -362,12 +360,3 @@ class Pipeline:
         for block in self.blocks:
             coordinates |= block.transform.output_levels
         return coordinates
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of the files that the blocks have read, by their dotted key."""
-        return {
-            f"{block.path}.args.{name}": digest
-            for block in self.blocks
-            for name, digest in block.digests.items()
-        }

@@ -1,3 +1,4 @@
+import shutil
 import warnings
 
 import pytest
@@ -137,3 +138,38 @@ def test_frames_that_credit_takes_from_the_data(kind):
         assert build_config(same).model == same["model"]
         other = example(model={"type": "wxformer", "frames": 2}, data__history_len=1)
         assert build_config(other).model["frames"] == 2
+
+
+def test_a_run_is_where_its_folder_lies(tmp_path):
+    """Also a copy of a run, with the files that were copied with it."""
+    original, copied = tmp_path / "run", tmp_path / "copy"
+    (original / "checkpoints").mkdir(parents=True)
+    for name in ("std.nc", "elsewhere.nc"):
+        (original / name).touch()
+    data = f"{original}/d_%Y.nc"
+    raw = example(
+        save_loc=f"{original}/",
+        inference={
+            "save_forecast": f"{original}/forecast",
+            "output": {"metadata": f"{original}/std.nc"},
+        },
+    )
+    raw["data"]["source"]["ERA5"]["variables"]["prognostic"]["path"] = data
+    raw["loss"]["latitude_weights"] = f"{original}/elsewhere.nc"
+    write_config(build_config(raw), original / "model.yml")
+    assert dump_config(load_config(original / "model.yml")) == raw
+    shutil.copytree(original, copied)
+    (copied / "elsewhere.nc").unlink()
+    for _ in range(2):
+        config = load_config(copied / "model.yml")
+        assert config.save_loc == str(copied)
+        assert config.inference.save_forecast == f"{copied}/forecast"
+        assert config.inference.output.metadata == f"{copied}/std.nc"
+        variables = config.data.source["ERA5"].variables
+        assert variables.prognostic.path == f"{copied}/d_%Y.nc"
+        assert config.loss.latitude_weights == f"{original}/elsewhere.nc"
+        (original / "std.nc").unlink(missing_ok=True)
+    assert load_config(copied / "model.yml", ["save_loc=NEW"]).save_loc == "NEW"
+    # A config without checkpoints beside it is that of no run.
+    (copied / "checkpoints").rmdir()
+    assert load_config(copied / "model.yml").save_loc == f"{original}/"

@@ -74,7 +74,7 @@ def header(
     weights = label_of(average=checkpoint.average)
     devices = model.mesh.devices.reshape(-1)
     return [
-        f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",
+        f"credit_jax  forecasts of {source}, weights of {checkpoint.path} ({weights})",
         f"mesh   {axes.summary} on "
         f"{counted(len(devices), f'{devices[0].platform} device')}",
         f"dates  {_minute(first) if count == 1 else dates}, "

@@ -76,7 +76,8 @@ def weights_of(args: argparse.Namespace, config: Config) -> RunWeights:
     """The weights of a checkpoint of the run.
 
     Raises:
-        ValueError: there is a package in its place, or no checkpoint.
+        ValueError: there is a package in its place, or no checkpoint, or the config is
+            not that of the run.
     """
     source = args.checkpoint or config.save_loc
     if is_package(source):
@@ -84,7 +85,9 @@ def weights_of(args: argparse.Namespace, config: Config) -> RunWeights:
             f"--checkpoint: {source} is a package, which has its config and weights; "
             f"give --package {source} instead of --config and --checkpoint"
         )
-    return open_weights(source, args.step, args.weights, verify=args.verify)
+    weights = open_weights(source, args.step, args.weights, verify=args.verify)
+    print_lines([f"note: {note}" for note in weights.compare(config)], "yellow")
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +158,6 @@ def planned_forecasts(
     model = plan.model.build(devices, mp_policy=policy)
     if isinstance(checkpoint, RunWeights):
         checkpoint = replace(checkpoint, channels=plan.schema.names)
-        notes = checkpoint.changed_files(plan.digests)
-        print_lines([f"note: {note}" for note in notes], "yellow")
     outputs = outputs_of(plan, model)
     if package is not None:
         groups = channel_groups(plan.schema, plan.reader.data.further)

@@ -1,0 +1,196 @@
+"""What a run is: the part of its config, and of its files, that changes its numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from credit_jax.config import Config, ConfigError, dump_config, parse
+from credit_jax.config.dates import duration, duration_text
+from credit_jax.config.load import for_forecasts
+from credit_jax.config.messages import got
+from credit_jax.io.digests import digests_of
+from credit_jax.models.registry import parse_model
+from credit_jax.plan.files import files_of_blocks, other_files
+from credit_jax.transforms import TRANSFORMS, Phase
+
+_DIGEST = "SHA-256 "
+# What forecasts notice, and what training alone does; each may differ.
+_OF_FORECASTS, _OF_TRAINING = ("data",), ("validation_data", "loss", "trainer", "seed")
+# Of these sections the keys that are compared by themselves, or by what files hold.
+_LEFT_OUT = re.compile(r"data\.(timestep|history_len|time_encoding)|.*\.path")
+# Keys of models that change training, and no number of a forecast.
+_MAY_DIFFER = re.compile(r"model\..*(drop|_loss_weight$|freeze$)")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The config of a run, and the contents of the files that it names.
+
+    Attributes:
+        config: the config as it is written, or its section `model` alone.
+        digests: SHA-256 of its files, by dotted key; a path says only where one is.
+        where: origin, for errors and notes.
+    """
+
+    config: Mapping[str, Any]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    where: str = "here"
+
+    @classmethod
+    def of(
+        cls,
+        config: Config | Mapping[str, Any],
+        where: str = "here",
+        *,
+        forecasts: bool = False,
+    ) -> RunRecord:
+        """The record of a valid config, whose files are read.
+
+        Args:
+            config: see `RunRecord`.
+            where: see `RunRecord`.
+            forecasts: whether it is to make forecasts, and not to train.
+        """
+        files, written = dict[str, str](), config
+        if isinstance(config, Config):
+            written = json.loads(json.dumps(dump_config(config), default=str))
+            files = other_files(config, forecasts=forecasts)
+        of_model = parse_model(written["model"]).files
+        files |= {f"model.{key}": path for key, path in of_model.items()}
+        files |= dict(files_of_blocks(written))
+        return cls(written, digests_of(files), where)
+
+    def compare(
+        self, here: RunRecord, *, forecasts: bool = False, begins: bool = False
+    ) -> list[str]:
+        """Compares a run with the config that its weights are used for.
+
+        Args:
+            here: record of that config.
+            forecasts: whether it makes forecasts, and does not train.
+            begins: whether it is that of a new run, all of which may differ.
+
+        Returns:
+            The note on what differs and may, one line; none if nothing does.
+
+        Raises:
+            ConfigError: what changes the numbers of the model differs; has both values.
+        """
+        lines, problems = list[str](), list[str]()
+        for key, there, value in _differences(self, here):
+            free = begins or _MAY_DIFFER.match(key)
+            (lines if free else problems).append(line_of(key, there, value))
+        if problems:
+            what = f"not as {self.where} was trained; take its values, or begin a new "
+            raise ConfigError(problems, f"{what}run with it (trainer.finetune.from)")
+        sides = [self.config, here.config]
+        if forecasts:
+            sides = [for_forecasts(side) for side in sides]
+        for name in (*_OF_FORECASTS, *(() if forecasts else _OF_TRAINING)):
+            values = [side.get(name) for side in sides]
+            for key, there, value in () if begins else differences(*values, name):
+                if not _LEFT_OUT.fullmatch(key):
+                    lines.append(line_of(key, there, value))
+        changed = [
+            key
+            for key, digest in here.digests.items()
+            if self.digests.get(key, digest) != digest
+            and not key.startswith(("model.", "preblocks.", "postblocks."))
+        ]
+        if changed:
+            lines.append(f"other contents of the files of {', '.join(changed)}")
+        return [f"not as {self.where} was trained: {'; '.join(lines)}"][: len(lines)]
+
+    def _section(self, name: str) -> dict[str, Any]:
+        """The section `data` or `model`, with all defaults."""
+        section = self.config[name]
+        if name == "data":
+            step = section.get("timestep")
+            return {
+                "timestep": step and duration_text(duration(str(step))),
+                "history_len": section.get("history_len") or 1,
+                "time_encoding": section.get("time_encoding") or {},
+            }
+        config = parse_model(section)
+        values = config.model_dump(mode="json")
+        for key in config.files:
+            *parents, last = key.split(".")
+            parent = values
+            for part in parents:
+                parent = parent[part]
+            parent[last] = self._content(f"model.{key}", parent[last])
+        return values
+
+    def _blocks(self, phase: Phase) -> list[tuple[str, str, dict[str, Any]]]:
+        """Path, type and arguments of the blocks of a phase, with all defaults."""
+        section, name = phase.value.split(".")
+        written, blocks = (self.config.get(section) or {}).get(name) or {}, []
+        for label, block in written.items():
+            path, args = f"{phase.value}.{label}", block.get("args") or {}
+            entry = TRANSFORMS[section].get(block["type"])
+            with suppress(ConfigError):
+                # Of another version, or of CREDIT, they may be invalid here.
+                if entry is not None:
+                    args = parse(entry.args, args, path).model_dump(mode="json")
+            args = {k: self._content(f"{path}.args.{k}", x) for k, x in args.items()}
+            blocks.append((path, block["type"], args))
+        return blocks
+
+    def _content(self, key: str, value: Any) -> Any:
+        """What is compared of an argument: the digest of a file, or the value."""
+        digest = self.digests.get(key)
+        return value if digest is None else f"{_DIGEST}{digest[:12]}"
+
+
+def _differences(run: RunRecord, here: RunRecord) -> Iterator[tuple[str, Any, Any]]:
+    """Yields dotted key and both values of what changes the numbers of the model."""
+    is_whole = "data" in run.config and "data" in here.config
+    found = [
+        differences(run._section(name), here._section(name), name)
+        for name in ("data", "model")[not is_whole :]
+    ]
+    for phase in Phase if is_whole else ():
+        theirs, ours = run._blocks(phase), here._blocks(phase)
+        kinds = [[kind for _, kind, _ in blocks] for blocks in (theirs, ours)]
+        if kinds[0] != kinds[1]:
+            yield (phase.value, *(", ".join(names) or "no blocks" for names in kinds))
+            continue
+        # In their order, whatever they are called.
+        for (_, _, before), (path, _, args) in zip(theirs, ours, strict=True):
+            found.append(differences(before, args, f"{path}.args"))
+    for key, there, value in chain.from_iterable(found):
+        digests = [str(x).startswith(_DIGEST) for x in (there, value)]
+        # A file that is there on one side alone cannot be compared.
+        if digests[0] == digests[1] or not isinstance(there or value, str):
+            yield key, there, value
+
+
+def differences(
+    recorded: Any, here: Any, name: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields dotted key and both values of every difference of two mappings.
+
+    >>> [*differences({"data": {"timestep": "6h"}}, {"data": {"timestep": "12h"}})]
+    [('data.timestep', '6h', '12h')]
+    """
+    if isinstance(recorded, Mapping) and isinstance(here, Mapping):
+        for key in {**recorded, **here}:
+            path = f"{name}.{key}" if name else str(key)
+            yield from differences(recorded.get(key), here.get(key), path)
+    elif recorded != here:
+        yield name, recorded, here
+
+
+def line_of(key: str, there: Any, here: Any) -> str:
+    """One of `differences` for a note or an error.
+
+    >>> line_of("data.timestep", "6h", "12h")
+    "data.timestep ('6h' there, '12h' here)"
+    """
+    return f"{key} ({got(there)} there, {got(here)} here)"
