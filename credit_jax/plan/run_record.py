@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +18,7 @@ from credit_jax.config.messages import got
 from credit_jax.io.digests import digests_of
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.files import files_of_blocks, other_files
-from credit_jax.transforms import TRANSFORMS, Phase
+from credit_jax.transforms import PREBLOCKS, TRANSFORMS, Phase
 
 _DIGEST = "SHA-256 "
 # What forecasts notice, and what training alone does; each may differ.
@@ -61,7 +62,7 @@ class RunRecord:
         if isinstance(config, Config):
             written = json.loads(json.dumps(dump_config(config), default=str))
             files = other_files(config, forecasts=forecasts)
-        of_model = parse_model(written["model"]).files
+        of_model = _without_warnings(parse_model, written["model"]).files
         files |= {f"model.{key}": path for key, path in of_model.items()}
         files |= dict(files_of_blocks(written))
         return cls(written, digests_of(files), where)
@@ -83,7 +84,12 @@ class RunRecord:
             ConfigError: what changes the numbers of the model differs; has both values.
         """
         lines, problems = list[str](), list[str]()
-        for key, there, value in _differences(self, here):
+        for key, there, value in _without_warnings(_differences, self, here):
+            digests = [str(x).startswith(_DIGEST) for x in (there, value)]
+            if digests[0] != digests[1] and isinstance(there and value, str):
+                path = value if digests[0] else there
+                lines.append(f"{key} (not compared, as there is no {path})")
+                continue
             free = begins or _MAY_DIFFER.match(key)
             (lines if free else problems).append(line_of(key, there, value))
         if problems:
@@ -140,7 +146,13 @@ class RunRecord:
                     args = parse(entry.args, args, path).model_dump(mode="json")
             args = {k: self._content(f"{path}.args.{k}", x) for k, x in args.items()}
             blocks.append((path, block["type"], args))
-        return blocks
+        if phase in PREBLOCKS:
+            return blocks
+        # Forecasts put these in by themselves, as inverses of the preblocks.
+        before = chain.from_iterable(map(self._blocks, PREBLOCKS))
+        entries = [TRANSFORMS["preblocks"].get(kind) for _, kind, _ in before]
+        implied = {"reconstruct", *(entry.undone_by for entry in entries if entry)}
+        return [block for block in blocks if block[1] not in implied]
 
     def _content(self, key: str, value: Any) -> Any:
         """What is compared of an argument: the digest of a file, or the value."""
@@ -148,27 +160,29 @@ class RunRecord:
         return value if digest is None else f"{_DIGEST}{digest[:12]}"
 
 
-def _differences(run: RunRecord, here: RunRecord) -> Iterator[tuple[str, Any, Any]]:
-    """Yields dotted key and both values of what changes the numbers of the model."""
+def _without_warnings(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function; keys without effect were noted when the config was read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return function(*args)
+
+
+def _differences(run: RunRecord, here: RunRecord) -> list[tuple[str, Any, Any]]:
+    """Returns dotted key and both values of what changes the numbers of the model."""
     is_whole = "data" in run.config and "data" in here.config
-    found = [
-        differences(run._section(name), here._section(name), name)
-        for name in ("data", "model")[not is_whole :]
-    ]
+    found = list[tuple[str, Any, Any]]()
+    for name in ("data", "model")[not is_whole :]:
+        found += differences(run._section(name), here._section(name), name)
     for phase in Phase if is_whole else ():
-        theirs, ours = run._blocks(phase), here._blocks(phase)
-        kinds = [[kind for _, kind, _ in blocks] for blocks in (theirs, ours)]
+        blocks = run._blocks(phase), here._blocks(phase)
+        kinds = [", ".join(kind for _, kind, _ in each) for each in blocks]
         if kinds[0] != kinds[1]:
-            yield (phase.value, *(", ".join(names) or "no blocks" for names in kinds))
+            found.append((phase.value, *(each or "no blocks" for each in kinds)))
             continue
         # In their order, whatever they are called.
-        for (_, _, before), (path, _, args) in zip(theirs, ours, strict=True):
-            found.append(differences(before, args, f"{path}.args"))
-    for key, there, value in chain.from_iterable(found):
-        digests = [str(x).startswith(_DIGEST) for x in (there, value)]
-        # A file that is there on one side alone cannot be compared.
-        if digests[0] == digests[1] or not isinstance(there or value, str):
-            yield key, there, value
+        for (_, _, before), (path, _, args) in zip(*blocks, strict=True):
+            found += differences(before, args, f"{path}.args")
+    return found
 
 
 def differences(

@@ -90,13 +90,13 @@ def test_prediction_is_that_of_the_model(run, x, tmp_path, capsys, parallelism):
     y = np.load(tmp_path / "y.npy")
     assert y.dtype == np.float32
     assert_close(y, expected(run, x, AVERAGED), 1e-6, parallelism)
-    assert "checkpoint 2 (moving average)" in capsys.readouterr().out
+    assert "/run/checkpoints/2 (moving average)" in capsys.readouterr().out
     assert {p.name for p in tmp_path.glob("*.np*")} == {"x.npy", "y.npy"}
 
 
 def test_another_checkpoint_and_the_average(run, x, tmp_path, capsys):
     assert predict(run, tmp_path, step=1, weights="last") == 0
-    assert "checkpoint 1 (last weights)" in capsys.readouterr().out
+    assert "/run/checkpoints/1 (last weights)" in capsys.readouterr().out
     older = np.load(tmp_path / "y.npy")
     folder = run[1] / "checkpoints"
     options = {"checkpoint": folder, "output": tmp_path / "average.npy"}

@@ -82,8 +82,8 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_files_that_were_changed_since_are_noted(run, world, tmp_path, capsys):
-    """Statistics, static fields and latitudes; forecasts do not read these."""
+def test_files_that_were_changed_since(run, world, tmp_path, capsys):
+    """Static fields, latitudes, which forecasts do not read, and statistics."""
     files = {
         "data.source.ERA5.variables.static.path": "static.nc",
         "loss.latitude_weights": "latitudes.nc",
@@ -98,24 +98,33 @@ def test_files_that_were_changed_since_are_noted(run, world, tmp_path, capsys):
         **{k.replace(".", "__"): f"{tmp_path}/{name}" for k, name in files.items()},
     }
     assert run("--set", "trainer.epochs=1", **settings)[0] == 0
-    for name in files.values():
+    static, latitudes, mean = files
+
+    def change(name):
         with xr.open_dataset(tmp_path / name) as opened:
             again = opened.load() + 1
         again.to_netcdf(tmp_path / name)
+
+    change("static.nc"), change("latitudes.nc")
     step = max(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir())
-    note = (
-        f"note: {tmp_path}/run/checkpoints/{step} was trained with other contents of "
-        "the files of {}: they were changed since"
-    )
+    note = f"note: not as {tmp_path}/run/checkpoints/{step} was trained: "
     config = ["--config", str(tmp_path / "config.yml"), "--cache", "none"]
     options = ["--init-time", "2000-01-01", "--steps", "1", "--out", f"{tmp_path}/out"]
     assert forecast([*config, *options]) == 0
-    static, _, mean = files
     shown = " ".join(capsys.readouterr().out.split())
-    assert note.format(f"{static}, {mean}") in shown
+    assert f"{note}other contents of the files of {static}" in shown
     code, text = run("--set", "trainer.epochs=2", "--resume", **settings)
     assert code == 0, text
-    assert note.format(", ".join(files)) in " ".join(text.split())
+    text = " ".join(text.split())
+    assert f"other contents of the files of {static}, {latitudes}" in text
+    assert f"{note}trainer.epochs (1 there, 2 here); " in text
+    change("mean.nc")
+    for code, text in (
+        run("--set", "trainer.epochs=3", "--resume", **settings),
+        (forecast([*config, *options]), capsys.readouterr().err),
+    ):
+        assert code == 2
+        assert f"{mean} ('SHA-256 " in text
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ NORM = "preblocks.per_step.norm"
 def raw(tmp_path):
     """A config with the files of its normalizer, and others beside them."""
     for name, value in (("mean", 1.0), ("std", 2.0), ("other", 3.0)):
-        xr.Dataset({"T": ("level", np.full(4, value))}).to_netcdf(tmp_path / f"{name}.nc")
+        xr.Dataset({"T": ("level", np.full(4, value))}).to_netcdf(
+            tmp_path / f"{name}.nc"
+        )
     return raw_config(tmp_path)
 
 
@@ -66,9 +68,15 @@ def test_blocks_are_compared_by_order_type_arguments_and_files(raw, tmp_path):
     # The same contents at another path; and defaults that are written out.
     (tmp_path / "copy.nc").write_bytes((tmp_path / "std.nc").read_bytes())
     norm["args"]["std_path"] = f"{tmp_path}/copy.nc"
+    # Forecasts undo what preblocks do, whether the config says so or not.
+    undone = {"reconstruct": {"type": "reconstruct"}, "back": copy.deepcopy(norm)}
+    changed["postblocks"] = {"per_step": undone}
     changed["data"]["history_len"] = None
     changed["data"]["timestep"] = "360min"
     assert not compared(raw, changed)
+    norm["args"]["std_path"] = f"{tmp_path}/nowhere.nc"
+    (note,) = compared(raw, changed)
+    assert f"not compared, as there is no {tmp_path}/nowhere.nc" in note
 
 
 def test_what_may_differ_is_said_once(raw):

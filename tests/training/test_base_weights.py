@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ from credit_jax.cli.check import command as check
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.train import main
+from credit_jax.config.load import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
 from credit_jax.plan.finetune import find_base
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.base_weights import open_base
 from credit_jax.training.run_weights import open_weights
 from tests.data.world import EXACT, MODEL
@@ -100,19 +101,16 @@ def test_a_run_begins_with_another_and_needs_it_no_more(
     assert np.array_equal(weights_of(folder)[0][FROZEN], before[FROZEN])
 
 
-def test_other_files_than_those_of_the_base_are_noted(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    progress, before = CheckpointStore.progress, {"mean_path": "before"}
-    monkeypatch.setattr(
-        CheckpointStore,
-        "progress",
-        lambda store, step: replace(progress(store, step), digests=before),
-    )
-    opened = open_base(find_base(base), None)
-    (note,) = opened.changed({"mean_path": "after", "std_path": "new"})
-    assert "other contents of the files of mean_path: this run reads its own" in note
-    assert not opened.changed(before)
+def test_other_files_than_those_of_the_base_are_noted(base: Path) -> None:
+    raw = read_yaml(base / "model.yml")
+    record = open_base(find_base(base), None).record
+    here = RunRecord.of(build_config(raw))
+    assert not record.compare(here, begins=True)
+    args, other = raw["preblocks"]["per_step"]["norm"]["args"], base / "other.nc"
+    other.write_bytes(Path(args["mean_path"]).read_bytes() + b"more")
+    args["mean_path"] = str(other)
+    (note,) = record.compare(RunRecord.of(build_config(raw)), begins=True)
+    assert "preblocks.per_step.norm.args.mean_path ('SHA-256 " in note
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ _DIGITS = {
     "%j": r"\d{3}",
     "%f": r"\d",
 }
+_CODE = "%[YymdHMSjf]"
 _PERIODS = (("%S", "s"), ("%M", "min"), ("%H", "h"), ("%j", "D"), ("%d", "D"))
 
 
@@ -176,7 +177,8 @@ def discover(template: str, where: str) -> FileSet:
     """Finds the files of a template, in which strftime codes are wildcards.
 
     A single file has all times, whatever its name. If there are several, the codes in
-    the name of each give its period: a year, month, day, hour, minute or second.
+    the name of each give its period: a year, month, day, hour, minute or second; of
+    files that none follows at once, as of five days each, up to the next one.
 
     Args:
         template: path such as "data/era5_%Y.zarr", which may have wildcards * and ?, or
@@ -204,8 +206,13 @@ def discover(template: str, where: str) -> FileSet:
                 f"period, from {str(begin)[:10]}; expected one file for each: match "
                 "fewer files"
             )
-    first, last, paths = zip(*periods, strict=True)
-    return FileSet(template, paths, first, last)
+    first, last, paths = map(list, zip(*periods, strict=True))
+    # Where there is time between all of them, each has more than its name says.
+    more = [after - end for after, end in zip(first[1:], last[:-1], strict=True)]
+    if min(more) > np.timedelta64(1, "us"):
+        last = [*(after - np.timedelta64(1, "ns") for after in first[1:]), last[-1]]
+        last[-1] += min(more)
+    return FileSet(template, tuple(paths), tuple(first), tuple(last))
 
 
 def matches(template: str, path: str) -> bool:
@@ -228,24 +235,30 @@ def _period(
     template: str, path: str, where: str
 ) -> tuple[np.datetime64, np.datetime64]:
     """First and last time of the period in a file's name."""
-    codes = time_format(template)
+    codes = list[str]()
+
+    def digits(match: re.Match[str]) -> str:
+        code = match[0]
+        if code in codes:
+            return f"(?P={code[1]})"
+        codes.append(code)
+        return f"(?P<{code[1]}>{_DIGITS[code]})"
+
+    whole = re.sub(_CODE, digits, re.escape(os.path.normpath(template)))
     if not codes:
         raise ValueError(
             f"{where}: several files match {template!r}, such as {path}, expected the "
             "date of each in its name; write it as %Y, %m, %d, ... in the path"
         )
-    date = re.escape(codes)
-    for code, digits in _DIGITS.items():
-        date = date.replace(re.escape(code), digits)
-    whole = re.escape(template).replace(re.escape(codes), f"(?P<date>{date})")
     whole = whole.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-    match = re.search(whole, path)
+    match = re.search(whole, os.path.normpath(path))
     if match is None:
         raise ValueError(
-            f"{where}: {path} has no date where the path {template!r} has {codes}; "
-            "rename the file, or match fewer files"
+            f"{where}: {path} has no date where the path {template!r} has "
+            f"{time_format(template)}; rename the file, or match fewer files"
         )
-    begin = datetime.strptime(match["date"], codes)
+    values = [match[code[1]] for code in codes]
+    begin = datetime.strptime(" ".join(values), " ".join(codes))
     freq = next((freq for code, freq in _PERIODS if code in codes), None)
     period: Any = pd.Period(begin, freq or ("M" if "%m" in codes else "Y"))
     return period.start_time.to_datetime64(), period.end_time.to_datetime64()
@@ -257,7 +270,7 @@ def time_format(template: str) -> str:
     >>> time_format("data/%Y/%m/era5_*.nc")
     '%Y/%m'
     """
-    ends = [(m.start(), m.end()) for m in re.finditer("%[YymdHMSjf]", template)]
+    ends = [(m.start(), m.end()) for m in re.finditer(_CODE, template)]
     return template[ends[0][0] : ends[-1][1]] if ends else ""
 
 
