@@ -1,10 +1,11 @@
 """A variable of a NetCDF or Zarr file, as a source reads it.
 
-On disk a 3-D variable is (time, level, latitude, longitude), a 2-D one has no level,
-a static one may have no time, and an unstructured grid has points instead of rows and
-columns. `FileConventions` are what a data set does otherwise. `FileVariable.load` reads
-times of a variable to an array (time, level, latitude, longitude), float32, with rows,
-columns and levels in the order of requested coordinates.
+On disk a 3-D variable is (time, level, latitude, longitude), in any order where rows
+and columns have coordinates, a 2-D one has no level, a static one may have no time, and
+an unstructured grid has points instead of rows and columns. `FileConventions` are what
+a data set does otherwise. `FileVariable.load` reads times of a variable to an array
+(time, level, latitude, longitude), float32, with rows, columns and levels in the order
+of requested coordinates.
 """
 
 import dataclasses
@@ -47,14 +48,12 @@ class FileConventions:
         static_time: the time to read of a static variable that has a time dim: the
             "first" of the file, or the "same" as for other variables.
         one_time: whether each file has a single time, which is in its name.
-        transposed: whether fields may be (longitude, latitude).
         extent: returns the rows and columns of a file to read; None reads all.
     """
 
     levels: Levels = "nearest"
     static_time: Literal["first", "same"] = "first"
     one_time: bool = False
-    transposed: bool = False
     extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
 
 
@@ -125,10 +124,18 @@ class FileVariable:
         """The dims of rows and columns, in this order, or of points."""
         count = 1 if self.is_unstructured else 2
         space = tuple(str(dim) for dim in self.array.dims[-count:])
-        latitude = self.opened.latitude
-        if self.conventions.transposed and count == 2 and latitude is not None:
-            space = space if space[0] in latitude.dims else space[::-1]
-        return space
+        known = self._known_space
+        return known if known and {*known} <= {*self.array.dims} else space
+
+    @property
+    def _known_space(self) -> tuple[str, ...]:
+        """The dims of rows and columns whose coordinates the file has, if it has both.
+
+        By these the dims of a variable may be in any order.
+        """
+        axes = self.opened.latitude, self.opened.longitude
+        dims = [str(axis.dims[0]) for axis in axes if axis is not None]
+        return tuple(dims) if len({*dims}) == 2 and not self.is_unstructured else ()
 
     @property
     def extent(self) -> tuple[slice, ...]:
@@ -189,8 +196,9 @@ class FileVariable:
         """The level dim of a 3-D variable."""
         if self.config.level_coord is not None:
             return self.config.level_coord
-        dims = self.array.dims
-        return str(dims[1 if self.config.time_coord in dims else 0])
+        others = {self.config.time_coord, *self.space}
+        dims = [str(dim) for dim in self.array.dims]
+        return next((dim for dim in dims if dim not in others), dims[0])
 
     @property
     def level_values(self) -> CoordinateValues | None:
@@ -335,7 +343,7 @@ class FileVariable:
         return count
 
     def _check_dims(self) -> None:
-        """Checks that the dims are time (optional), level, rows, columns."""
+        """Checks the dims: time (optional), level, rows, columns."""
         actual = [str(dim) for dim in self.array.dims]
         time = self.opened.time_coord
         # None is a dim with any name, of which the file has no coordinate.
@@ -346,10 +354,13 @@ class FileVariable:
         more = len(actual) > len(before) + len(space)
         if more or (self.field_type != "static" and time in actual):
             before = [time, *before]
-        orders = [space]
-        if self.conventions.transposed:
-            orders.append(space[::-1])
-        if not any(_match(actual, [*before, *order]) for order in orders):
+        known = self._known_space
+        if known and {*known} <= {*actual}:
+            others = [dim for dim in actual if dim not in known]
+            fits = _match(others, before) or _match(others[::-1], before)
+        else:
+            fits = _match(actual, [*before, *space])
+        if not fits:
             names = [name or "level" for name in before]
             names += [n or d for n, d in zip(space, _SPACE, strict=False)]
             raise ValueError(

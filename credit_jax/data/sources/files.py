@@ -177,8 +177,8 @@ def discover(template: str, where: str) -> FileSet:
     """Finds the files of a template, in which strftime codes are wildcards.
 
     A single file has all times, whatever its name. If there are several, the codes in
-    the name of each give its period: a year, month, day, hour, minute or second; of
-    files that none follows at once, as of five days each, up to the next one.
+    the name of each give its period: a year, month, day, hour, minute or second. It
+    lasts to the next file where no file follows at once, as of files of five days.
 
     Args:
         template: path such as "data/era5_%Y.zarr", which may have wildcards * and ?, or
@@ -207,11 +207,12 @@ def discover(template: str, where: str) -> FileSet:
                 "fewer files"
             )
     first, last, paths = map(list, zip(*periods, strict=True))
-    # Where there is time between all of them, each has more than its name says.
+    # Files that are named by a day, with time between all of them, have several days.
     more = [after - end for after, end in zip(first[1:], last[:-1], strict=True)]
-    if min(more) > np.timedelta64(1, "us"):
+    is_by_day = any(code in template for code, _ in _PERIODS)
+    if is_by_day and min(more) > np.timedelta64(1, "us"):
         last = [*(after - np.timedelta64(1, "ns") for after in first[1:]), last[-1]]
-        last[-1] += min(more)
+        last[-1] += min(more) - np.timedelta64(1, "ns")
     return FileSet(template, tuple(paths), tuple(first), tuple(last))
 
 

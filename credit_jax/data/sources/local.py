@@ -89,5 +89,5 @@ def open_weatherbench(
         for kind, field in config.variables.by_type.items()
         for variable in field.vars_3D + field.vars_2D
     }
-    conventions = FileConventions(levels="exact", static_time="same", transposed=True)
+    conventions = FileConventions(levels="exact", static_time="same")
     return open_files_source(name, config, files, conventions, open_files)

@@ -149,13 +149,33 @@ def test_level_coordinate_name(folder):
     )
 
 
-def test_dims_in_another_order(folder):
-    order = ("time", "latitude", "longitude", "level")
-    rewrite(
-        folder / "w_1999.nc",
-        lambda d: d.assign(T=d["T"].transpose(*order)),
-    )
-    refused(folder, "variable 'T' has dims (time, latitude, longitude, level)")
+@pytest.mark.parametrize("coordinate", ["level", None])
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("time", "latitude", "longitude", "level"),
+        ("time", "level", "longitude", "latitude"),
+        ("longitude", "level", "time", "latitude"),
+    ],
+)
+def test_dims_in_another_order(folder, order, coordinate):
+    raw, samples = raw_config(folder), range(0, 18, 7)
+    if coordinate is None:
+        for key in ("levels", "level_coord"):
+            set_key(raw, f"data__source__ERA5__{key}", None)
+        set_key(raw, "model__levels", 3)
+        raw["preblocks"]["per_step"]["norm"]["args"].pop("levels")
+    expected = load(folder, raw).read(samples)
+
+    def transposed(data):
+        dims = [dim for dim in order if dim != "level"]
+        surface = {name: data[name].transpose(*dims) for name in ("SP", "tsi")}
+        return data.assign(T=data["T"].transpose(*order), **surface)
+
+    rewrite(folder / "w_1999.nc", transposed)
+    actual = load(folder, raw).read(samples)
+    np.testing.assert_array_equal(actual.x, expected.x)
+    np.testing.assert_array_equal(actual.y, expected.y)
 
 
 def test_three_d_variable_named_as_two_d(folder):
