@@ -45,6 +45,7 @@ class RandomFile:
     Attributes:
         variables: name -> dims.
         times: times of those with time.
+        time_coord: name of their time dim.
         levels: name of a level dim -> its values.
         transposed: whether columns precede rows.
         grid: its rows and columns.
@@ -53,6 +54,7 @@ class RandomFile:
     grid: tuple[int, int]
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     times: set[pd.Timestamp] = field(default_factory=set)
+    time_coord: str = "time"
     levels: dict[str, set[float]] = field(default_factory=dict)
     transposed: bool = False
 
@@ -62,7 +64,7 @@ class RandomFile:
         coords: dict[str, Any] = _coordinates(self.grid)
         coords |= {name: sorted(values) for name, values in self.levels.items()}
         if self.times:
-            coords["time"] = sorted(self.times)
+            coords[self.time_coord] = sorted(self.times)
         fields = {}
         for name, dims in self.variables.items():
             if self.transposed:
@@ -139,7 +141,8 @@ def _add_source(
             for path, path_times in _paths(template, times if timed else times[:1]):
                 store = stores.setdefault(path, RandomFile(grid))
                 store.transposed = source.dataset_type == "weatherbench2_era5"
-                head = ("time",) if timed else ()
+                store.time_coord = source.time_coord
+                head = (source.time_coord,) if timed else ()
                 head += (level,) if deep else ()
                 store.variables |= dict.fromkeys(names, (*head, *_FLAT))
                 if timed:

@@ -53,6 +53,18 @@ def calendar_of(times: np.ndarray, where: str) -> str:
     return CALENDARS[name]
 
 
+def names_of_times(dataset: xr.Dataset) -> list[str]:
+    """The coordinates whose values are dates, in any calendar."""
+    names = []
+    for name, coordinate in dataset.coords.items():
+        values: Any = coordinate.values
+        if values.size and (
+            values.dtype.kind == "M" or hasattr(values.flat[0], "calendar")
+        ):
+            names.append(str(name))
+    return names
+
+
 def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
     """Converts decoded times, datetime64 or cftime, to (time,) datetime64[ns] labels.
 

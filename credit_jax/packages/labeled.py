@@ -18,7 +18,7 @@ import xarray as xr
 from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup
-from credit_jax.data.calendars import calendar_of, to_labels
+from credit_jax.data.calendars import calendar_of, names_of_times, to_labels
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
@@ -65,7 +65,8 @@ class DatasetForecaster:
 
         Args:
             initial: the prognostic variables in physical units, with the dims time,
-                level (of variables on levels), latitude and longitude in any order. Its
+                level (of variables on levels), latitude and longitude in any order, as
+                in the files of the run. Its
                 times are the start of the forecast and, for models of several input
                 frames and for perturbations by bred vectors and lagged starts, the
                 times before it. Of dask arrays only these variables and levels are
@@ -208,6 +209,9 @@ class DatasetForecaster:
         self, initial: xr.Dataset, num_members: int
     ) -> tuple[np.datetime64, dict[str, np.ndarray]]:
         """The start date, and key -> (level, time, lat, lon) of a Dataset."""
+        dates = names_of_times(initial)
+        if TIME not in dates and len(dates) == 1:
+            initial = initial.rename({dates[0]: TIME})
         names = {key: _name(key) for key in self._groups}
         missing = [name for name in names.values() if name not in initial]
         if missing:

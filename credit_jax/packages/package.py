@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -140,9 +139,6 @@ class Package:
         Raises:
             ValueError: a source has no path, or the file is no data section.
             ConfigError: the config is invalid, or not that of the run.
-
-        Warns:
-            UserWarning: it differs in what may.
         """
         config = {**self.resolved(), **sections}
         inference = config.setdefault("inference", {})
@@ -169,9 +165,8 @@ class Package:
                 f"{error}\nA package holds no data: say where they are with --data "
                 f"FILE, or with --set {where}.source.NAME.variables.KIND.path=PATTERN"
             ) from None
-        here = RunRecord.of(changed, forecasts=True)
-        for note in self.record.compare(here, forecasts=True):
-            warnings.warn(note, UserWarning, stacklevel=2)
+        # What may differ are the data, of which a package has none.
+        self.record.compare(RunRecord.of(changed, forecasts=True), forecasts=True)
         return changed
 
     @property

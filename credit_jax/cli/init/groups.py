@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from credit_jax.data.calendars import names_of_times
 from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
@@ -79,11 +80,11 @@ def inspect_files(paths: Sequence[str]) -> list[FileGroup]:
             files of several templates.
     """
     groups = [_group(template, members) for template, members in _templates(paths)]
-    places: dict[str, str] = {}
+    places: dict[tuple[str, str], str] = {}
     for group in groups:
-        fields = (*group.timed.values(), *group.static.values())
-        for name in (name for names in fields for name in names):
-            first = places.setdefault(name, group.template)
+        fields = (*group.timed.items(), *group.static.items())
+        for dims, name in ((dims, name) for dims, names in fields for name in names):
+            first = places.setdefault((dims, name), group.template)
             if first != group.template:
                 raise ValueError(
                     f"--data: {name} is in {first} and in {group.template}; expected "
@@ -183,13 +184,8 @@ def _group(template: str, paths: Sequence[str]) -> FileGroup:
 def _time_coord(path: str) -> str | None:
     """The dim whose coordinate has dates."""
     dataset = OpenFiles().dataset(path, None)
-    for name in dataset.dims:
-        values: Any = dataset.coords[name].values if name in dataset.coords else None
-        if values is None or not values.size:
-            continue
-        if values.dtype.kind == "M" or hasattr(values.flat[0], "calendar"):
-            return str(name)
-    return None
+    names = names_of_times(dataset)
+    return next((name for name in names if name in dataset.dims), None)
 
 
 def _space(opened: OpenFile) -> tuple[str, str]:

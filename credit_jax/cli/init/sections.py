@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ def _sources(
             number = next(
                 n
                 for n in range(1, len(groups) + 2)
-                if _takes(sources.get(_name(n), {}), group, role)
+                if _takes(sources.get(_name(n), {}), group, role, names)
             )
             empty = {"dataset_type": "local", "variables": {}}
             source = sources.setdefault(_name(number), empty)
@@ -215,10 +215,23 @@ def _name(number: int) -> str:
     return "data" if number == 1 else f"data_{number}"
 
 
-def _takes(source: Mapping[str, Any], group: FileGroup, role: str) -> bool:
+def _takes(
+    source: Mapping[str, Any],
+    group: FileGroup,
+    role: str,
+    names: Mapping[str, Sequence[str]],
+) -> bool:
     """Whether a source can have fields of a group of files as well."""
     if not source:
         return True
+    known = {
+        name
+        for fields in source["variables"].values()
+        for key in _DIMS
+        for name in fields.get(key, ())
+    }
+    if known.intersection(chain(*names.values())):
+        return False
     levels = source.get("level_coord"), source.get("levels")
     return (
         role not in source["variables"]
@@ -342,6 +355,21 @@ def other_sections(
             name=out.stem,
         )
     )
+    # Statistics are found by the name alone: z on levels, z of the surface.
+    keys = {
+        (dims, f"{source}/{kind}/{dims[-2:].lower()}/{name}")
+        for source, section in data["source"].items()
+        for kind, fields in section["variables"].items()
+        for dims in _DIMS
+        for name in fields.get(dims, ())
+    }
+    deep = {key.rsplit("/", 1)[1] for dims, key in keys if dims == "vars_3D"}
+    flat = sorted(key for dims, key in keys if dims == "vars_2D")
+    new = {key: f"{key}_surface" for key in flat if key.rsplit("/", 1)[1] in deep}
+    if new:
+        rename = {"rename": {"type": "rename", "args": {"mapping": new}}}
+        blocks = sections["preblocks"]
+        blocks["per_step"] = rename | blocks["per_step"]
     weights: dict[str, Any] = {"use_latitude_weights": latitude_file is not None}
     if latitude_file is not None:
         weights["latitude_weights"] = latitude_file

@@ -124,6 +124,25 @@ def test_all_that_the_files_do_not_say_at_once(tmp_path, monkeypatch, capsys):
     }
 
 
+def test_files_as_they_are_downloaded(tmp_path, monkeypatch):
+    """Five days a file, columns before rows, z on levels and of the surface."""
+    monkeypatch.chdir(tmp_path)
+    for day in (16, 21, 26):
+        times = pd.date_range(f"2000-12-{day}", periods=20, freq="6h")
+        own = fields(times, ("z", "U"), ("sp", "tisr"), level="pressure_level")
+        own = own.transpose("time", "pressure_level", "longitude", "latitude")
+        own = own.rename(time="valid_time").assign_coords(number=0)
+        own.to_netcdf(f"a.h1.2000-12-{day}-00000.nc")
+    fields((), flat=("z",)).to_netcdf("static.nc")
+    files = [path.name for path in tmp_path.glob("*.nc")]
+    assert init("--data", *files) == OK
+    assert preprocess(["--config", "my.yaml"]) == OK
+    assert not check_config("my.yaml", num_devices=1).problems
+    with xr.open_dataset("my_mean.nc") as mean:
+        assert mean["z"].shape == (3,)
+        assert mean["z_surface"].shape == ()
+
+
 def test_files_of_their_own_for_the_surface(files, tmp_path):
     """Two groups with predicted variables are two sources; calendars and names too."""
     times = xr.date_range(
