@@ -6,7 +6,7 @@ one, the latter with torch; they are imported by name where a config asks for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import product
