@@ -96,14 +96,11 @@ def load_config(
 
 def _at_home(mapping: dict[str, Any], path: Path) -> dict[str, Any]:
     """The config of a run with its folder, and all below it, where the file lies."""
-    folder, saved = path.absolute().parent, mapping.get("save_loc")
-    if path.name != CONFIG_NAME or not (folder / "checkpoints").is_dir():
-        return mapping
-    before = str(saved).rstrip("/")
-    if (
-        not saved
-        or Path(os.path.expandvars(before)).expanduser().resolve() == folder.resolve()
-    ):
+    folder = path.absolute().parent
+    former = str(mapping.get("save_loc") or "").rstrip("/")
+    is_run = path.name == CONFIG_NAME and (folder / "checkpoints").is_dir()
+    resolved = Path(os.path.expandvars(former)).expanduser().resolve()
+    if not (is_run and former) or resolved == folder.resolve():
         return mapping
 
     def moved(value: Any, key: str = "") -> Any:
@@ -111,15 +108,15 @@ def _at_home(mapping: dict[str, Any], path: Path) -> dict[str, Any]:
             return {k: moved(inner, k) for k, inner in value.items()}
         if isinstance(value, list):
             return [moved(inner) for inner in value]
-        if not isinstance(value, str) or not f"{value}/".startswith(f"{before}/"):
+        if not isinstance(value, str) or not f"{value}/".startswith(f"{former}/"):
             return value
-        new = f"{folder}{value[len(before) :]}"
+        new = f"{folder}{value[len(former) :]}"
         # What was not copied is where it was; what is to be written is nowhere yet.
         fixed = re.split("[%*?[]", new)[0]
-        is_there = Path(fixed if fixed == new else os.path.dirname(fixed)).exists()
-        return new if key.startswith("save_") or is_there else value
+        copied = Path(fixed if fixed == new else os.path.dirname(fixed)).exists()
+        return new if key.startswith("save_") or copied else value
 
-    return moved({**mapping, "save_loc": before})
+    return moved({**mapping, "save_loc": former})
 
 
 def config_of(

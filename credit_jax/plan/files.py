@@ -60,10 +60,12 @@ def other_files(config: Config, *, forecasts: bool = False) -> dict[str, str]:
         config: the config.
         forecasts: whether it is to make forecasts, and not to train.
     """
+    objects = config.custom_objects.items()
+    files = {f"custom_objects.{name}": value.module_path for name, value in objects}
     if not forecasts:
-        return static_files(config.data, "data") | weight_files(config)
+        return files | static_files(config.data, "data") | weight_files(config)
     section, inference = config.inference_section or {}, config.inference
-    files = {f"inference.{key}": path for key, path in files_of_blocks(section)}
+    files |= {f"inference.{key}": path for key, path in files_of_blocks(section)}
     if inference is None or inference.data is None:
         return files | static_files(config.data, "data")
     return files | static_files(inference.data, "inference.data")

@@ -84,14 +84,14 @@ class RunRecord:
             ConfigError: what changes the numbers of the model differs; has both values.
         """
         lines, problems = list[str](), list[str]()
-        for key, there, value in _without_warnings(_differences, self, here):
-            digests = [str(x).startswith(_DIGEST) for x in (there, value)]
-            if digests[0] != digests[1] and isinstance(there and value, str):
-                path = value if digests[0] else there
+        for key, recorded, value in _without_warnings(_differences, self, here):
+            digests = [str(x).startswith(_DIGEST) for x in (recorded, value)]
+            if digests[0] != digests[1] and isinstance(recorded and value, str):
+                path = value if digests[0] else recorded
                 lines.append(f"{key} (not compared, as there is no {path})")
                 continue
             free = begins or _MAY_DIFFER.match(key)
-            (lines if free else problems).append(line_of(key, there, value))
+            (lines if free else problems).append(line_of(key, recorded, value))
         if problems:
             what = f"not as {self.where} was trained; take its values, or begin a new "
             raise ConfigError(problems, f"{what}run with it (trainer.finetune.from)")
@@ -100,9 +100,9 @@ class RunRecord:
             sides = [for_forecasts(side) for side in sides]
         for name in (*_OF_FORECASTS, *(() if forecasts else _OF_TRAINING)):
             values = [side.get(name) for side in sides]
-            for key, there, value in () if begins else differences(*values, name):
+            for key, recorded, value in () if begins else differences(*values, name):
                 if not _LEFT_OUT.fullmatch(key):
-                    lines.append(line_of(key, there, value))
+                    lines.append(line_of(key, recorded, value))
         changed = [
             key
             for key, digest in here.digests.items()
@@ -149,8 +149,8 @@ class RunRecord:
         if phase in PREBLOCKS:
             return blocks
         # Forecasts put these in by themselves, as inverses of the preblocks.
-        before = chain.from_iterable(map(self._blocks, PREBLOCKS))
-        entries = [TRANSFORMS["preblocks"].get(kind) for _, kind, _ in before]
+        preblocks = chain.from_iterable(map(self._blocks, PREBLOCKS))
+        entries = [TRANSFORMS["preblocks"].get(kind) for _, kind, _ in preblocks]
         implied = {"reconstruct", *(entry.undone_by for entry in entries if entry)}
         return [block for block in blocks if block[1] not in implied]
 
@@ -169,20 +169,20 @@ def _without_warnings(function: Callable[..., Any], *args: Any) -> Any:
 
 def _differences(run: RunRecord, here: RunRecord) -> list[tuple[str, Any, Any]]:
     """Returns dotted key and both values of what changes the numbers of the model."""
-    is_whole = "data" in run.config and "data" in here.config
-    found = list[tuple[str, Any, Any]]()
-    for name in ("data", "model")[not is_whole :]:
-        found += differences(run._section(name), here._section(name), name)
-    for phase in Phase if is_whole else ():
+    has_data = "data" in run.config and "data" in here.config
+    differing = list[tuple[str, Any, Any]]()
+    for name in ("data", "model")[not has_data :]:
+        differing += differences(run._section(name), here._section(name), name)
+    for phase in Phase if has_data else ():
         blocks = run._blocks(phase), here._blocks(phase)
         kinds = [", ".join(kind for _, kind, _ in each) for each in blocks]
         if kinds[0] != kinds[1]:
-            found.append((phase.value, *(each or "no blocks" for each in kinds)))
+            differing.append((phase.value, *(each or "no blocks" for each in kinds)))
             continue
         # In their order, whatever they are called.
-        for (_, _, before), (path, _, args) in zip(*blocks, strict=True):
-            found += differences(before, args, f"{path}.args")
-    return found
+        for (_, _, recorded), (path, _, args) in zip(*blocks, strict=True):
+            differing += differences(recorded, args, f"{path}.args")
+    return differing
 
 
 def differences(
@@ -201,10 +201,10 @@ def differences(
         yield name, recorded, here
 
 
-def line_of(key: str, there: Any, here: Any) -> str:
+def line_of(key: str, recorded: Any, here: Any) -> str:
     """One of `differences` for a note or an error.
 
     >>> line_of("data.timestep", "6h", "12h")
     "data.timestep ('6h' there, '12h' here)"
     """
-    return f"{key} ({got(there)} there, {got(here)} here)"
+    return f"{key} ({got(recorded)} there, {got(here)} here)"

@@ -224,13 +224,13 @@ def _takes(
     """Whether a source can have fields of a group of files as well."""
     if not source:
         return True
-    known = {
+    taken = {
         name
         for fields in source["variables"].values()
         for key in _DIMS
         for name in fields.get(key, ())
     }
-    if known.intersection(chain(*names.values())):
+    if taken.intersection(chain(*names.values())):
         return False
     levels = source.get("level_coord"), source.get("levels")
     return (

@@ -124,11 +124,12 @@ class FileVariable:
         """The dims of rows and columns, in this order, or of points."""
         count = 1 if self.is_unstructured else 2
         space = tuple(str(dim) for dim in self.array.dims[-count:])
-        known = self._known_space
-        return known if known and {*known} <= {*self.array.dims} else space
+        rows_columns = self._coordinate_dims
+        fits = rows_columns and {*rows_columns} <= {*self.array.dims}
+        return rows_columns if fits else space
 
     @property
-    def _known_space(self) -> tuple[str, ...]:
+    def _coordinate_dims(self) -> tuple[str, ...]:
         """The dims of rows and columns whose coordinates the file has, if it has both.
 
         By these the dims of a variable may be in any order.
@@ -354,9 +355,9 @@ class FileVariable:
         more = len(actual) > len(before) + len(space)
         if more or (self.field_type != "static" and time in actual):
             before = [time, *before]
-        known = self._known_space
-        if known and {*known} <= {*actual}:
-            others = [dim for dim in actual if dim not in known]
+        rows_columns = self._coordinate_dims
+        if rows_columns and {*rows_columns} <= {*actual}:
+            others = [dim for dim in actual if dim not in rows_columns]
             fits = _match(others, before) or _match(others[::-1], before)
         else:
             fits = _match(actual, [*before, *space])
