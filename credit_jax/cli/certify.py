@@ -150,10 +150,10 @@ def run(args: argparse.Namespace) -> int:
         mapping = apply_overrides(read_yaml(args.config), args.set)
         register_objects(mapping, source=args.config)
         parse_model(mapping.get("model") or {})
-        written = build_config(mapping, source=args.config)
-        for note in [] if weights is None else weights.compare(written):
+        config = build_config(mapping, source=args.config)
+        for note in [] if weights is None else weights.compare(config):
             print_line(f"note: {note}", "yellow")
-        mesh = _mesh_of(written)
+        mesh = _mesh_of(config)
         num_samples = math.lcm(NUM_SAMPLES, dims_of(mesh).batch_size)
         path, config = _prepared(args, mapping, folder, num_samples)
         certificate = _certified(args, config, path, names, folder, mesh, num_samples)
