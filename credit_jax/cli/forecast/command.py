@@ -76,7 +76,8 @@ def header(
     return [
         f"credit_jax  forecasts of {source}, weights of {checkpoint.path} ({weights})",
         f"mesh   {axes.summary} on "
-        f"{counted(len(devices), f'{devices[0].platform} device')}",
+        f"{counted(len(devices), f'{devices[0].platform} device')}, "
+        f"{model.parallel_config.precision.compute.name}",
         f"dates  {_minute(first) if count == 1 else dates}, "
         f"{counted(schedule.num_members, 'member')}, "
         f"{counted(schedule.num_steps, 'step')} of {hours:g} h",

@@ -18,12 +18,12 @@ from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import is_url
 
 # A date in a file's name: a year, or one with month, day and hour, such as 200001,
-# 2000-01-31 or 20000131T06.
+# 2000-01-31, 20000131T06 or 20000131.t06z.
 _DATE = re.compile(
     r"(?<!\d)(?P<Y>(?:1[6-9]|2[0-2])\d\d)"
     r"(?:(?P<sep>[-_.]?)(?P<m>0[1-9]|1[0-2])"
     r"(?:(?P=sep)(?P<d>0[1-9]|[12]\d|3[01])"
-    r"(?:[-_.T]?(?P<H>[01]\d|2[0-3]))?)?)?(?!\d)"
+    r"(?:[-_.]?[Tt]?(?P<H>[01]\d|2[0-3]))?)?)?(?!\d)"
 )
 
 

@@ -32,6 +32,9 @@ _USUAL = {
     DIAGNOSTIC: "prect total_precipitation total_precipitation_6hr tp pr evaporation "
     "evspsbl fsnt flnt fsns flns shflx lhflx qflx cldtot clt hfls hfss rsds rsus rsut "
     "rlds rlus rlut",
+    # Of stores that give all fields times.
+    "static": "geopotential_at_surface land_sea_mask z lsm phis landfrac orog sftlf "
+    "hgtsfc land",
     PROGNOSTIC: "sp ps surface_pressure mean_sea_level_pressure msl psl t2m tas trefht "
     "2m_temperature u10 v10 10m_u_component_of_wind 10m_v_component_of_wind",
 }
@@ -188,7 +191,10 @@ def _sources(
             }
             for role in OPTIONS
         }
-        fields["static"] = dict(group.static)
+        fields["static"] = {
+            key: [*names, *(n for n in group.timed[key] if roles[n] == "static")]
+            for key, names in group.static.items()
+        }
         for role in (PROGNOSTIC, FORCING, "static", DIAGNOSTIC):
             names = {key: list(names) for key, names in fields[role].items() if names}
             if not names:
