@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+import numpy as np
 import yaml
 from jaxtyping import Array
 
@@ -234,7 +235,7 @@ class ChannelSchema:
                 return group, channel - place.start
         raise IndexError(f"channel {channel} of {slices[groups[-1].var_key].stop}")
 
-    def advance(self, x: Array, y: Array) -> Array:
+    def advance(self, x: Array | np.ndarray, y: Array | np.ndarray) -> Array:
         """Returns x of the next step, with what y predicts of it.
 
         All else, forcing and static fields, stays as it was at the newest time of x;

@@ -1,6 +1,5 @@
 """The channel layout as a file and as a check."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -37,7 +36,6 @@ def test_the_next_input_has_each_prediction_in_its_place():
     schema = ChannelSchema(tuple(groups), (rain, groups[2], groups[1]))
     x = np.arange(8.0).reshape(1, 4, 2, 1, 1)
     y = 10 + np.arange(4.0).reshape(1, 4, 1, 1, 1)  # TP, SP, T, T
-    x, y = jnp.asarray(x), jnp.asarray(y)
     new = schema.advance(x, y)
     assert new[0, :, :, 0, 0].tolist() == [[1, 1], [3, 12], [5, 13], [7, 11]]
     with pytest.raises(ValueError, match=r"x has B/prognostic/3d/T, which y lacks"):
