@@ -9,6 +9,7 @@ from credit_jax.cli.check.command import main
 from credit_jax.cli.check.report import check_config
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.registry import build
+from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan.roofline import DEVICES
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,16 @@ def _bound(*overrides, config=DEMO, devices=None):
     )
     assert report.bound is not None, report.problems
     return report.bound
+
+
+def test_a_run_that_needs_more_memory_than_the_device_has():
+    dims = "model.dim=[512, 2048, 8192, 32768]"
+    (line,) = check_config(DEMO, [dims], with_data=False, device="h100").problems
+    assert line.startswith("trainer: needs about ")
+    assert "GB a device, NVIDIA H100 has 80 GB; take a smaller train_batch" in line
+    memory, where = free_memory(2)
+    assert 0 < memory < 1e13
+    assert "for each of 2 devices" in where
 
 
 REPORTS = {"h100": "accelerator_025deg.json", "a100": "accelerator_025deg-a100.json"}
