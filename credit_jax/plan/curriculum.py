@@ -15,6 +15,11 @@ from credit_jax.plan.objective import Objective, plan_objective
 from credit_jax.plan.weighting import WeightFiles
 
 
+# Share of the micro-batches that a schedule is to reach; their number depends on the
+# ranks, by rounding.
+_ENOUGH = 0.9
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """A stage of a run.
@@ -187,7 +192,7 @@ def schedule_problems(
         for path, each, count in parts
         if each.use_scheduler
         and isinstance(each.scheduler, LinearWarmupCosineConfig)
-        and each.scheduler.total_steps < count
+        and each.scheduler.total_steps < _ENOUGH * count
     ]
 
 
