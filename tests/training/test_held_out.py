@@ -1,5 +1,6 @@
 """The forecasts at the end of a run: their scores and files."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -48,7 +49,8 @@ def weighted_rmse(error, latitude):
 def test_errors_of_one_step(world, tmp_path, monkeypatch):
     """The scores equal those of the loader's samples, in physical units."""
     setup = setup_of(world, tmp_path)
-    loader, places = setup.valid_loader, setup.schema.target_slices()
+    loader = dataclasses.replace(setup.valid_loader, is_raw=False)
+    places = setup.schema.target_slices()
     # No sample has its truth at the input time of the first sample.
     starts = loader.dataset.starts[1:]
     monkeypatch.setattr(held_out, "held_out_starts", lambda *_: (starts, 1))
