@@ -13,7 +13,7 @@ from typing import Any
 
 import xarray as xr
 
-from credit_jax.io.metadata import check_file, check_variables
+from credit_jax.io.metadata import check_file, check_group, check_variables
 from credit_jax.io.remote import is_url, open_binary, store_at
 from credit_jax.io.retry import is_transient, retried
 
@@ -136,7 +136,7 @@ def open_dataset(
 
     Raises:
         ValueError: it is no complete file or store, or its metadata ask for too much:
-            see `metadata.check_file` and `metadata.check_variables`.
+            see `io.metadata`.
     """
     path = os.fspath(place) if path is None else path
     with _named(path), warnings.catch_warnings():
@@ -147,8 +147,11 @@ def open_dataset(
         if not is_url(path):
             check_file(path)
         engine = engine or reading_engine(path)
+        source = _complete(place, engine)
+        if engine == "zarr":
+            _checked_group(path, source)
         dataset = xr.open_dataset(
-            _complete(place, engine),
+            source,
             engine=None if engine == "h5netcdf" else engine,
             cache=False,
             create_default_indexes=False,
@@ -170,13 +173,19 @@ def open_group(path: str) -> Any:
     Raises:
         ValueError: it is no store, or its metadata ask for too much.
     """
-    import zarr
-
     with _named(path):
         if not is_url(path):
             check_file(path)
         place = _remote(path, "zarr") if is_url(path) else path
-        return zarr.open_group(_complete(place, "zarr"), mode="r")
+        return _checked_group(path, _complete(place, "zarr"))
+
+
+def _checked_group(path: str, store: Any) -> Any:
+    import zarr
+
+    group = zarr.open_group(store, mode="r")
+    check_group(path, group)
+    return group
 
 
 def _open(path: str, engine: str | None) -> xr.Dataset:

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit_jax.io.metadata import check_zarr_metadata, refuse_links
+from credit_jax.io.metadata import refuse_links
 from credit_jax.io.open_files import OpenFiles, open_dataset, opened
 
 SPARE = 2**32  # bytes of address space beyond what is in use
@@ -57,15 +57,10 @@ def change_v2(path, **values):
 
 V2 = {
     "huge chunks": ({"chunks": [10**6, 8 * 32 * 64 * 100]}, "smaller chunks"),
-    "chunks of none": ({"chunks": [0, 3]}, "list of integers of 1 or more"),
-    "chunks of text": ({"chunks": "many"}, "list of integers of 1 or more"),
-    "no shape": ({"shape": None}, "has shape None"),
-    "other dims": ({"chunks": [2]}, "make the store again"),
-    "unknown dtype": ({"dtype": "<q99"}, "which is not available"),
-    "pickle": ({"filters": [{"id": "pickle"}]}, "codec 'pickle'"),
-    "unknown codec": ({"compressor": {"id": "mine"}}, "codec 'mine'"),
-    "codec without a name": ({"compressor": {"level": 1}}, "codec without a name"),
-    "codecs of text": ({"filters": "zlib"}, "expected a list"),
+    "pickle": ({"filters": [{"id": "pickle"}]}, "pickle"),
+    "unknown codec": ({"compressor": {"id": "mine"}}, "mine"),
+    "no shape": ({"shape": None}, "cannot be opened as NetCDF or Zarr"),
+    "unknown dtype": ({"dtype": "<q99"}, "cannot be opened as NetCDF or Zarr"),
 }
 
 
@@ -79,45 +74,16 @@ def test_metadata_of_v2(name, tmp_path):
     assert str(path) in str(error.value)
 
 
-def test_a_codec_is_known_by_its_name_not_its_spelling(tmp_path):
-    path = store(tmp_path, 2)
-    text = (path / "T/.zarray").read_text()
-    escaped = text.replace('"filters": null', r'"filters": [{"id": "\u0070ickle"}]')
-    assert escaped != text
-    (path / "T/.zarray").write_text(escaped)
-    with pytest.raises(ValueError, match="codec 'pickle'"):
-        check_zarr_metadata(path / "T/.zarray")
-
-
+GRID = {"name": "regular", "configuration": {"chunk_shape": [10**6, 10**6]}}
+INNER = [{"name": "bytes"}, {"name": "numcodecs.pickle"}]
+SHARDS = {"chunk_shape": [1, 1], "codecs": INNER, "index_codecs": [{"name": "bytes"}]}
 V3 = {
-    "huge chunks": (
-        {
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": [10**6, 10**6]},
-            }
-        },
-        "smaller chunks",
-    ),
-    "storage transformers": (
-        {"storage_transformers": [{"name": "x"}]},
-        "storage_transformers",
-    ),
+    "huge chunks": ({"chunk_grid": GRID}, "smaller chunks"),
+    "storage transformers": ({"storage_transformers": [{"name": "x"}]}, "storage_tr"),
     "codec in a shard": (
-        {
-            "codecs": [
-                {
-                    "name": "sharding_indexed",
-                    "configuration": {
-                        "chunk_shape": [1, 1],
-                        "codecs": [{"name": "numcodecs.pickle"}],
-                    },
-                }
-            ]
-        },
-        "codec 'numcodecs.pickle'",
+        {"codecs": [{"name": "sharding_indexed", "configuration": SHARDS}]},
+        "numcodecs.pickle",
     ),
-    "no grid": ({"chunk_grid": "regular"}, "chunks None"),
 }
 
 
@@ -131,23 +97,10 @@ def test_metadata_of_v3(name, tmp_path):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 10**5, '{"metadata": ' * 10**5, "[]", "not JSON", '{"a": "\ud800"}'],
-)
-def test_metadata_that_are_none(text, tmp_path):
+def test_metadata_that_are_none(tmp_path):
     path = store(tmp_path, 2)
-    (path / ".zmetadata").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(ValueError, match=r"\.zmetadata: is no JSON"):
-        OpenFiles().dataset(path)
-
-
-def test_names_that_lead_out_of_a_store(tmp_path):
-    path = store(tmp_path, 2)
-    content = json.loads((path / ".zmetadata").read_text())
-    content["metadata"]["../x/.zarray"] = content["metadata"]["T/.zarray"]
-    (path / ".zmetadata").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="leads out of the store"):
+    (path / ".zmetadata").write_text("not JSON")
+    with pytest.raises(ValueError, match="cannot be opened as NetCDF or Zarr"):
         OpenFiles().dataset(path)
 
 
@@ -211,7 +164,7 @@ def test_metadata_of_stores_elsewhere(version):
         content["codecs"] = [{"name": "pickle"}]
     text = json.dumps(content).encode()
     place._store_dict[key] = zarr.core.buffer.cpu.Buffer.from_bytes(text)
-    with pytest.raises(ValueError, match=r"example\.org/store\.zarr: .*codec 'pickle'"):
+    with pytest.raises(ValueError, match=r"example\.org/store\.zarr: .*pickle'"):
         open_dataset(place, "zarr", url)
 
 

@@ -202,16 +202,6 @@ def test_a_pickle_under_another_name(copy, name):
     refused(copy, name, "its content is not that of a")
 
 
-@pytest.mark.parametrize("spelled", ["pickle", r"\u0070ickle"])
-def test_a_store_with_a_codec_that_unpickles(copy, spelled):
-    folder = copy / "files/masks.zarr/mask"
-    folder.mkdir(parents=True)
-    plain = {"shape": [1], "chunks": [1], "dtype": "<f4", "filters": [{"id": "ID"}]}
-    (folder / ".zarray").write_text(json.dumps(plain).replace("ID", spelled))
-    record(copy, "files/masks.zarr/mask/.zarray")
-    refused(copy, "files/masks.zarr/mask/.zarray", "codec 'pickle'", "free of code")
-
-
 @pytest.mark.parametrize(
     "link", [h5py.SoftLink("/T"), h5py.ExternalLink("/etc/passwd", "/x")]
 )

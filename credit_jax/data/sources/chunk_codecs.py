@@ -13,8 +13,6 @@ from typing import Any
 import numcodecs
 import numpy as np
 
-from credit_jax.io.expansion import check_expansion, stated_bytes
-
 _BLOCK = 2**18  # bytes that deflate reads or writes at once
 _ZLIB_OR_GZIP = 47  # `wbits` of zlib
 
@@ -29,30 +27,31 @@ def _check_stated(path: str, stated: int, out: np.ndarray) -> None:
 
 def _from_blosc(path: str, content: np.ndarray, out: np.ndarray) -> None:
     """Blosc reads as many bytes as its header says, whatever there are."""
-    header = content[:16].tobytes().ljust(16, b"\0")
-    _check_stated(path, stated_bytes("blosc", header), out)
-    size = int.from_bytes(header[12:16], "little")
-    if size != len(content):
-        raise ValueError(f"{path}: it has {len(content)} bytes of {size}")
+    header = np.frombuffer(content[:16].tobytes().ljust(16, b"\0"), "<u4")
+    _check_stated(path, int(header[1]), out)
+    if header[3] != len(content):
+        raise ValueError(f"{path}: it has {len(content)} bytes of {header[3]}")
     numcodecs.blosc.decompress(content, out)
 
 
 def _from_lz4(path: str, content: np.ndarray, out: np.ndarray) -> None:
-    _check_stated(path, stated_bytes("lz4", content[:8].tobytes()), out)
+    _check_stated(path, int.from_bytes(content[:4].tobytes(), "little"), out)
     numcodecs.lz4.decompress(content, out)
 
 
 def _from_zstd(path: str, content: np.ndarray, out: np.ndarray) -> None:
-    """Frames may leave out the size of what they hold."""
-    stated = stated_bytes("zstd", content[:18].tobytes())
-    if stated:
-        _check_stated(path, stated, out)
-        numcodecs.zstd.decompress(content, out)
-        return
-    check_expansion(path, "zstd", content.tobytes(), out.nbytes)
-    values = np.frombuffer(numcodecs.zstd.decompress(content), np.uint8)
-    _check_stated(path, len(values), out)
-    out[...] = values
+    """Frames may leave out the size of what they hold, which must then be that of out.
+
+    The header is that of RFC 8878, 3.1.1.1.
+    """
+    header = content[:18].tobytes().ljust(18, b"\0")
+    has_window = not header[4] & 32
+    size = (int(not has_window), 2, 4, 8)[header[4] >> 6]
+    begin = 5 + has_window + (0, 1, 2, 4)[header[4] & 3]
+    if size:
+        stated = int.from_bytes(header[begin : begin + size], "little")
+        _check_stated(path, stated + 256 * (size == 2), out)
+    numcodecs.zstd.decompress(content, out)
 
 
 def _from_zlib(path: str, content: np.ndarray, out: np.ndarray) -> None:

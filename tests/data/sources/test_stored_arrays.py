@@ -268,7 +268,7 @@ STATED = {
     ("v2 lz4", stating("lz4", 40)): "states 40 bytes",
     ("v2 blosc", lambda c: numcodecs.Blosc().encode(bytes(2**20))): "states 1048576",
     ("v2 zstd", lambda c: numcodecs.Zstd().encode(bytes(480))): "states 480 bytes",
-    ("v2 zstd", lambda c: zstd_without_size(2**20)): "expand to more than 960",
+    ("v2 zstd", lambda c: zstd_without_size(2**20)): "Destination buffer is too small",
     ("v2 zlib", lambda c: numcodecs.Zlib().encode(bytes(2**20))): "states",
     ("v2 zlib", lambda c: numcodecs.Zlib().encode(bytes(480))): "states 480 bytes",
 }
@@ -303,7 +303,7 @@ def test_what_a_chunk_states(tmp_path, case):
         content = chunk.read()
     with open(file, "wb") as chunk:
         chunk.write(change(content))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
         opened(path, variable).read(INDICES["all"], np.empty(SHAPE, np.float32))
 
 
