@@ -84,7 +84,9 @@ class RunRecord:
             ConfigError: what changes the numbers of the model differs; has both values.
         """
         lines, problems = list[str](), list[str]()
-        for key, recorded, value in _without_warnings(_differences, self, here):
+        for key, recorded, value in _without_warnings(
+            _differences, self, here, forecasts
+        ):
             digests = [str(x).startswith(_DIGEST) for x in (recorded, value)]
             if digests[0] != digests[1] and isinstance(recorded and value, str):
                 path = value if digests[0] else recorded
@@ -113,17 +115,9 @@ class RunRecord:
             lines.append(f"other contents of the files of {', '.join(changed)}")
         return [f"not as {self.where} was trained: {'; '.join(lines)}"][: len(lines)]
 
-    def _section(self, name: str) -> dict[str, Any]:
-        """The section `data` or `model`, with all defaults."""
-        section = self.config[name]
-        if name == "data":
-            step = section.get("timestep")
-            return {
-                "timestep": step and duration_text(duration(str(step))),
-                "history_len": section.get("history_len") or 1,
-                "time_encoding": section.get("time_encoding") or {},
-            }
-        config = parse_model(section)
+    def _model(self) -> dict[str, Any]:
+        """The section `model`, with all defaults."""
+        config = parse_model(self.config["model"])
         values = config.model_dump(mode="json")
         for key in config.files:
             *parents, last = key.split(".")
@@ -167,12 +161,28 @@ def _without_warnings(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-def _differences(run: RunRecord, here: RunRecord) -> list[tuple[str, Any, Any]]:
+def _data(section: Mapping[str, Any]) -> dict[str, Any]:
+    """What a data section says of the times of a sample, with all defaults."""
+    step = section.get("timestep")
+    return {
+        "timestep": step and duration_text(duration(str(step))),
+        "history_len": section.get("history_len") or 1,
+        "time_encoding": section.get("time_encoding") or {},
+    }
+
+
+def _differences(
+    run: RunRecord, here: RunRecord, forecasts: bool
+) -> list[tuple[str, Any, Any]]:
     """Returns dotted key and both values of what changes the numbers of the model."""
     has_data = "data" in run.config and "data" in here.config
-    differing = list[tuple[str, Any, Any]]()
-    for name in ("data", "model")[not has_data :]:
-        differing += differences(run._section(name), here._section(name), name)
+    differing = [*differences(run._model(), here._model(), "model")]
+    if has_data:
+        trained = _data(run.config["data"])
+        differing += differences(trained, _data(here.config["data"]), "data")
+        section = (here.config.get("inference") or {}).get("data")
+        if forecasts and section:
+            differing += differences(trained, _data(section), "inference.data")
     for phase in Phase if has_data else ():
         blocks = run._blocks(phase), here._blocks(phase)
         kinds = [", ".join(kind for _, kind, _ in each) for each in blocks]

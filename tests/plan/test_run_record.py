@@ -49,6 +49,12 @@ def test_what_may_not_differ_is_an_error_with_both_values(raw, key, value, text)
     for options in ({}, {"forecasts": True}):
         with pytest.raises(ConfigError, match=text):
             compared(raw, changed_by(raw, key, value), **options)
+    if key.startswith("data"):
+        section = changed_by(raw, key, value)["data"]
+        other = {**raw, "inference": {"data": section}}
+        assert not compared(raw, other)
+        with pytest.raises(ConfigError, match=rf"inference\.{text}"):
+            compared(raw, other, forecasts=True)
     # A new run may begin with these weights, which is said.
     (note,) = compared(raw, changed_by(raw, key, value), begins=True)
     assert note.startswith("not as RUN/checkpoints/3 was trained: ")
