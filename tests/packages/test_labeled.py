@@ -67,7 +67,13 @@ def shuffled(initial):
     return turned.transpose(*dims).chunk(latitude=2, level=1)
 
 
-@pytest.mark.parametrize("change", [lambda state: state, shuffled])
+def downloaded(initial):
+    """The same state with the names of the Climate Data Store."""
+    renamed = initial.rename(time="valid_time", level="pressure_level")
+    return renamed.assign_coords(number=0)
+
+
+@pytest.mark.parametrize("change", [lambda state: state, shuffled, downloaded])
 def test_the_forecast_is_that_of_the_command(forecaster, initial, expected, change):
     steps = [*forecaster(change(initial), STEPS)]
     assert len(steps) == STEPS
