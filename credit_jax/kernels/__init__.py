@@ -1,12 +1,8 @@
 """Operations of `credit_jax.ops` with platform-specific implementations."""
 
 from credit_jax.kernels.dispatch import Implementation as Implementation
-from credit_jax.kernels.dispatch import attend as attend
-from credit_jax.kernels.dispatch import attention_logits as attention_logits
 from credit_jax.kernels.dispatch import conv2d as conv2d
 from credit_jax.kernels.dispatch import conv3d as conv3d
-from credit_jax.kernels.dispatch import conv_transpose2d as conv_transpose2d
-from credit_jax.kernels.dispatch import conv_transpose3d as conv_transpose3d
 from credit_jax.kernels.dispatch import dense as dense
 from credit_jax.kernels.dispatch import fuses as fuses
 from credit_jax.kernels.dispatch import implementation as implementation

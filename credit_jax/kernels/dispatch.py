@@ -1,9 +1,9 @@
 """Selects the implementation of each operation while a program is traced.
 
 "xla" is the reference definition in `credit_jax.ops`. "cpu" is in
-`credit_jax.kernels.cpu`, for operations that XLA compiles to slow code on CPU. "gpu" is
-in `credit_jax.kernels.gpu`, for operations that XLA splits into more kernels, with more
-memory traffic, than necessary. All implementations compute the same function; an
+`credit_jax.kernels.cpu`, for convolutions that XLA compiles to slow code on CPU. "gpu"
+is in `credit_jax.kernels.gpu`, for operations that XLA splits into more kernels, with
+more memory traffic, than necessary. All implementations compute the same function; an
 operation without a "cpu" or "gpu" implementation uses "xla". The choice is
 
 1. the implementation given to `use_implementation`, inside of its context;
@@ -30,9 +30,6 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.cpu import conv as cpu_conv
-from credit_jax.kernels.cpu import dense as cpu_dense
-from credit_jax.kernels.cpu import norm as cpu_norm
-from credit_jax.kernels.cpu import window_attention as cpu_window_attention
 from credit_jax.kernels.gpu import conv as gpu_conv
 from credit_jax.kernels.gpu import dense as gpu_dense
 from credit_jax.kernels.gpu import norm as gpu_norm
@@ -203,9 +200,5 @@ def _interprets() -> bool:
 
 conv2d = _either(ops.conv2d, cpu_conv.conv2d, _gpu_conv2d)
 conv3d = _either(ops.conv3d, cpu_conv.conv3d)
-conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv.conv_transpose2d)
-conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv.conv_transpose3d)
-dense = _either(xla_dense.dense, cpu_dense.dense, _gpu_dense)
-layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm, _gpu_layer_norm)
-attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_logits)
-attend = _either(ops.attend, cpu_window_attention.attend)
+dense = _either(xla_dense.dense, gpu=_gpu_dense)
+layer_norm = _either(ops.layer_norm, gpu=_gpu_layer_norm)

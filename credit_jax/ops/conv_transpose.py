@@ -14,7 +14,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import NO_PADDING, NO_PADDING_3D, Padding, Padding3d, Triple
-from credit_jax.ops.dense import Product, dense
 from credit_jax.ops.padding import IntPair, pad_spatial
 from credit_jax.ops.space_to_depth import (
     dense_taps,
@@ -33,7 +32,6 @@ def conv_transpose2d(
     output_padding: IntPair = (0, 0),
     dilation: IntPair = (1, 1),
     groups: int = 1,
-    product: Product = dense,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """The transpose of `conv2d`, as torch.nn.functional.conv_transpose2d.
 
@@ -51,7 +49,6 @@ def conv_transpose2d(
             stride or the dilation.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
-        product: matrix product, used if the convolution has a single tap.
 
     Raises:
         ValueError: negative padding, too large an output padding, or an empty output.
@@ -64,7 +61,6 @@ def conv_transpose2d(
         output_padding=output_padding,
         dilation=dilation,
         groups=groups,
-        product=product,
     )
 
 
@@ -77,7 +73,6 @@ def conv_transpose3d(
     output_padding: Triple = (0, 0, 0),
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
-    product: Product = dense,
 ) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
     """The transpose of `conv3d`, as torch.nn.functional.conv_transpose3d.
 
@@ -85,8 +80,7 @@ def conv_transpose3d(
         x: (batch, depth, height, width, channel_in).
         kernel: (kernel_d, kernel_h, kernel_w, channel_in, channel_out / groups):
             torch's weight with its dims in the order 2, 3, 4, 0, 1.
-        stride, padding, output_padding, dilation, groups, product: as for
-            `conv_transpose2d`.
+        stride, padding, output_padding, dilation, groups: as for `conv_transpose2d`.
 
     Raises:
         ValueError: as for `conv_transpose2d`.
@@ -99,7 +93,6 @@ def conv_transpose3d(
         output_padding=output_padding,
         dilation=dilation,
         groups=groups,
-        product=product,
     )
 
 
@@ -163,7 +156,6 @@ def _conv_transpose(
     output_padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    product: Product,
 ) -> Array:
     spatial = range(len(stride))
     out = [
@@ -185,9 +177,7 @@ def _conv_transpose(
     last = [(padding[d][0] + out[d] - 1) // stride[d] for d in spatial]
     reach = [spacing[d] * (phases.shape[d] - 1) for d in spatial]
     ends = [(reach[d] - first[d], last[d] + 1 - x.shape[1 + d]) for d in spatial]
-    y = unit_stride_conv(
-        pad_spatial(x, ends), phases, dilation=spacing, groups=groups, product=product
-    )
+    y = unit_stride_conv(pad_spatial(x, ends), phases, dilation=spacing, groups=groups)
     y = depth_to_space(y, stride, groups)
     for d in spatial:
         start = padding[d][0] - first[d] * stride[d]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -11,9 +10,6 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import scale_and_shift
-
-# (..., channel) -> (..., 1)
-Mean = Callable[[Array], Array]
 
 
 def layer_norm(
@@ -42,53 +38,26 @@ def layer_norm(
 
 @partial(custom_vjp, nondiff_argnums=(1,))
 def _normalize(x: Array, epsilon: float) -> Array:
-    return standardize(x, epsilon, _mean)[0]
+    return _forward(x, epsilon)[0]
 
 
 def _forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
-    normal, inverse = standardize(x, epsilon, _mean)
+    centered = x - _mean(x)
+    inverse = lax.rsqrt(_mean(centered * centered) + epsilon)
+    normal = centered * inverse
     return normal, (normal, inverse)
 
 
 def _backward(
     epsilon: float, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array]:
-    return (standardize_gradient(*saved, cotangent, _mean),)
+    del epsilon
+    normal, inverse = saved
+    along = normal * _mean(normal * cotangent)
+    return (inverse * (cotangent - _mean(cotangent) - along),)
 
 
 _normalize.defvjp(_forward, _backward)
-
-
-def standardize(x: Array, epsilon: float, mean: Mean) -> tuple[Array, Array]:
-    """Shifts and scales the last dim to mean 0 and variance 1.
-
-    Args:
-        x: (..., channel), float32 or wider.
-        epsilon: added to the variance.
-        mean: (..., channel) -> (..., 1), the mean over the last dim.
-
-    Returns:
-        The normalized array, and 1 / sqrt(variance + epsilon), (..., 1).
-    """
-    centered = x - mean(x)
-    inverse = lax.rsqrt(mean(centered * centered) + epsilon)
-    return centered * inverse, inverse
-
-
-def standardize_gradient(
-    normal: Array, inverse: Array, cotangent: Array, mean: Mean
-) -> Array:
-    """Returns the gradient of `standardize` with respect to x.
-
-    inverse * (cotangent - mean(cotangent) - normal * mean(normal * cotangent))
-
-    Args:
-        normal, inverse: as returned by `standardize`.
-        cotangent: (..., channel), of the normalized array.
-        mean: as for `standardize`.
-    """
-    along = normal * mean(normal * cotangent)
-    return inverse * (cotangent - mean(cotangent) - along)
 
 
 def _mean(x: Array) -> Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.ops.dense import Product, dense
+from credit_jax.ops.dense import dense
 from credit_jax.ops.padding import IntPair, conv_out_size, pad, pad_spatial
 
 LAYOUTS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -29,7 +29,6 @@ def space_to_depth_conv(
     stride: Sequence[int],
     dilation: Sequence[int] | None = None,
     groups: int = 1,
-    product: Product = dense,
 ) -> Array:
     """Convolution of any stride without padding, computed at stride 1 from all phases.
 
@@ -39,12 +38,11 @@ def space_to_depth_conv(
         stride: stride of every spatial dim.
         dilation: spacing of the kernel's taps; None for 1.
         groups: number of channel groups.
-        product: matrix product, used if the convolution of stride 1 has a single tap.
     """
     x, kernel, spacing = phases(
         x, kernel, stride, dilation or (1,) * len(stride), groups
     )
-    return unit_stride_conv(x, kernel, dilation=spacing, groups=groups, product=product)
+    return unit_stride_conv(x, kernel, dilation=spacing, groups=groups)
 
 
 def phases(
@@ -204,12 +202,11 @@ def unit_stride_conv(
     *,
     dilation: Sequence[int],
     groups: int,
-    product: Product = dense,
 ) -> Array:
     """Convolution of stride 1 without padding; a single tap is a matrix product."""
     sizes = kernel.shape[:-2]
     if prod(sizes) == 1 and groups == 1:
-        return product(x, kernel.reshape(kernel.shape[-2:]))
+        return dense(x, kernel.reshape(kernel.shape[-2:]))
     return lax.conv_general_dilated(
         x,
         kernel,

@@ -14,7 +14,6 @@ from credit_jax.plan.findings import Findings
 from credit_jax.plan.objective import Objective, plan_objective
 from credit_jax.plan.weighting import WeightFiles
 
-
 # Share of the micro-batches that a schedule is to reach; their number depends on the
 # ranks, by rounding.
 _ENOUGH = 0.9

@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.accelerator.cases import cases
 from credit_jax import ops
-from credit_jax.kernels.cpu import conv, dense, norm, window_attention
-from credit_jax.ops import dense as plain_dense
+from credit_jax.kernels.cpu import conv
 from credit_jax.parallel.rows.take import take_static
 from tests.support import assert_close
 from tests.support.gradients import draw
@@ -28,14 +27,6 @@ REVERSED_PAIRS = [(row + 3) % 24 ^ 1 for row in range(24)]
 # (function, definition, shapes of the arrays); those of GPUs run in the interpreter.
 CASES: dict[str, Any] = {
     **{c.name: (c.interpreted, c.definition, c.shapes) for c in cases("small")},
-    "CPU, norm": (norm.layer_norm, ops.layer_norm, ((6, 5), (5,), (5,))),
-    "CPU, logits": (
-        window_attention.attention_logits,
-        ops.attention_logits,
-        ((3, 4, 5), (3, 4, 5)),
-    ),
-    "CPU, attend": (window_attention.attend, ops.attend, ((3, 4, 4), (3, 4, 5))),
-    "CPU, dense": (dense.dense, plain_dense.dense, ((3, 5), (5, 4))),
     "CPU, padded": (*_conv(1, 1), ((1, 8, 9, 2), (3, 3, 2, 4))),
     "CPU, tap by tap": (*_conv(1, 1), ((1, 2, 3, 6), (3, 3, 6, 4))),
     "CPU, strided": (*_conv(2, 0), ((1, 8, 12, 2), (4, 4, 2, 3))),

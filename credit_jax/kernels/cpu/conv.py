@@ -28,7 +28,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax import ops
-from credit_jax.kernels.cpu.dense import dense, dense_transposed
 from credit_jax.kernels.cpu.direct_conv import direct_conv, kernel_gradient
 from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
 from credit_jax.ops.conv import (
@@ -41,6 +40,7 @@ from credit_jax.ops.conv import (
     checked_padding,
 )
 from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.dense import dense
 from credit_jax.ops.padding import IntPair, conv_out_size, pad_spatial
 from credit_jax.ops.space_to_depth import phases, points_together, space_to_depth_conv
 from credit_jax.ops.vma import match_vma
@@ -57,10 +57,6 @@ _FEW_CHANNELS, _MORE_TAPS = 32, 0.4
 # Fourier transforms are used if they need at most this fraction of the multiplications
 # of the direct sum.
 _FEW_MULTIPLICATIONS = 0.4
-
-# Transposed convolutions with kernels of a single tap are products of `dense`.
-conv_transpose2d = partial(ops.conv_transpose2d, product=dense)
-conv_transpose3d = partial(ops.conv_transpose3d, product=dense)
 
 
 def conv2d(
@@ -145,7 +141,7 @@ def _field_from_product(
 ) -> Array:
     """Returns the gradient of the field: one product with all taps, then a sum."""
     *taps, channels, out = kernel.shape
-    by_tap = dense_transposed(cotangent.reshape(-1, out), kernel.reshape(-1, out))
+    by_tap = cotangent.reshape(-1, out) @ kernel.reshape(-1, out).T
     by_tap = by_tap.reshape(*cotangent.shape[:-1], *taps, channels)
     rows, columns = ([(i, n - 1 - i) for i in range(n)] for n in taps)
     shifted = [
@@ -244,5 +240,4 @@ def conv3d(
         stride=stride,
         dilation=dilation,
         groups=groups,
-        product=dense,
     )

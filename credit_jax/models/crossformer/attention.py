@@ -10,8 +10,6 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.kernels import (
-    attend,
-    attention_logits,
     fuses,
     window_attention,
 )
@@ -24,6 +22,7 @@ from credit_jax.nn.layers import (
     matmul,
 )
 from credit_jax.nn.parameters import Parameter, parameter
+from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.window_attention import (
     bias_positions,
     credit_table,

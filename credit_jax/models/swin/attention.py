@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import attend, attention_logits
 from credit_jax.models.swin.position_bias import OffsetBias, PairBias
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import OutProjection, drop_attention, drop_units, matmul
 from credit_jax.nn.parameters import parameter
+from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.padding import IntPair
 from credit_jax.ops.window_attention import beyond_edge

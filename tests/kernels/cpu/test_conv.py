@@ -5,14 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
-import torch
 
 from credit_jax import ops
 from credit_jax.kernels.cpu import conv
-from credit_jax.kernels.cpu.conv import conv_transpose2d, conv_transpose3d
 from credit_jax.ops.conv import NO_PADDING, same_padding
 from tests.ops.conv_cases import CASES, arrays, of_torch
-from tests.ops.conv_transpose_cases import CASES_2D, CASES_3D, check
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values
 
@@ -117,28 +114,3 @@ def test_few_channels_are_made_of_columns_together(width):
     )
     count = min(width, 3)
     assert f"window_strides=(2, {2 * count})" in program
-
-
-# Kernels that have one tap after depth-to-space, and one of many taps.
-@pytest.mark.parametrize("name", ["1x1", "kernel 4, stride 2, padding 1", FEW])
-def test_transposed_in_two_dims_is_that_of_torch(name):
-    reference = torch.nn.functional.conv_transpose2d
-    check(conv_transpose2d, reference, name, CASES_2D[name])
-
-
-def test_transposed_in_three_dims_is_that_of_torch():
-    reference, name = torch.nn.functional.conv_transpose3d, "patch recovery 2 4 4"
-    check(conv_transpose3d, reference, name, CASES_3D[name])
-
-
-def test_transposed_few_points_are_a_product_of_few_rows():
-    size, kernel, keywords = CASES_2D[FEW]
-    x, weight = draw((2, *size)), draw((*kernel[:-1], size[-1], kernel[-1]), seed=1)
-
-    def cpu(x, weight):
-        return conv_transpose2d(x, weight, **keywords)
-
-    plain = jax_values(lambda x, w: ops.conv_transpose2d(x, w, **keywords), x, weight)
-    assert_same(jax_values(cpu, x, weight), plain, FEW)
-    value, pull = jax.vjp(cpu, jnp.asarray(x), jnp.asarray(weight))
-    assert "optimization_barrier" in str(jax.make_jaxpr(pull)(value))
