@@ -536,10 +536,10 @@ def _forecast(
         rows = model.model_def.image_height, subject.first["x"].shape[-2]
         # Those of a loss of ranks stay in the order of the mesh.
         predictions[name], gradient = (
-            whole if subject.shared else _reordered(whole, back)
-            for whole in (
-                np.asarray(output)[..., :count, :]
-                for output, count in zip(outputs, rows, strict=True)
+            output if subject.shared else _reordered(output, back)
+            for output in (
+                np.asarray(x)[..., :count, :]
+                for x, count in zip(outputs, rows, strict=True)
             )
         )
         sensitivity = sensitivity or {"x": gradient}
@@ -585,12 +585,12 @@ def forecast_step(
         carry = rollout.next_carry(batch, fields, tree, now[1], context)
         return carry, y, pullback(y)[0]
 
-    known = model.batch_specs()
-    specs = {name: known.get(name, known["y"]) for name in names}
+    of_fields = model.batch_specs()
+    specs = {name: of_fields.get(name, of_fields["y"]) for name in names}
     fed_back = {name: specs[name] for name in CARRY if name in specs}
     sharded = model.shard_map(
         body,
         batch_specs=(specs, fed_back, PartitionSpec(), PartitionSpec()),
-        out_specs=(fed_back, known["y"], known["x"]),
+        out_specs=(fed_back, of_fields["y"], of_fields["x"]),
     )
     return compiled(sharded, model)

@@ -87,8 +87,8 @@ def measure_run(
         return numbers
     state, weights = outcome.state, open_weights(reference or folder)
     # A checkpoint has the sums of weights and adapters.
-    whole = replace(setup.model.model_def, low_rank=None)
-    model = replace(setup.model, model_def=whole)
+    definition = replace(setup.model.model_def, low_rank=None)
+    model = replace(setup.model, model_def=definition)
     opened = tree_leaves_with_path(weights.restore(model))
     return {
         **numbers,
