@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,8 +69,16 @@ class ZarrForecasts:
         array = self.grid.dataset[self.lead]
         if np.issubdtype(array.dtype, np.timedelta64):
             return array.values.astype("timedelta64[ns]")
-        unit = array.attrs.get("units", "hours")
-        return np.asarray(pd.to_timedelta(array.values, unit=unit[:1]))
+        unit: Any = str(array.attrs.get("units", "hours")).lower()
+        try:
+            # pandas has the names of CF, and another letter for days.
+            length = pd.to_timedelta(1, unit="days" if unit == "d" else unit)
+        except ValueError:
+            raise ValueError(
+                f"{self.where}: {self.lead} is in {unit!r}; expected a unit of time, "
+                "such as hours: convert it"
+            ) from None
+        return array.values * length.to_timedelta64().astype("timedelta64[ns]")
 
     @cached_property
     def _positions(self) -> np.ndarray:

@@ -48,11 +48,14 @@ def test_stores(tmp_path, names, folder):
     assert np.array_equal(found.read(1, 1, WANTED), expected(store, 1, 2))
 
 
-def test_a_file_whose_lead_times_are_hours(tmp_path):
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("hours", 1), ("D", 1 / 24), ("milliseconds", 3_600_000)]
+)
+def test_a_file_whose_lead_times_are_numbers(tmp_path, unit, factor):
     """Longitude is before latitude, as in WeatherBench's own stores."""
     store = make_store(0)
-    hours = store.assign_coords(prediction_timedelta=[0, 6, 12])
-    hours["prediction_timedelta"].attrs["units"] = "hours"
+    hours = store.assign_coords(prediction_timedelta=np.array([0, 6, 12]) * factor)
+    hours["prediction_timedelta"].attrs["units"] = unit
     hours = hours.transpose(..., "longitude", "latitude")
     hours.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
     found = open_forecasts(str(tmp_path / "f.nc"))
