@@ -19,9 +19,9 @@ from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import Amplitude
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.units import differ
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms.base import variable_of
-from credit_jax.transforms.unit_names import differ
 
 # Key -> array that broadcasts to (level, lat, lon): the squared norm is the sum over
 # all variables and points of weight times square.

@@ -16,7 +16,7 @@ from credit_jax.config.assimilation import Reason
 from credit_jax.config.messages import counted
 from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.forecast.outputs import OutputVariable
-from credit_jax.transforms.unit_names import comparable, differ
+from credit_jax.named_fields.units import comparable, differ
 
 _NUMBERS = ("latitude", "longitude", "level", "value", "error")
 _NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")

@@ -19,10 +19,9 @@ from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source, SourceFields
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates
 
-# Names of latitude and longitude, as CREDIT looks for them.
-_TWO_DIMENSIONAL = (("latitude", "longitude"), ("lat", "lon"))
 PROGNOSTIC, DIAGNOSTIC, FORCING = "prognostic", "diagnostic", "dynamic_forcing"
 
 
@@ -237,11 +236,9 @@ def curvilinear_axes(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     for files in source.files.values():
         dataset = source.reader.open(files.first_path).dataset
-        for names in _TWO_DIMENSIONAL:
-            arrays = [dataset.variables.get(name) for name in names]
-            if all(array is not None and array.ndim == 2 for array in arrays):
-                latitude, longitude = (dataset[n].values.astype(float) for n in names)
-                return latitude, longitude
+        latitude, longitude = horizontal(dataset, files.first_path, 2)
+        if latitude is not None and longitude is not None:
+            return latitude.values.astype(float), longitude.values.astype(float)
     return None
 
 

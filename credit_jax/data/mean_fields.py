@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.axes import horizontal, level_values
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     CoordinateValues,
@@ -62,6 +64,13 @@ def read_fields(
             f"{key}: {place}: expected (lat, lon) or (level, lat, lon) fields, got "
             f"{wrong}"
         )
+    space_axes: dict[Kind, Any] = dict(
+        zip(
+            ("latitude", "longitude"),
+            horizontal(dataset, f"{key}: {place}"),
+            strict=True,
+        )
+    )
     for name, field in fields.items():
         axes = dataset[name]
         where = f"{key}: {place}: {name}", data.where
@@ -72,7 +81,13 @@ def read_fields(
             list(zip(kinds, coordinates, strict=True))[first:]
         ):
             dim = axes.dims[axis]
-            stored = as_values(axes[dim].values) if dim in axes.coords else None
+            space_axis, stored = space_axes.get(kind), None
+            if kind == "level" and dim in axes.coords:
+                stored = level_values(axes[dim], where[0])
+            elif space_axis is not None and space_axis.dims == (dim,):
+                stored = as_values(space_axis.values)
+            elif dim in axes.coords:
+                stored = as_values(axes[dim].values)
             places = places_of(known, stored, kind, *where)
             fields[name] = take_places(fields[name], places, axis)
     return fields

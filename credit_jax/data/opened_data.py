@@ -38,12 +38,14 @@ def arrange(
     grid = GridCoordinates() if like is None or not same_grid else like.grid
     arranged: dict[str, Source] = {}
     for name, source in sources.items():
-        axes = source.axes()
         known = (
             GridCoordinates()
             if like is None
             else like.sources.get(name, GridCoordinates())
         )
+        if known.levels is not None:
+            source = source.at(GridCoordinates(None, None, known.levels, known.where))
+        axes = source.axes()
         if same_grid:
             levels = GridCoordinates(None, None, known.levels, known.where)
             grid = grid.over(axes.grid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -21,8 +21,8 @@ from credit_jax.evaluation.references import Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import ScoredChannel
 from credit_jax.io.netcdf import attribute_value
-from credit_jax.named_fields.coordinates import common_places
-from credit_jax.transforms.unit_names import differ
+from credit_jax.named_fields.coordinates import LevelValues, common_places
+from credit_jax.named_fields.units import comparable, conversion, differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,6 @@ def compare(
     notes = [f"not in the truth, and left out: {', '.join(others)}"] if others else []
     for name in chosen:
         variable, other = variables[name], truth.variables[name]
-        _check_units(name, variable, other, truth.where)
         pair = _common_levels(name, variable, other, truth.where)
         ours[name], theirs[name] = pair
         texts = variable.units or other.units, variable.long_name or other.long_name
@@ -137,6 +136,15 @@ def compare(
             f"order as {_listed(other.levels)} of {truth.where}: one side only numbers "
             "them"
         )
+    to_truth = in_units_of(channels, truth, to_truth)
+    unknown = [
+        f"{name} in {one!r} and {other!r}"
+        for name in chosen
+        for one, other in [(variables[name].units, truth.variables[name].units)]
+        if one and other and not comparable(one, other)
+    ]
+    if unknown:
+        notes.append(f"units that cannot be compared: {', '.join(unknown)}")
     parts = tuple(channels), ours, truth, theirs, to_truth
     return ScoreComparison(*parts, notes=tuple(notes))
 
@@ -160,9 +168,10 @@ def levels_in(
                 f"{', '.join(other.variables) or 'no fields'}"
             )
         levels = [c.level for c in group if c.level is not None]
-        variable = GridVariable(np.array(levels) if levels else None, group[0].units)
+        values = np.array(levels) if levels else None
+        about = {"units": group[0].units, "level_units": group[0].level_units}
+        variable = GridVariable(values, **about)
         theirs = other.variables[name]
-        _check_units(name, variable, theirs, other.where)
         _, indices[name] = _common_levels(name, variable, theirs, other.where)
         if levels and len(indices[name] or ()) < len(levels):
             raise ValueError(
@@ -172,14 +181,30 @@ def levels_in(
     return indices
 
 
-def _check_units(
-    name: str, variable: GridVariable, other: GridVariable, where: str
-) -> None:
-    if variable.units and other.units and differ(variable.units, other.units):
-        raise ValueError(
-            f"{name} is in {variable.units!r} in the forecast and in {other.units!r} "
-            f"in {where}; convert one of them"
-        )
+def in_units_of(
+    channels: Sequence[ScoredChannel],
+    other: Reference | ClimatologyFields,
+    places: Alignment,
+) -> Alignment:
+    """The alignment of a reference that also converts it to the units of the scores.
+
+    Raises:
+        ValueError: units differ in more than a factor.
+    """
+    factors = []
+    for channel in channels:
+        unit = other.variables[channel.variable].units
+        factor, offset = conversion(unit, channel.units) or (1.0, 0.0)
+        if differ(unit, channel.units) and (factor == 1.0 or offset):
+            raise ValueError(
+                f"{channel.variable} is in {channel.units!r} in the forecast and in "
+                f"{unit!r} in {other.where}; convert one of them"
+            )
+        factors.append(factor)
+    if set(factors) == {1.0}:
+        return places
+    factor = np.asarray(factors, np.float32)[:, None, None]
+    return replace(places, factor=factor[0] if len({*factors}) == 1 else factor)
 
 
 def _common_levels(
@@ -204,7 +229,8 @@ def _common_levels(
             f"the other: the forecast has {_listed(variable.levels)}; {where} has "
             f"{_listed(other.levels)}; name data.source.*.levels"
         )
-    pairs = common_places(variable.levels, other.levels, "level", where)
+    pair = [LevelValues(x.levels, x.level_units) for x in (variable, other)]
+    pairs = common_places(pair[0], pair[1], "level", where)
     if not pairs:
         raise ValueError(
             f"{name}: no level of the forecast is in {where}: "

@@ -12,22 +12,13 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields.coordinates import SAME_DEGREES, places_of
+from credit_jax.named_fields.axes import horizontal, level_values
+from credit_jax.named_fields.coordinates import SAME_DEGREES, LevelValues, places_of
+from credit_jax.named_fields.units import conversion, text_of
 
-LATITUDES, LONGITUDES = ("latitude", "lat"), ("longitude", "lon")
-_ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")
+_SPACE = ("latitude", "longitude")
 # Name of a variable -> positions of its levels; None for one without levels.
 LevelSelection = Mapping[str, tuple[int, ...] | None]
-_PASCAL = ("pa", "pascal", "pascals")
-_HECTOPASCAL = (
-    "hpa",
-    "hectopascal",
-    "hectopascals",
-    "mb",
-    "mbar",
-    "millibar",
-    "millibars",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +50,18 @@ def level_units(levels: np.ndarray, attributes: Mapping[str, Any]) -> str:
     is_number = any(np.array_equal(levels, np.arange(len(levels)) + k) for k in (0, 1))
     if is_number and len(levels) > 1:
         return ""
-    units = str(attributes.get("units", ""))
-    if units.lower() in (*_PASCAL, *_HECTOPASCAL):
+    units = text_of(attributes, "units")
+    if conversion(units, "hPa") is not None:
         return "hPa"
-    if "sigma" in str(attributes.get("standard_name", "")) and levels.max() <= 1.5:
+    if "sigma" in text_of(attributes, "standard_name") and np.max(levels) <= 1.5:
         return "sigma"
     return "" if units in ("1", "level", "levels", "layer") else units
+
+
+def in_hectopascal(levels: LevelValues) -> np.ndarray:
+    """Values of levels, pressures in hPa."""
+    factor, _ = conversion(levels.unit, "hPa") or (1.0, 0.0)
+    return np.multiply(levels, factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,12 +81,30 @@ class GridFile:
     @cached_property
     def latitude(self) -> np.ndarray:
         """(lat,) degrees, or (y, x)."""
-        return self._coordinate(LATITUDES)
+        return self._coordinate("latitude").values.astype(np.float64)
 
     @cached_property
     def longitude(self) -> np.ndarray:
         """(lon,) degrees, or (y, x)."""
-        return self._coordinate(LONGITUDES)
+        return self._coordinate("longitude").values.astype(np.float64)
+
+    @cached_property
+    def _axes(self) -> tuple[xr.DataArray | None, xr.DataArray | None]:
+        latitude, longitude = horizontal(self.dataset, self.where)
+        rows, columns = horizontal(self.dataset, self.where, 2)
+        return (
+            rows if latitude is None else latitude,
+            columns if longitude is None else longitude,
+        )
+
+    @cached_property
+    def _space(self) -> tuple[str, str]:
+        """Names of the dims of rows and columns."""
+        rows, columns = self._axes
+        return (
+            _SPACE[0] if rows is None else str(rows.dims[0]),
+            _SPACE[1] if columns is None else str(columns.dims[-1]),
+        )
 
     @cached_property
     def variables(self) -> dict[str, GridVariable]:
@@ -97,7 +112,7 @@ class GridFile:
         return {
             str(name): self._variable(array)
             for name, array in self.dataset.data_vars.items()
-            if {*array.dims} & {*_ROWS} and {*array.dims} & {*_COLUMNS}
+            if {*self._space} <= {*array.dims} and len({*self._space}) == 2
         }
 
     def read(
@@ -116,11 +131,10 @@ class GridFile:
         if level is not None and levels is not None:
             array = array.isel({level: list(levels)})
         left = [dim for dim in self.others if dim in array.dims]
-        space = [dim for dim in (*_ROWS, *_COLUMNS) if dim in array.dims]
         middle = [] if level is None else [level]
         with errors_of(self.where, f"variable {name!r}"):
             return np.asarray(
-                array.transpose(*left, *middle, *space).values, np.float32
+                array.transpose(*left, *middle, *self._space).values, np.float32
             )
 
     def channels(
@@ -132,19 +146,18 @@ class GridFile:
 
     def _variable(self, array: xr.DataArray) -> GridVariable:
         level = self._level_dim(array)
-        texts = [str(array.attrs.get(key, "")) for key in ("units", "long_name")]
+        texts = [text_of(array.attrs, key) for key in ("units", "long_name")]
         if level is None:
             return GridVariable(None, *texts)
         if level not in self.dataset.coords:
             return GridVariable(np.arange(array.sizes[level], dtype=float), *texts)
-        values = self.dataset[level].values.astype(float)
-        attributes = self.dataset[level].attrs
-        if str(attributes.get("units", "")).lower() in _PASCAL:
-            values = values / 100
-        return GridVariable(values, *texts, level_units=level_units(values, attributes))
+        coordinate = self.dataset[level]
+        values = in_hectopascal(level_values(coordinate, self.where))
+        units = level_units(values, coordinate.attrs)
+        return GridVariable(values, *texts, level_units=units)
 
     def _level_dim(self, array: xr.DataArray) -> str | None:
-        known = {*self.others, *_ROWS, *_COLUMNS}
+        known = {*self.others, *self._space}
         left = [str(dim) for dim in array.dims if dim not in known]
         if len(left) > 1:
             raise ValueError(
@@ -154,14 +167,14 @@ class GridFile:
             )
         return left[0] if left else None
 
-    def _coordinate(self, names: Sequence[str]) -> np.ndarray:
-        for name in names:
-            if name in self.dataset.variables:
-                return np.asarray(self.dataset[name].values, np.float64)
-        raise ValueError(
-            f"{self.where}: has no coordinate {' or '.join(names)}; it has "
-            f"{', '.join(map(str, self.dataset.variables))}"
-        )
+    def _coordinate(self, name: str) -> xr.DataArray:
+        array = self._axes[_SPACE.index(name)]
+        if array is None:
+            raise ValueError(
+                f"{self.where}: has no coordinate {name} or {name[:3]}; it has "
+                f"{', '.join(map(str, self.dataset.variables))}"
+            )
+        return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,15 +183,20 @@ class Alignment:
 
     Attributes:
         rows, columns: positions; None keeps the order.
+        factor: (channel, 1, 1), or () for all channels, to the units of the first grid;
+            None keeps the units.
     """
 
     rows: np.ndarray | None = None
     columns: np.ndarray | None = None
+    factor: np.ndarray | None = None
 
     def __call__(
         self, field: Float[np.ndarray, "... lat lon"]
     ) -> Float[np.ndarray, "... lat lon"]:
-        """Reorders a field of the second grid like the first one."""
+        """Reorders a field of the second grid like the first one, and converts it."""
+        if self.factor is not None:
+            field = field * self.factor
         if self.rows is not None:
             field = field[..., self.rows, :]
         return field if self.columns is None else field[..., self.columns]

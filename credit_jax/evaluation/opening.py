@@ -11,7 +11,12 @@ import numpy as np
 from credit_jax.config.data import DateRange, in_training
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
-from credit_jax.evaluation.comparison import ScoreComparison, compare, levels_in
+from credit_jax.evaluation.comparison import (
+    ScoreComparison,
+    compare,
+    in_units_of,
+    levels_in,
+)
 from credit_jax.evaluation.forecast_files import ForecastFiles
 from credit_jax.evaluation.grid_file import GridVariable, align
 from credit_jax.evaluation.netcdf_forecasts import open_netcdf, start_folders
@@ -118,6 +123,7 @@ def _with_climatology(
         climatology = open_climatology(options.climatology, files)
         selection = levels_in(comparison.channels, climatology, "--climatology")
     places = align(*coordinates, climatology.coordinates(), option)
+    places = in_units_of(comparison.channels, climatology, places)
     return replace(
         comparison,
         climatology=climatology,

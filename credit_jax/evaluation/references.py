@@ -23,8 +23,15 @@ from credit_jax.data.calendars import near_times, rounding_of, to_labels
 from credit_jax.data.named_data import NamedData
 from credit_jax.data.opened_data import OpenedData, open_data
 from credit_jax.data.sources.source import Source, field_key, variables_of
-from credit_jax.evaluation.grid_file import GridFile, GridVariable, LevelSelection
+from credit_jax.evaluation.grid_file import (
+    GridFile,
+    GridVariable,
+    LevelSelection,
+    in_hectopascal,
+    level_units,
+)
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.coordinates import LevelValues
 from credit_jax.transforms.base import variable_of
 
 TIMES = ("time", "valid_time")
@@ -92,10 +99,10 @@ class FileReference:
         return [] if note is None else [note]
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        missing = times[near_times(times, self._labels, self.where) < 0]
+        labels = self._labels
+        missing = times[near_times(times, labels, self.where) < 0]
         if not len(missing):
             return []
-        labels = self._labels
         return [
             f"{self.where} lacks {len(missing)} of {len(times)} times, the first is "
             f"{str(missing[0])[:16]}; it has {len(labels)} from "
@@ -198,15 +205,20 @@ class DataReference:
         by_name: dict[str, tuple[str, GridVariable]] = {}
         for source in self.opened.sources.values():
             units = source.units()
-            known = source.config.level_values or source.axes().levels
-            levels = np.array(known or range(source.num_levels), dtype=float)
+            stored = source.axes().levels
+            listed = source.config.level_values or stored or range(source.num_levels)
+            unit = getattr(stored, "unit", "")
+            levels = in_hectopascal(LevelValues(listed, unit))
+            about = {"level_units": level_units(levels, {"units": unit})}
             for kind in source.config.variables.by_type:
                 for dims, variable in variables_of(source.config, kind):
                     key = field_key(source.name, kind, dims, variable)
                     if key in self.moved:
                         continue
                     unit = units.get(key, ("", ""))[0]
-                    described = GridVariable(levels if dims == "3d" else None, unit)
+                    described = GridVariable(units=unit)
+                    if dims == "3d":
+                        described = GridVariable(levels, unit, **about)
                     name = variable_of(self.names.get(key, key))
                     by_name.setdefault(name, (key, described))
         return by_name

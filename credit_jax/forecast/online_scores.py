@@ -20,7 +20,11 @@ from jaxtyping import Array
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.comparison import ScoreComparison
-from credit_jax.evaluation.grid_file import GridVariable, level_units
+from credit_jax.evaluation.grid_file import (
+    GridVariable,
+    in_hectopascal,
+    level_units,
+)
 from credit_jax.evaluation.mesh_sums import MeshSums
 from credit_jax.evaluation.offline import dims_of_scores, grid_of
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
@@ -29,6 +33,8 @@ from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.coordinates import LevelValues
+from credit_jax.named_fields.units import text_of
 
 FOLDER = "sums"
 
@@ -165,11 +171,11 @@ def online_scores(
     for variable in outputs.variables:
         attributes = outputs.attributes_of(variable)
         texts = [str(attributes.get(key, "")) for key in ("units", "long_name")]
-        levels = variable.levels
-        values = None if levels is None else np.asarray(levels, float)
-        units = ""
-        if values is not None:
+        values, units = None, ""
+        if variable.levels is not None:
             about = outputs.attributes_of_levels(variable.level_dim)
+            levels = LevelValues(variable.levels, text_of(about, "units"))
+            values = in_hectopascal(levels)
             units = level_units(values, about)
         variables[variable.name] = GridVariable(values, *texts, level_units=units)
     grid = grid_of(outputs.latitude, outputs.longitude, regions)

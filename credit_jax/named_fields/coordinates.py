@@ -7,12 +7,14 @@ values in another order is put in order; all else is an error with both values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
+
+from credit_jax.named_fields.units import conversion, unit_of
 
 Kind: TypeAlias = Literal["latitude", "longitude", "level"]
 
@@ -22,10 +24,42 @@ SAME_DEGREES = 1e-2
 SAME_LEVEL = 1e-4
 # Largest difference of equal values, relative to the spacing between neighbors.
 _OF_SPACING = 0.25
-# Factors between units of pressure, Pa and hPa, in which levels may be given.
-_UNITS = (1.0, 0.01, 100.0)
+# hPa that no level has: larger pressures are in Pa.
+_MOST_HPA = 1200.0
 
 CoordinateValues: TypeAlias = tuple[float, ...]
+
+
+class LevelValues(CoordinateValues):
+    """Values of levels, and what their file says of them.
+
+    Attributes:
+        unit: as the file spells it; "" if it is unknown, or of numbers.
+        positive: "up", "down", or "" if it is unknown.
+    """
+
+    unit: str
+    positive: str
+
+    def __new__(cls, values: Any, unit: str = "", positive: str = "") -> LevelValues:
+        levels = super().__new__(cls, map(float, values))
+        levels.unit = unit if unit_of(unit) not in (None, unit_of("1")) else ""
+        levels.positive = positive
+        return levels
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self), self.unit, self.positive
+
+    def take(self, places: Iterable[int]) -> LevelValues:
+        """Some of the levels."""
+        return LevelValues([self[i] for i in places], self.unit, self.positive)
+
+
+def attributes_of(levels: Any) -> dict[str, str]:
+    """CF's attributes of levels, those that are known."""
+    about = {"units": "unit", "positive": "positive"}
+    texts = {key: getattr(levels, name, "") for key, name in about.items()}
+    return {key: text for key, text in texts.items() if text}
 
 
 @dataclass(frozen=True)
@@ -92,6 +126,7 @@ class Coordinates:
         names = ("latitude", "longitude", "levels")
         sources = {
             name: dict(zip(names, axes.values, strict=True))
+            | attributes_of(axes.levels)
             for name, axes in self.sources.items()
         }
         return {
@@ -109,10 +144,15 @@ class Coordinates:
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> Coordinates:
         """The inverse of `to_json`."""
-        names = ("latitude", "longitude", "levels")
         sources = {
             name: GridCoordinates(
-                *(as_values(axes.get(key)) for key in names), where=where
+                as_values(axes.get("latitude")),
+                as_values(axes.get("longitude")),
+                axes.get("levels")
+                and LevelValues(
+                    axes["levels"], axes.get("units", ""), axes.get("positive", "")
+                ),
+                where,
             )
             for name, axes in values.get("sources", {}).items()
         }
@@ -140,9 +180,9 @@ def places_of(
 ) -> np.ndarray | None:
     """Returns the positions of coordinate values in another coordinate.
 
-    Longitudes that differ by 360 degrees are equal, and so are levels in Pa and hPa.
-    Levels that one side only numbers, from 0 or from 1, are taken in order if there are
-    as many on the other side.
+    Longitudes that differ by 360 degrees are equal, and so are levels in units that can
+    be converted (see `readings`). Levels that one side only numbers, from 0 or from 1,
+    are taken in order if there are as many on the other side.
 
     Args:
         requested: values of one origin, in order; None if unknown.
@@ -161,19 +201,56 @@ def places_of(
     """
     if requested is None or available is None:
         return None
-    requested, available = (
-        np.asarray(x, np.float64).ravel() for x in (requested, available)
-    )
+    factors = readings(requested, available) if kind == "level" else (1.0,)
+    pair = requested, available
+    requested, available = (np.asarray(x, np.float64).ravel() for x in pair)
     check_once(available, kind, where)
     if kind == "level" and is_numbered(requested, available):
         return None
-    for factor in _UNITS if kind == "level" else _UNITS[:1]:
-        places = _places(requested, available * factor, kind)
-        if places is not None and (some or len(available) == len(requested)):
-            whole = len(available) == len(places)
-            in_order = whole and np.array_equal(places, np.arange(len(places)))
-            return None if in_order else places
-    raise ValueError(_differ(requested, available, kind, where, requested_where))
+    readable = [_places(requested, available * factor, kind) for factor in factors]
+    complete = some or len(available) == len(requested)
+    fits = [x for x in readable if x is not None and complete]
+    if len(fits) > 1 and factors[0] != 1.0:
+        raise ValueError(_ambiguous(*pair, where, requested_where))
+    if not fits:
+        raise ValueError(_differ(*pair, kind, where, requested_where))
+    places = fits[0]
+    whole = len(available) == len(places)
+    in_order = whole and np.array_equal(places, np.arange(len(places)))
+    return None if in_order else places
+
+
+def readings(levels: Any, other: Any) -> tuple[float, ...]:
+    """Factors that may bring levels to the unit of others, the likely one first.
+
+    Where both units are known there is one, or none. Levels without a unit are
+    pressures in hPa, or else in Pa (those above 1200 always), or values of anything. If
+    their only reading beside equal numbers is another one, that comes first: where both
+    fit, which of them is meant cannot be known.
+
+    >>> readings(LevelValues([500.0], "hPa"), LevelValues([5e4], "Pa"))
+    (0.01,)
+    """
+    units, ways, tops = zip(
+        *(
+            (getattr(x, "unit", ""), getattr(x, "positive", ""), max(x, default=0.0))
+            for x in (levels, other)
+        ),
+        strict=True,
+    )
+    pressures = [unit and conversion(unit, "Pa") for unit in units]
+    turned = "" not in ways and ways[0] != ways[1] and not any(pressures)
+    if all(units):
+        change = conversion(units[1], units[0])
+        return () if change is None else (-change[0] if turned else change[0],)
+    if turned or (any(units) and not any(pressures)):
+        return () if turned else (1.0,)
+    choices = [
+        (unit,) if unit else ("Pa",) if top > _MOST_HPA else ("hPa", "Pa")
+        for unit, top in zip(units, tops, strict=True)
+    ]
+    changes = [conversion(b, a) for a in choices[0] for b in choices[1]]
+    return tuple(dict.fromkeys(change[0] for change in changes if change))
 
 
 def check_once(values: Any, kind: Kind, where: str) -> None:
@@ -202,7 +279,7 @@ def common_places(
 ) -> list[tuple[int, int]]:
     """Positions of the values that two coordinates have in common, in both.
 
-    Levels in Pa and hPa are equal: the units are those in which most values are common.
+    Of several `readings` of levels the one in which most values are common is taken.
 
     Args:
         ours, theirs: values of both.
@@ -210,17 +287,19 @@ def common_places(
         where: file of `theirs`, for the error.
 
     Raises:
-        ValueError: a value of `theirs` occurs more than once.
+        ValueError: a value of `theirs` occurs more than once, or two readings have as
+            many values in common.
 
     >>> common_places([500.0, 850.0], [850.0, 700.0], "level")
     [(1, 0)]
     """
-    theirs = np.asarray(theirs, np.float64)
     check_once(theirs, kind, where)
-    best: list[tuple[int, int]] = []
-    for factor in _UNITS if kind == "level" else _UNITS[:1]:
-        pairs = _common(ours, theirs * factor, kind)
-        best = pairs if len(pairs) > len(best) else best
+    factors = readings(ours, theirs) if kind == "level" else (1.0,)
+    values = np.asarray(theirs, np.float64)
+    shared = [_common(ours, values * factor, kind) for factor in factors]
+    best = max(shared, key=len, default=[])
+    if best and factors[0] != 1.0 and sum(len(x) == len(best) for x in shared) > 1:
+        raise ValueError(_ambiguous(ours, theirs, where, "the other"))
     return best
 
 
@@ -307,18 +386,23 @@ def _limit(
     return limit
 
 
+def _ambiguous(levels: Any, other: Any, path: str, origin: str) -> str:
+    return (
+        f"{path}: its levels {_listed(other)} are those of {origin}, "
+        f"{_listed(levels)}, in hPa as well as in Pa, and one of both says no units; "
+        "give its level coordinate the attribute units"
+    )
+
+
 def _differ(
-    requested: np.ndarray,
-    available: np.ndarray,
-    kind: Kind,
-    where: str,
-    requested_where: str,
+    requested: Any, available: Any, kind: Kind, where: str, requested_where: str
 ) -> str:
     if kind == "level":
         return (
             f"{where}: has the levels {_listed(available)}, but {requested_where} has "
             f"{_listed(requested)}; give both the same levels"
         )
+    requested, available = np.asarray(requested), np.asarray(available)
     worst = ""
     if len(requested) == len(available) and len(requested):
         distance = np.abs(requested - available)
@@ -336,8 +420,10 @@ def _described(values: np.ndarray, kind: Kind) -> str:
     return f"{len(values)} {kind}s run from {values[0]:g} to {values[-1]:g}"
 
 
-def _listed(values: np.ndarray) -> str:
-    return f"{values[:20].tolist()}{' ...' if values.size > 20 else ''}"
+def _listed(values: Any) -> str:
+    shown = np.asarray(values, float).ravel()
+    listed = f"{shown[:20].tolist()}{' ...' if shown.size > 20 else ''}"
+    return " ".join((listed, *attributes_of(values).values()))
 
 
 def are_numbered_alike(values: Any, numbers: Any) -> bool:

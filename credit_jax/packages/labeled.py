@@ -22,7 +22,15 @@ from credit_jax.data.calendars import calendar_of, names_of_times, to_labels
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
-from credit_jax.named_fields.coordinates import SAME_DEGREES, Kind, as_values, places_of
+from credit_jax.named_fields.axes import horizontal, level_values
+from credit_jax.named_fields.coordinates import (
+    SAME_DEGREES,
+    Kind,
+    LevelValues,
+    as_values,
+    places_of,
+)
+from credit_jax.named_fields.units import differ, text_of
 from credit_jax.packages.package import Package, is_package, open_package
 from credit_jax.packages.stepping import (
     LatLon,
@@ -32,10 +40,8 @@ from credit_jax.packages.stepping import (
 )
 from credit_jax.plan.forecast import levels_of
 from credit_jax.training.run_weights import open_weights
-from credit_jax.transforms.unit_names import differ
 
 TIME, MEMBER = "time", "number"
-LATITUDE, LONGITUDE = ("latitude", "lat"), ("longitude", "lon")
 _WHERE = "initial"
 
 
@@ -263,8 +269,8 @@ class DatasetForecaster:
     def _field(self, array: xr.DataArray, group: ChannelGroup) -> np.ndarray:
         """(level, time, lat, lon) of a variable; only what is needed is read."""
         name = str(array.name)
-        units, expected = array.attrs.get("units"), self._units.get(group.var_key)
-        if units and expected and differ(str(units), expected):
+        units, expected = text_of(array.attrs, "units"), self._units.get(group.var_key)
+        if units and expected and differ(units, expected):
             raise ValueError(
                 f"{_WHERE}: {name} is in {units!r}; expected {expected!r}: convert it"
             )
@@ -290,28 +296,20 @@ class DatasetForecaster:
         self, array: xr.DataArray, grid: LatLon
     ) -> tuple[xr.DataArray, tuple[Any, Any]]:
         """A variable with rows and columns in order, and the names of these dims."""
-        coordinates = {
-            names[0]: next((array[n] for n in names if n in array.coords), None)
-            for names in (LATITUDE, LONGITUDE)
-        }
-        missing = [kind for kind, values in coordinates.items() if values is None]
+        ndim = grid[0].ndim
+        latitude, longitude = horizontal(array.to_dataset(), _WHERE, ndim)
+        axes: dict[Kind, Any] = {"latitude": latitude, "longitude": longitude}
+        missing = [kind for kind, values in axes.items() if values is None]
         if missing:
             raise ValueError(
                 f"{_WHERE}: {array.name} has no coordinate {' and '.join(missing)}; "
                 f"its coordinates are {', '.join(map(str, array.coords)) or 'none'}"
             )
-        latitude, longitude = coordinates.values()
         assert latitude is not None, "checked above"
         assert longitude is not None, "checked above"
-        if grid[0].ndim == 2:
+        if ndim == 2:
             return self._on_points(array, (latitude, longitude), grid)
-        axes: dict[Kind, Any] = {"latitude": latitude, "longitude": longitude}
         for (kind, axis), values in zip(axes.items(), grid, strict=True):
-            if axis.ndim != 1:
-                raise ValueError(
-                    f"{_WHERE}: {kind} of {array.name} has the dims {axis.dims}; "
-                    "expected one dim"
-                )
             requested, available = as_values(values), as_values(axis.values)
             places = places_of(requested, available, kind, _WHERE, self._origin)
             if places is not None:
@@ -337,6 +335,8 @@ class DatasetForecaster:
         config = self.states.config
         section = (config.inference or InferenceConfig()).data or config.data
         listed = section.source[group.source].levels
+        if listed is not None:
+            listed = LevelValues(listed, getattr(group.levels, "unit", ""))
         # A config may list values that are only near those of the files.
         choices = [levels for levels in (group.levels, listed) if levels is not None]
         candidates = choices or [np.arange(group.n_levels)]
@@ -347,7 +347,7 @@ class DatasetForecaster:
             )
         errors = []
         for levels in candidates:
-            available = array[dim].values
+            available = level_values(array[dim], _WHERE)
             try:
                 places = places_of(
                     levels, available, "level", _WHERE, self._origin, some=True

@@ -11,9 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.io.open_files import opened
+from credit_jax.named_fields import axes
 from credit_jax.named_fields.coordinates import (
     CoordinateValues,
     GridCoordinates,
+    LevelValues,
     as_values,
 )
 from credit_jax.physics.columns import VerticalLevels
@@ -86,7 +88,7 @@ def read_grid(
     axes = GridCoordinates(
         as_values(lat[:, 0]) if straight else None,
         as_values(lon[0]) if straight else None,
-        None if hybrid or midpoint else as_values(a),
+        None if hybrid or midpoint else LevelValues(a, "Pa"),
         path,
     )
     numbers = level_numbers(path, names[2], between=midpoint)
@@ -183,8 +185,8 @@ def level_values(path: str, name: str) -> CoordinateValues | None:
         dims = dataset[name].dims[-1:]
         if not dims or dims[0] not in dataset.coords:
             return None
-        values = dataset[dims[0]].values
-    return as_values(values) if values.dtype.kind in "iuf" else None
+        levels = dataset[dims[0]].load()
+        return axes.level_values(levels, path) if levels.dtype.kind in "iuf" else None
 
 
 def level_numbers(

@@ -107,17 +107,20 @@ def levels_of(
 
     Forecasts from `inference.data` are on the levels of the training.
     """
-    levels: dict[str, Sequence[float] | None] = {
-        group.source: group.levels for group in schema.target if group.levels
-    }
+    read = {group.source: group.levels for group in schema.target if group.levels}
+    levels: dict[str, Sequence[float] | None] = {**read}
     inference = config.inference or InferenceConfig()
     # Those of the training come last, as they replace the others.
     for data in (
         forecast_truth(config, inference),
         NamedData.before(config.preblocks, config.data),
     ):
-        if not data.moved:
-            levels |= {k: s.levels for k, s in data.data.source.items() if s.levels}
+        for name, source in data.data.source.items() if not data.moved else ():
+            listed, stored = source.levels or (), read.get(name) or ()
+            # Levels that are listed in another unit are those that are read.
+            is_near = sum(stored) / 10 <= sum(listed) <= sum(stored) * 10
+            if listed and (is_near or len(listed) != len(stored)):
+                levels[name] = listed
     return levels
 
 

@@ -22,6 +22,7 @@ from credit_jax.data import Loader
 from credit_jax.io.errors import errors_of
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields import target_variances
+from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import places_of, take_places
 from credit_jax.plan.files import latitude_files
 from credit_jax.plan.findings import Findings
@@ -31,7 +32,6 @@ Latitude = Float[np.ndarray, " lat"]
 WeightedSection = Literal["loss", "metrics"]
 # A section is built with these latitudes, but never run, where no file is read.
 _STAND_IN = np.zeros(1)
-LATITUDE_NAMES = ("latitude", "lat")
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ def read_latitude(
         )
     with errors_of(key):
         dataset = open_files.dataset(place)
-    for name in LATITUDE_NAMES:
-        if name in dataset.variables and dataset[name].ndim == 1:
-            return np.asarray(dataset[name].values, np.float64)
+        latitude, _ = horizontal(dataset, str(place))
+    if latitude is not None:
+        return np.asarray(latitude.values, np.float64)
     variables = sorted(map(str, dataset.variables))
     raise ValueError(
         f"{key}: {place} has no one-dimensional `latitude`; it has {variables}"

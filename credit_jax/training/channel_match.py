@@ -12,7 +12,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.models.channel_change import ChannelChange, Fill
 from credit_jax.named_fields.coordinates import common_places, is_numbered
-from credit_jax.transforms.unit_names import differ
+from credit_jax.named_fields.units import differ
 
 _KEY = "trainer.finetune.new_channels"
 

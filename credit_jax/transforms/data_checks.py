@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields.units import EXPECTED, differ
 from credit_jax.transforms.base import PREBLOCKS, Phase, TreeSchema, variable_of
 from credit_jax.transforms.forecast_pipelines import missing_inverses
 from credit_jax.transforms.level_files import matched_by_count
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.registry import TRANSFORMS
-from credit_jax.transforms.unit_names import EXPECTED, differ
 
 
 def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:

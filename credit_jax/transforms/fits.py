@@ -16,7 +16,7 @@ from pydantic import Field
 from credit_jax.config import StrictModel, parse
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.named_fields.bridgescaler import write_scalers
-from credit_jax.named_fields.coordinates import CoordinateValues
+from credit_jax.named_fields.coordinates import CoordinateValues, attributes_of
 from credit_jax.transforms.base import FieldTree, variable_of
 from credit_jax.transforms.normalize import NormalizerArgs
 from credit_jax.transforms.scaler_blocks import ScalerPreArgs
@@ -241,7 +241,7 @@ class NormalizerFit:
             dims = self._dims(arrays)
             variables = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
             coordinates = {
-                dims[name][0]: np.array(levels)
+                dims[name][0]: (dims[name][0], np.array(levels), attributes_of(levels))
                 for name, levels in self.level_values.items()
                 if dims.get(name) and arrays[name].size == len(levels)
             }

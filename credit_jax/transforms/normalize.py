@@ -21,13 +21,16 @@ from credit_jax.config import StrictModel
 from credit_jax.io.anemoi import is_anemoi, open_anemoi_store
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.axes import level_values
 from credit_jax.named_fields.coordinates import (
     GridCoordinates,
+    LevelValues,
     as_values,
     counts,
     places_of,
     take_places,
 )
+from credit_jax.named_fields.units import text_of
 from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
@@ -88,7 +91,7 @@ class Normalizer(Transform):
     std: Mapping[str, np.ndarray]
     paths: str
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    levels: Mapping[str, Sequence[tuple[str, np.ndarray]]] = dataclasses.field(
+    levels: Mapping[str, Sequence[tuple[str, LevelValues]]] = dataclasses.field(
         default_factory=dict
     )
     places: Mapping[str, Sequence[np.ndarray | None]] = dataclasses.field(
@@ -316,7 +319,7 @@ def _opened(path: str, key: str) -> AbstractContextManager[xr.Dataset]:
 
 def _read(
     path: str, key: str
-) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
+) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, LevelValues]]:
     """Reads values, float32, units and levels by variable; a file may lack the last."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or "."
@@ -332,12 +335,12 @@ def _read(
             for name, variable in dataset.data_vars.items()
         }
         units = {
-            str(name): str(variable.attrs["units"])
+            str(name): text_of(variable.attrs, "units")
             for name, variable in dataset.data_vars.items()
             if "units" in variable.attrs
         }
         levels = {
-            str(name): np.asarray(dataset[variable.dims[0]].values, np.float64)
+            str(name): level_values(dataset[variable.dims[0]], path)
             for name, variable in dataset.data_vars.items()
             if variable.ndim == 1
             and variable.dims[0] in dataset.coords
@@ -353,18 +356,16 @@ def _read(
     return values, units, levels
 
 
-def _levels(
-    values: np.ndarray, levels: Sequence[int] | None, name: str, path: str
-) -> np.ndarray:
-    if levels is None or values.ndim != 1 or values.size == 1:
+def _levels(values: Any, levels: Sequence[int] | None, name: str, path: str) -> Any:
+    if levels is None or np.ndim(values) != 1 or np.size(values) == 1:
         return values
-    outside = [level for level in levels if not 1 <= level <= values.size]
+    count = len(values)
+    outside = [level for level in levels if not 1 <= level <= count]
     if outside:
         raise ValueError(
-            f"{path}: {name} has levels 1 to {values.size}, but `levels` asks for "
-            f"{outside}"
+            f"{path}: {name} has levels 1 to {count}, but `levels` asks for {outside}"
         )
-    return values[[level - 1 for level in levels]]
+    return values.take([level - 1 for level in levels])
 
 
 def _by_level(

@@ -244,12 +244,12 @@ def test_notes_on_units_that_are_not_compared(path):
         "assimilation.observations: those without units are read in the model's: 2 of "
         "T in K, 1 of SP in unknown units; a column units is compared"
     ]
-    table["units"] = ["kelvins", "Pa", " "]
+    table["units"] = ["blobs", "Pa", " "]
     assert notes_on_units(table, GRID_OF_RUN, ()) == [
         "assimilation.observations: those without units are read in the model's: 1 of "
         "T in K; a column units is compared",
         "assimilation.observations: units that cannot be compared, and are taken for "
-        "the model's: 1 of SP in Pa (the model's: unknown), 1 of T in kelvins (the "
+        "the model's: 1 of SP in Pa (the model's: unknown), 1 of T in blobs (the "
         "model's: K)",
     ]
     assert notes_on_units(table, GRID_OF_RUN, ["T", "SP"]) == []

@@ -5,6 +5,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.data import build_loader
+from credit_jax.data.opened_data import open_data
 from tests.data.damaged import refused, rewrite
 from tests.data.world import (
     FLAT,
@@ -126,6 +127,109 @@ def test_files_in_another_order_are_read_by_their_coordinates(
 def test_grids_of_two_files_of_a_variable(folder, change, texts):
     rewrite(folder / "w_2000.nc", change)
     refused(folder, *texts)
+
+
+def test_levels_of_a_run_in_another_unit_are_converted(folder):
+    """Also where the file has levels of the same numbers in its own unit."""
+    raw = raw_config(folder, data__source__ERA5__levels=[1.0, 5.0])
+    for name in ("w_1999.nc", "w_2000.nc"):
+        rewrite(folder / name, lambda d: d.assign_coords(level=as_hpa(d.level)))
+    first = open_data(parsed(raw).data)
+    like, date = first.coordinates(), [np.datetime64("1999-12-26", "ns")]
+    assert like.sources["ERA5"].levels.unit == "hPa"
+    expected = first.sources["ERA5"].read("prognostic", np.array(date))
+    other = another(folder)
+    raw = raw_config(other, data__source__ERA5__levels=[1.0, 5.0])
+    for name in ("w_1999.nc", "w_2000.nc"):
+        rewrite(other / name, with_pascals)
+    refused(other, "in hPa as well as in Pa", raw=raw)
+    opened = open_data(parsed(raw).data, like=like)
+    found = opened.sources["ERA5"].read("prognostic", np.array(date))
+    for key, field in expected.items():
+        np.testing.assert_array_equal(found[key], field)
+    about = opened.sources["ERA5"].attributes()["ERA5/level"]
+    assert about["units"] == "hPa"
+
+
+def another(folder):
+    """A folder with the same files: open ones are not to be changed."""
+    other = folder / "other"
+    other.mkdir()
+    write_world(other)
+    return other
+
+
+def as_hpa(level):
+    return ("level", level.values, {"units": "hPa"})
+
+
+def with_pascals(dataset):
+    """The levels 1, 2, 5 hPa in Pa, beside 1, 2, 5 Pa, which hold zeros."""
+    both = [1.0, 2.0, 5.0, 100.0, 200.0, 500.0]
+    low = dataset.assign_coords(level=dataset.level.values * 100)
+    low = low.reindex(level=both, fill_value=0.0)
+    return low.assign_coords(level=("level", both, {"units": "Pa"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "attrs"),
+    [
+        ({"latitude": "Lat"}, {}),
+        ({"latitude": "rows"}, {"units": "degrees_N"}),
+        ({"latitude": "rows"}, {"axis": "Y"}),
+    ],
+)
+def test_rows_are_known_by_cf(folder, change, attrs):
+    def turned(dataset):
+        (name,) = change.values()
+        dataset = reversed_rows(dataset).rename(change)
+        return dataset.assign_coords({name: dataset[name].assign_attrs(attrs)})
+
+    sample = build_loader(parsed(raw_config(folder)), split="train").read([30])
+    other = another(folder)
+    rewrite(other / "w_2000.nc", turned)
+    loader = build_loader(parsed(raw_config(other)), split="train")
+    np.testing.assert_array_equal(loader.read([30]).x, sample.x)
+
+
+def test_rows_without_coordinates(folder):
+    """A run that knows its rows takes none by their order, unless it is told to."""
+    key = "data__source__ERA5__grid_type"
+    rewrite(folder / "w_2000.nc", lambda d: d.drop_vars(["latitude", "longitude"]))
+    refused(
+        folder,
+        "w_2000.nc: U has no latitudes and longitudes of rows and columns",
+        "set data.source.ERA5.grid_type: rectilinear",
+    )
+    build_loader(parsed(raw_config(folder, **{key: "rectilinear"})), split="train")
+    other = another(folder)
+    for name in ("w_1999.nc", "w_2000.nc", "static.nc"):
+        rewrite(other / name, lambda d: d.drop_vars(["latitude", "longitude"]))
+    loader = build_loader(parsed(raw_config(other)), split="train")
+    text = "has no latitudes and longitudes of rows and columns, which are taken in"
+    assert any(text in note for note in loader.notes)
+
+
+def test_units_that_are_spelled_otherwise(folder):
+    for year, (wind, temperature) in {
+        1999: ("m s**-1", "K"),
+        2000: ("m/s", "kelvin"),
+    }.items():
+        rewrite(
+            folder / f"w_{year}.nc",
+            lambda d, u=wind, t=temperature: d.assign(
+                U=d["U"].assign_attrs(units=u), T=d["T"].assign_attrs(units=t)
+            ),
+        )
+    build_loader(parsed(raw_config(folder)), split="train")
+    folder = another(folder)
+    rewrite(
+        folder / "w_1999.nc", lambda d: d.assign(SP=d["SP"].assign_attrs(units="blob"))
+    )
+    loader = build_loader(parsed(raw_config(folder)), split="train")
+    assert any(
+        "not known, and are compared with none: SP in 'blob'" in n for n in loader.notes
+    )
 
 
 def test_text_in_place_of_numbers(folder):

@@ -12,7 +12,7 @@ SPACE = {"latitude": [45.0, -45.0], "longitude": [0.0, 120.0, 240.0]}
 
 
 def truth(levels):
-    coords = {"time": [0], "level": levels, **SPACE}
+    coords = {"time": [np.datetime64(0, "ns")], "level": levels, **SPACE}
     shape = [len(values) for values in coords.values()]
     field = xr.DataArray(np.zeros(shape), coords, [*coords])
     flat = field.isel(level=0, drop=True)
@@ -59,6 +59,52 @@ def test_levels_that_the_truth_lacks_are_named(levels, left):
     assert [500, 850][ours] == levels[theirs] == found.channels[0].level
     expected = f"T: the truth has no level {left}, which is left out; it has "
     assert found.notes == (expected + ", ".join(f"{level:g}" for level in levels),)
+
+
+def winds(ours, theirs, levels=(500.0, 850.0)):
+    """Forecasts of 7 in a unit, in hPa, compared with a truth of 7 in another."""
+    reference = truth(list(levels))
+    reference.file.dataset["U"].attrs["units"] = theirs
+    reference.file.dataset["U"][...] = 7.0
+    deep = GridVariable(np.array([500.0, 850.0]), ours, level_units="hPa")
+    space = tuple(np.array(values) for values in SPACE.values())
+    return compare({"U": deep}, space, reference)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ("m s-1", "m/s", 7),
+        ("m s-1", "cm s-1", 0.07),
+        ("1", "%", 0.07),
+        ("kg m-2 s-1", "mm day-1", 7 / 86400),
+        ("", "m s-1", 7),
+    ],
+)
+def test_a_truth_is_converted_to_the_units_of_forecasts(ours, theirs, expected):
+    found = winds(ours, theirs)
+    fields = found.to_truth(found.truth.read(np.datetime64(0, "ns"), found.in_truth))
+    np.testing.assert_allclose(fields, expected, rtol=1e-6)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("W m-2", "J m-2"), ("K", "degC"), ("mm", "mm day-1")]
+)
+def test_units_that_no_factor_makes_equal_are_refused(ours, theirs):
+    with pytest.raises(ValueError, match=f"U is in '{ours}' in the forecast and in "):
+        winds(ours, theirs)
+
+
+def test_units_that_are_not_known_are_named():
+    assert winds("m/s", "blob").notes == (
+        "units that cannot be compared: U in 'm/s' and 'blob'",
+    )
+
+
+def test_levels_of_a_truth_without_units_are_in_pascal_if_they_are_large():
+    found = winds("m/s", "m/s", [500.0, 850.0, 5e4, 8.5e4])
+    assert found.in_truth["U"] == (2, 3)
 
 
 def timed(times):

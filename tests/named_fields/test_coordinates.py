@@ -8,8 +8,10 @@ import pytest
 from credit_jax.named_fields.coordinates import (
     Coordinates,
     GridCoordinates,
+    LevelValues,
     are_numbered_alike,
     as_values,
+    attributes_of,
     common_places,
     is_numbered,
     notes_on_calendar,
@@ -148,15 +150,52 @@ def test_common_values_of_two_coordinates():
         common_places([500.0], [500.0, 850.0, 500.0], "level", "t.nc")
 
 
+HECTO, PASCAL = [200.0, 500.0, 1000.0], [2e4, 5e4, 1e5]
+BOTH = [*HECTO, *PASCAL]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "expected"),
+    [
+        (LevelValues(HECTO, "hPa"), LevelValues(BOTH, "Pa"), [3, 4, 5]),
+        (LevelValues(HECTO, "millibars"), LevelValues(BOTH), [3, 4, 5]),
+        (LevelValues(HECTO), LevelValues(PASCAL[::-1], "Pa"), [2, 1, 0]),
+        (LevelValues(PASCAL, "Pa"), LevelValues(HECTO[::-1], "mb"), [2, 1, 0]),
+        (LevelValues(HECTO, "hPa"), LevelValues(HECTO), None),
+        (LevelValues([5, 10], "m", "down"), LevelValues([-10, -5], "m", "up"), [1, 0]),
+        # Each could be meant: 200 Pa and 200 hPa are there.
+        (HECTO, LevelValues(BOTH, "Pa"), "in hPa as well as in Pa"),
+        (HECTO, BOTH, "in hPa as well as in Pa"),
+        (LevelValues(HECTO, "hPa"), LevelValues(HECTO, "Pa"), "1000.0] Pa, but"),
+        (LevelValues(HECTO, "hPa"), LevelValues(HECTO, "m"), "1000.0] m, but"),
+        (LevelValues([2, 3], "", "up"), LevelValues([2, 3], "", "down"), "down, but"),
+    ],
+)
+def test_levels_have_a_unit_and_a_direction(wanted, there, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            places(wanted, there, "level", some=True)
+    else:
+        found = places(wanted, there, "level", some=True)
+        assert (found if found is None else found.tolist()) == expected
+
+
+def test_common_levels_of_which_two_readings_fit():
+    found = common_places(LevelValues(HECTO, "hPa"), BOTH, "level")
+    assert found == [(0, 3), (1, 4), (2, 5)]
+    with pytest.raises(ValueError, match="in hPa as well as in Pa"):
+        common_places(HECTO, BOTH, "level")
+
+
 def test_coordinates_of_a_checkpoint_are_read_back():
-    axes = GridCoordinates(
-        as_values(ROWS), as_values(COLUMNS), (0.25, 0.75), where="here"
-    )
+    levels = LevelValues([200, 500], "hPa", "down")
+    axes = GridCoordinates(as_values(ROWS), as_values(COLUMNS), levels, where="here")
     written = Coordinates(
         axes.latitude, axes.longitude, "noleap", {"A": axes, "B": GridCoordinates()}
     )
     found = Coordinates.from_json(json.loads(json.dumps(written.to_json())), "there")
     assert found.sources == written.sources
+    assert attributes_of(found.sources["A"].levels) == attributes_of(levels)
     assert (found.grid, found.calendar) == (written.grid, "noleap")
     assert (found.where, found.sources["A"].where) == ("there", "there")
 

@@ -165,6 +165,8 @@ def _text(
         "preblocks": "preprocess writes the two files of statistics.",
         "trainer": f"That of {place.stem}; check says what a mesh needs.",
     }
+    if not config["loss"].get("use_latitude_weights"):
+        comments["loss"] = "Rows count alike: the files have no latitudes of rows."
     for key, value in config.items():
         if key in comments:
             lines.append(f"# {comments[key]}")

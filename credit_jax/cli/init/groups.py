@@ -16,6 +16,7 @@ from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import is_url
+from credit_jax.named_fields.axes import level_values
 
 # A date in a file's name: a year, or one with month, day and hour, such as 200001,
 # 2000-01-31, 20000131T06 or 20000131.t06z.
@@ -164,7 +165,9 @@ def _group(template: str, paths: Sequence[str]) -> FileGroup:
         }
         for timed in (True, False)
     }
-    values = () if level not in data.coords else data.coords[level].values.tolist()
+    values = ()
+    if level in data.coords:
+        values = level_values(data.coords[level], first.path)
     return FileGroup(
         template,
         first.path,

@@ -34,7 +34,9 @@ class SourceConfig(Dates):
         input: the input of the model that its variables are part of, for models with
             several; CREDIT has no such key.
         cycle_year: the year of a cyclic source; null uses that of the file.
-        grid_type: "unstructured" has one dim instead of rows and columns.
+        grid_type: "unstructured" has one dim instead of rows and columns; "rectilinear"
+            says of files without latitudes and longitudes that their rows and columns
+            are in the order of the run.
         start_datetime, end_datetime, date_ranges, timestep: override those of the data
             section for this source.
         history_len, forecast_len: equal to those of the data section; a source of

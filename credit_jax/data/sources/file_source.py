@@ -37,6 +37,7 @@ from credit_jax.data.sources.source import (
 )
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import UNKNOWN, GridCoordinates, as_values
+from credit_jax.named_fields.units import comparable, differ, text_of, unit_of
 
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
@@ -231,7 +232,9 @@ class FileSource:
         first_3d = next((v for v in self.variables() if v.is_3d), None)
         if first_3d is not None and first_3d.level_values is not None:
             coordinate = first_3d.opened.dataset.coords[first_3d.level_dim]
-            described[f"{self.name}/level"] = descriptive(coordinate.attrs)
+            about = descriptive(coordinate.attrs)
+            unit = getattr(self.axes().levels, "unit", "")
+            described[f"{self.name}/level"] = about | ({"units": unit} if unit else {})
         return described
 
     def path_of(
@@ -260,8 +263,21 @@ class FileSource:
         """See `Source.notes`."""
         # One reordered file and one with rounded times stand for all.
         notes = [*self._notes_on_order()][:1] + [*self.rounded.values()][:1]
+        nameless = [x.opened.path for x in self.variables() if x.lacks_axes]
+        if nameless:
+            notes.append(
+                f"{nameless[0]} has no latitudes and longitudes of rows and columns, "
+                "which are taken in the order of the file"
+            )
         if self.conventions.static_time == "first":
             notes += self._notes_on_static()
+        units = {v.name: text_of(v.array.attrs, "units") for v in self.variables()}
+        unknown = [f"{k} in {u!r}" for k, u in units.items() if u and not unit_of(u)]
+        if unknown:
+            notes.append(
+                f"data.source.{self.name}: units that are not known, and are compared "
+                f"with none: {', '.join(unknown)}"
+            )
         if self.config.level_values is not None:
             notes += [n for v in self.variables() for n in v.notes_on_levels()]
         return [*dict.fromkeys(notes)]
@@ -425,12 +441,12 @@ def _check_units(variable: FileVariable, units: dict[str, tuple[str, str]]) -> N
         variable: the variable in one of the files.
         units: variable -> the first file with units and these, which are added.
     """
-    unit = variable.array.attrs.get("units")
-    if unit is None:
+    unit = text_of(variable.array.attrs, "units")
+    if not unit:
         return
     here, name = variable.opened.path, variable.name
     path, first = units.setdefault(name, (here, unit))
-    if unit != first:
+    if differ(unit, first) or not comparable(unit, first):
         raise ValueError(
             f"{here}: variable {name!r} has units {unit!r}, but in {path} "
             f"{first!r}; bring all files to one unit"
@@ -445,4 +461,4 @@ def _shown(times: Sequence[np.datetime64]) -> str:
 
 def descriptive(attributes: Mapping[Any, Any]) -> dict[str, str]:
     """Returns standard name, long name and units, those that are not empty, as text."""
-    return {k: str(attributes[k]) for k in _DESCRIPTIVE if attributes.get(k)}
+    return {k: text for k in _DESCRIPTIVE if (text := text_of(attributes, k))}

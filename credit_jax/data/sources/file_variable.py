@@ -17,13 +17,21 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.data.sources.levels import NOTED_DISTANCE, Levels, level_indices
+from credit_jax.data.sources.levels import (
+    NOTED_DISTANCE,
+    Levels,
+    as_listed,
+    level_indices,
+    level_positions,
+)
 from credit_jax.data.sources.reader import OpenFile, crop
 from credit_jax.data.sources.source import FileGrid, check_same_shape, field_key
+from credit_jax.named_fields.axes import coordinate, level_values
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     CoordinateValues,
     GridCoordinates,
+    LevelValues,
     as_values,
     is_numbered,
     places_of,
@@ -172,13 +180,26 @@ class FileVariable:
         """Returns the positions of the rows and columns to read.
 
         Raises:
-            ValueError: the file has other coordinates than requested.
+            ValueError: the file has other coordinates than requested, or none, and no
+                grid_type says that it is in their order.
         """
         if not self._has_axes:
             return None, None
         where = f"{self.opened.path}: {self.name}"
         requested, other = self.requested, self.requested.where
         rows, columns = map(as_values, (self.opened.latitude, self.opened.longitude))
+        is_told = self.config.grid_type is not None
+        if (
+            (requested.latitude or requested.longitude)
+            and self.lacks_axes
+            and not is_told
+        ):
+            raise ValueError(
+                f"{where} has no latitudes and longitudes of rows and columns, which "
+                f"{other} has; give them to the file, or set "
+                f"data.source.{self.source}.grid_type: rectilinear, by which both are "
+                "taken in the order of the file"
+            )
         return (
             places_of(requested.latitude, rows, "latitude", where, other),
             places_of(requested.longitude, columns, "longitude", where, other),
@@ -193,6 +214,16 @@ class FileVariable:
         return not self.is_unstructured and self.conventions.extent is None
 
     @property
+    def lacks_axes(self) -> bool:
+        """Whether rows or columns have neither coordinates nor those of points."""
+        opened = self.opened
+        return (
+            self._has_axes
+            and (opened.latitude is None or opened.longitude is None)
+            and coordinate(opened.dataset, "latitude", 2) is None
+        )
+
+    @property
     def level_dim(self) -> str:
         """The level dim of a 3-D variable."""
         if self.config.level_coord is not None:
@@ -202,13 +233,24 @@ class FileVariable:
         return next((dim for dim in dims if dim not in others), dims[0])
 
     @property
-    def level_values(self) -> CoordinateValues | None:
-        """Values of all levels of the file; None if they have no values."""
+    def level_values(self) -> LevelValues | None:
+        """Values of all levels of the file; None if they have no values.
+
+        They are in the unit in which the config lists them, see `as_listed`.
+
+        Raises:
+            ValueError: they are no numbers.
+        """
         by_position = self.conventions.levels == "position"
         if by_position or self.level_dim not in self.opened.dataset.coords:
             return None
-        coordinate = self.opened.dataset[self.level_dim]
-        return as_values(coordinate.values) if coordinate.dtype.kind in "iuf" else None
+        levels = level_values(self.opened.dataset[self.level_dim], self.opened.path)
+        return levels if self._listed is None else as_listed(levels, self._listed)[0]
+
+    @property
+    def _listed(self) -> CoordinateValues | None:
+        """Levels that the config lists, where no coordinates are requested."""
+        return self.config.level_values if self.requested.levels is None else None
 
     def level_indices(self) -> list[int] | None:
         """Returns the indices of the levels to read; None reads all.
@@ -227,14 +269,38 @@ class FileVariable:
         if values is None:
             return None
         where = f"data.source.{self.source}"
-        return level_indices(self.opened, self.name, self.level_dim, values, how, where)
+        if how != "position" and stored is None:
+            raise ValueError(
+                f"{self._where} has no level coordinate {self.level_dim!r} to select "
+                f"levels from; the file has: "
+                f"{', '.join(map(str, self.opened.dataset.coords))}; set "
+                f"{where}.level_coord, or levels: null to take all"
+            )
+        if stored is None:
+            count = self.array.sizes[self.level_dim]
+            return level_positions(values, count, self._where, where)
+        return level_indices(stored, values, how, self._where, where)
 
-    def read_levels(self) -> CoordinateValues | None:
-        """Returns the values of the levels to read; None if they have no values."""
+    def read_levels(self) -> LevelValues | None:
+        """Returns the values of the levels to read; None if they have no values.
+
+        Raises:
+            ValueError: those of the config are meant in the unit of the file, or in
+                hPa, and it has both.
+        """
+        if self._listed is not None and self.level_values is not None:
+            levels = level_values(self.opened.dataset[self.level_dim], "")
+            if as_listed(levels, self._listed)[1]:
+                raise ValueError(
+                    f"{self._where} has the levels {list(self._listed)} of "
+                    f"data.source.{self.source}.levels in hPa as well as in "
+                    f"{levels.unit or 'Pa'}; convert its level coordinate to hPa, or "
+                    "leave those out that are not meant"
+                )
         values, indices = self.level_values, self.level_indices()
         if values is None or indices is None:
             return values
-        return tuple(values[i] for i in indices)
+        return values.take(indices)
 
     def notes_on_levels(self) -> list[str]:
         """Returns the levels of the config that are read from another level."""
@@ -243,7 +309,7 @@ class FileVariable:
             return []
         indices = self.level_indices()
         chosen = slice(None) if indices is None else indices
-        levels = self.opened.dataset[self.level_dim].values[chosen].tolist()
+        levels = np.asarray(self.level_values)[chosen].tolist()
         return [
             f"data.source.{self.source}.levels: {value:g} is read from level "
             f"{level:g}, the nearest of {self.opened.path}, as in CREDIT"

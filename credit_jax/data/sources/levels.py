@@ -6,8 +6,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
-from credit_jax.data.sources.reader import OpenFile
-from credit_jax.named_fields.coordinates import check_once
+from credit_jax.named_fields.coordinates import LevelValues, check_once, readings
 
 Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
@@ -17,22 +16,38 @@ LEVEL_TOLERANCE = 0.5
 NOTED_DISTANCE = 0.01
 
 
+def as_listed(levels: LevelValues, listed: Sequence[float]) -> tuple[LevelValues, bool]:
+    """Levels of a file in the unit in which a config lists them, its own or hPa.
+
+    Returns:
+        The levels, and whether both units fit.
+    """
+    factor = (*readings(LevelValues(listed, "hPa"), levels), 1.0)[0]
+    if factor == 1.0:
+        return levels, False
+    converted = LevelValues(np.multiply(levels, factor), "hPa", levels.positive)
+    fits = [
+        bool((np.abs(np.subtract.outer(x, listed)).min(0) <= limit).all())
+        for x in (levels, converted)
+        for limit in (NOTED_DISTANCE * np.abs(listed),)
+    ]
+    return converted if fits == [False, True] else levels, all(fits)
+
+
 def level_indices(
-    opened: OpenFile,
-    variable: str,
-    dim: str,
+    levels: LevelValues,
     requested: tuple[float, ...],
     how: Levels,
+    of: str,
     where: str,
 ) -> list[int]:
     """Returns the indices of the levels at which a variable of a file is read.
 
     Args:
-        opened: the file.
-        variable: its name, for errors.
-        dim: name of the level dim.
+        levels: those of the file.
         requested: levels of the config.
-        how: see `FileConventions.levels`.
+        how: "nearest" or "exact", see `FileConventions.levels`.
+        of: the file and its variable, for errors.
         where: dotted path of the source, for errors.
 
     Raises:
@@ -40,17 +55,7 @@ def level_indices(
             levels of the file than half their spacing), the file has one twice, or two
             levels of the config select the same level.
     """
-    of = f"{opened.path}: variable {variable!r}"
-    values = np.asarray(requested, dtype=np.float64)
-    if how == "position":
-        return level_positions(requested, opened.dataset.sizes.get(dim, 0), of, where)
-    if dim not in opened.dataset.coords:
-        raise ValueError(
-            f"{of} has no level coordinate {dim!r} to select levels from; the file "
-            f"has: {', '.join(map(str, opened.dataset.coords))}; set "
-            f"{where}.level_coord, or levels: null to take all"
-        )
-    available = opened.dataset[dim].values.astype(np.float64)
+    values, available = (np.asarray(x, np.float64) for x in (requested, levels))
     if not np.isfinite(available).all():
         raise ValueError(
             f"{of} has levels {_shown(available)}, expected finite numbers"
@@ -61,8 +66,7 @@ def level_indices(
     ordered = index.is_monotonic_increasing or index.is_monotonic_decreasing
     order = np.arange(available.size) if ordered else np.argsort(available)
     indices = order[index[order].get_indexer(values, method="nearest")]
-    unit = str(opened.dataset[dim].attrs.get("units", ""))
-    _check_distances(available, values, indices, how, of, where, unit)
+    _check_distances(available, values, indices, how, of, where, levels.unit)
     return indices.tolist()
 
 

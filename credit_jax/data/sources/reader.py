@@ -22,6 +22,7 @@ from credit_jax.data.sources.stored_files import open_hdf5_array, open_zarr_arra
 from credit_jax.io.buffers import BUFFERS
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 from credit_jax.io.retry import is_transient, retried
+from credit_jax.named_fields.axes import horizontal
 
 # Size of the cache of fields, with which small data sets are read only once.
 CACHE_BYTES = 2**30
@@ -32,8 +33,6 @@ _AT_ONCE = 1 / 64
 SCALE_OF_LEVELS, OFFSET_OF_LEVELS = "scale_factor_of_levels", "add_offset_of_levels"
 # Errors of storage and decoders for chunks that are truncated, damaged or missing.
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
-_LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
-_LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class OpenFile:
         times: (time,) labels, or None without a time dim.
         calendar: calendar of the times.
         time_coord: name of the time dim.
-        latitude, longitude: 1-D coordinate variables, or None.
+        latitude, longitude: 1-D coordinate variables, degrees; or None.
         arrays: direct readers of variables of a local store or file, by name; None for
             variables that xarray reads.
         parts: what is read of variables, by name and rows, see `FileVariable.part`.
@@ -313,28 +312,13 @@ def _with_metadata(path: str, dataset: xr.Dataset, time_coord: str) -> OpenFile:
         calendar = calendar_of(decoded, path)
         times = pd.DatetimeIndex(to_labels(decoded, path))
         near_times(times.to_numpy()[:0], times.to_numpy(), path)  # each occurs once
+    latitude, longitude = horizontal(dataset, path)
     return OpenFile(
         path=path,
         dataset=dataset,
         times=times,
         calendar=calendar,
         time_coord=time_coord,
-        latitude=_coordinate(dataset, "latitude", _LATITUDES, "degrees_north"),
-        longitude=_coordinate(dataset, "longitude", _LONGITUDES, "degrees_east"),
+        latitude=latitude,
+        longitude=longitude,
     )
-
-
-def _coordinate(
-    dataset: xr.Dataset, standard: str, names: tuple[str, ...], units: str
-) -> xr.DataArray | None:
-    """The 1-D coordinate with a CF standard name, a usual name, or CF units."""
-    tests: list[Callable[[xr.DataArray], bool]] = [
-        lambda c: c.attrs.get("standard_name") == standard,
-        lambda c: str(c.name) in names,
-        lambda c: c.attrs.get("units") == units,
-    ]
-    for test in tests:
-        for coordinate in dataset.coords.values():
-            if coordinate.ndim == 1 and test(coordinate):
-                return coordinate
-    return None

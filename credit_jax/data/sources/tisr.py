@@ -22,9 +22,8 @@ from credit_jax.data.sources.source import (
     variables_of,
 )
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.axes import horizontal
 
-_LATITUDES = ("latitude", "lat", "XLAT", "nav_lat")
-_LONGITUDES = ("longitude", "lon", "XLONG", "nav_lon")
 # Number of cached times, which neighboring samples share.
 _CACHE_SIZE = 8
 
@@ -178,12 +177,12 @@ def open_axes(path: str, open_files: OpenFiles) -> list[xr.DataArray]:
     """
     dataset = open_files.dataset(path)
     axes = []
-    for names in (_LATITUDES, _LONGITUDES):
-        present = [key for key in names if key in dataset.variables]
-        if not present:
+    for kind, array in zip(
+        ("latitude", "longitude"), horizontal(dataset, path, None), strict=True
+    ):
+        if array is None:
             raise ValueError(
-                f"{path} has none of {', '.join(names)}; it has "
-                f"{', '.join(map(str, dataset.variables))}"
+                f"{path} has no {kind}; it has {', '.join(map(str, dataset.variables))}"
             )
-        axes.append(dataset[present[0]])
+        axes.append(array)
     return axes

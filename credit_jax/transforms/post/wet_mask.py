@@ -14,6 +14,7 @@ from jaxtyping import Float, Shaped
 from credit_jax.config import StrictModel
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     GridCoordinates,
@@ -137,11 +138,8 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
 
 def _axes(store: xr.Dataset, path: str) -> GridCoordinates:
     """One-dimensional latitudes and longitudes of a store, those that it has."""
-    coordinates = []
-    for names in (("latitude", "lat"), ("longitude", "lon")):
-        present = [name for name in names if name in store.coords]
-        coordinates.append(as_values(store[present[0]].values) if present else None)
-    return GridCoordinates(*coordinates, where=path)
+    axes = (None if x is None else as_values(x.values) for x in horizontal(store, path))
+    return GridCoordinates(*axes, where=path)
 
 
 def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:
