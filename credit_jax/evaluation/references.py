@@ -99,7 +99,14 @@ class FileReference:
         return [] if note is None else [note]
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        labels = self._labels
+        dataset, labels = self.file.dataset, self._labels
+        constant = [name for name in names if self.time not in dataset[name].dims]
+        if constant:
+            return [
+                f"{self.where}: {', '.join(constant)}: no dim {self.time}, and would "
+                "be compared with forecasts of all times; leave it out with "
+                "--variables, or give it times"
+            ]
         missing = times[near_times(times, labels, self.where) < 0]
         if not len(missing):
             return []

@@ -210,6 +210,12 @@ def test_rows_without_coordinates(folder):
     assert any(text in note for note in loader.notes)
 
 
+def test_what_is_predicted_has_times(folder):
+    for name in ("w_1999.nc", "w_2000.nc"):
+        rewrite(folder / name, lambda d: d.assign(SP=d["SP"].isel(time=0, drop=True)))
+    refused(folder, "w_1999.nc: variable 'SP' has no dim 'time', and would be the same")
+
+
 def test_units_that_are_spelled_otherwise(folder):
     for year, (wind, temperature) in {
         1999: ("m s**-1", "K"),

@@ -107,6 +107,14 @@ def test_levels_of_a_truth_without_units_are_in_pascal_if_they_are_large():
     assert found.in_truth["U"] == (2, 3)
 
 
+def test_a_truth_without_times_is_refused():
+    reference = timed(["2001-01-01T00"])
+    reference.file.dataset["SP"] = reference.file.dataset["SP"].isel(time=0)
+    times = np.array(["2001-01-01T00"], "datetime64[ns]")
+    (problem,) = reference.problems(times, ["SP"])
+    assert "SP: no dim time, and would be compared with forecasts of all" in problem
+
+
 def timed(times):
     coords = {"time": np.array(times, "datetime64[ns]"), **SPACE}
     shape = [len(values) for values in coords.values()]

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.messages import counted
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
@@ -346,6 +347,8 @@ class FileSource:
             for dims, name in named:
                 variable = self._variable(opened, field_type, dims, name)
                 variable.check()
+                count = np.unique(times[places == path]).size
+                check_timed(variable, is_dated=count == 1)
                 _check_units(variable, units)
                 grid = self._grid(variable)
                 first = first or grid
@@ -425,6 +428,8 @@ def open_files_source(
     levels, calendars = {}, []
     for variable in source.variables():
         num_levels = variable.check()
+        of_file = files[variable.field_type, variable.name]
+        check_timed(variable, is_dated=of_file.are_dated)
         if variable.is_3d:
             levels[variable.name] = num_levels
         if variable.field_type != "static" and variable.opened.times is not None:
@@ -432,6 +437,25 @@ def open_files_source(
     count = common_count(levels, f"data.source.{name}")
     calendar = config.calendar or most_restrictive(calendars)
     return dataclasses.replace(source, calendar=calendar, num_levels=count)
+
+
+def check_timed(variable: FileVariable, *, is_dated: bool) -> None:
+    """Checks that a predicted variable has times.
+
+    Args:
+        variable: the variable in one of its files.
+        is_dated: whether the names of the files say their times.
+
+    Raises:
+        ValueError: it would be the same at all times.
+    """
+    if variable.field_type in OUTPUT_TYPES and not (variable.has_time_dim or is_dated):
+        raise ValueError(
+            f"{variable.opened.path}: variable {variable.name!r} has no dim "
+            f"{variable.opened.time_coord!r}, and would be the same at all times, as "
+            "nothing that is predicted or compared is; give it times (time_coord names "
+            f"their dim), or make it static in data.source.{variable.source}"
+        )
 
 
 def _check_units(variable: FileVariable, units: dict[str, tuple[str, str]]) -> None:

@@ -41,6 +41,11 @@ class Files(abc.ABC):
     template: str
 
     @property
+    def are_dated(self) -> bool:
+        """Whether the name of each file has its day, or says more."""
+        return True
+
+    @property
     @abc.abstractmethod
     def first_path(self) -> str:
         """Path of an existing file."""
@@ -92,6 +97,13 @@ class FileSet(Files):
         if index < 0 or time > self.last[index]:
             return None
         return self.paths[index]
+
+    @property
+    def are_dated(self) -> bool:
+        """See `Files.are_dated`."""
+        periods = zip(self.first or (), self.last or (), strict=True)
+        lengths = [last - first for first, last in periods]
+        return bool(lengths and max(lengths) < np.timedelta64(1, "D"))
 
     @property
     def first_path(self) -> str:
