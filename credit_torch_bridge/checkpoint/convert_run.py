@@ -13,10 +13,12 @@ import torch
 
 from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of, takes_average
 from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.data.opened_data import open_data
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.io.errors import write_errors
+from credit_jax.io.remote import is_url
 from credit_jax.packages.package import is_package, open_package
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
@@ -105,6 +107,11 @@ class RunConversion:
             if self.source.is_dir() and newest.moments is not None:
                 earlier = self._earlier(checkpoint, newest)
                 newest = _with_best_step(newest, [*earlier, newest])
+        newest = self._located(newest)
+        where = newest.progress.coordinates
+        earlier = [
+            replace(x, progress=replace(x.progress, coordinates=where)) for x in earlier
+        ]
         settings = {**newest.settings, "save_loc": str(self.out)}
         if newest.moments is None and self.run_config.raw.get("trainer"):
             settings["trainer.load_weights"] = True
@@ -113,6 +120,33 @@ class RunConversion:
             write_run(folder, run_config, [*earlier, newest])
         self._copy_log(folder)
         yield from self._notes_to_jax(newest)
+
+    def _located(self, checkpoint: JaxCheckpoint) -> JaxCheckpoint:
+        """The checkpoint with the coordinates of the files that its config names."""
+        config = self.run_config.full_config
+        if config is None or checkpoint.progress.coordinates is not None:
+            return checkpoint
+        # Stores of others are read when forecasts need them.
+        texts = str([source.model_dump() for source in config.data.source.values()])
+        blocks = [
+            *config.preblocks.ic_only.values(),
+            *config.preblocks.per_step.values(),
+        ]
+        regrids = "regrid" in [block.type for block in blocks]
+        try:
+            if is_url(texts):
+                raise ValueError("they are remote")
+            coordinates = open_data(config.data, same_grid=not regrids).coordinates()
+        except (OSError, ValueError) as error:
+            note = (
+                "the files of data.source cannot be opened here, so that their "
+                f"latitudes, longitudes and levels are not recorded: {error}"
+            )
+            return replace(checkpoint, notes=(*checkpoint.notes, note))
+        if regrids:
+            coordinates = replace(coordinates, latitude=None, longitude=None)
+        progress = replace(checkpoint.progress, coordinates=coordinates.to_json())
+        return replace(checkpoint, progress=progress)
 
     @activity("reading CREDIT's checkpoint")
     def _read_torch(self, torch_file: TorchCheckpoint) -> JaxCheckpoint:

@@ -10,9 +10,11 @@ import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_torch_bridge import to_torch
+from credit_torch_bridge.checkpoint.convert_run import RunConversion
 from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from tests.bridge.cli.runs import CONFIG, MODEL_DEF, SCALER, earlier, write_package
+from tests.data.world import GRID, raw_config, write_world
 
 
 def test_best_and_backup_become_checkpoints(
@@ -49,6 +51,20 @@ def test_best_and_backup_become_checkpoints(
             assert torch.equal(ours["model_state_dict"][key], tensor), key
         for key in ("epoch", "scheduler_state_dict", "scaler_state_dict"):
             assert ours[key] == theirs[key]
+
+
+def test_the_coordinates_of_the_files_are_recorded(checkpoint, tmp_path):
+    write_world(tmp_path)
+    config = RunConfig(raw_config(tmp_path))
+    conversion = RunConversion(config, tmp_path, tmp_path / "out")
+    found = conversion._located(checkpoint).progress.coordinates
+    assert found["latitude"] == tuple(GRID["latitude"])
+    assert found["sources"]["ERA5"]["levels"] == (1.0, 5.0)
+    for path in tmp_path.glob("w_*.nc"):
+        path.unlink()
+    found = conversion._located(checkpoint)
+    assert found.progress.coordinates is None
+    assert "levels are not recorded: data.source.ERA5" in found.notes[-1]
 
 
 @pytest.mark.slow
