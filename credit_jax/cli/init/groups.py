@@ -16,7 +16,7 @@ from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import is_url
-from credit_jax.named_fields.axes import level_values
+from credit_jax.named_fields.axes import Horizontal, coordinate, level_values
 
 # A date in a file's name: a year, or one with month, day and hour, such as 200001,
 # 2000-01-31, 20000131T06 or 20000131.t06z.
@@ -140,6 +140,10 @@ def _group(template: str, paths: Sequence[str]) -> FileGroup:
     }
     # Bounds of coordinates, and coefficients of hybrid levels, are not on the grid.
     on_grid = {k: d for k, d in dims.items() if {rows, columns} <= {*d}}
+    kinds: tuple[Horizontal, ...] = ("latitude", "longitude")
+    points = [coordinate(data, kind, 2) for kind in kinds]
+    for name in (str(each.name) for each in points if each is not None):
+        on_grid.pop(name, None)
     others = {dim for used in on_grid.values() for dim in used}
     others -= {time_coord, rows, columns}
     if len(others) > 1:
@@ -195,9 +199,9 @@ def _space(opened: OpenFile) -> tuple[str, str]:
     """Names of the dims of rows and columns."""
     if opened.latitude is not None and opened.longitude is not None:
         return str(opened.latitude.dims[0]), str(opened.longitude.dims[0])
-    for coordinate in opened.dataset.coords.values():
-        if coordinate.ndim == 2:
-            return str(coordinate.dims[0]), str(coordinate.dims[1])
+    for points in opened.dataset.coords.values():
+        if points.ndim == 2:
+            return str(points.dims[0]), str(points.dims[1])
     raise ValueError(
         f"--data: {opened.path} has no latitudes and longitudes; give them to the file "
         "as coordinates"

@@ -23,20 +23,21 @@ PROGNOSTIC, FORCING, DIAGNOSTIC = "prognostic", "dynamic_forcing", "diagnostic"
 OPTIONS = {PROGNOSTIC: "prognostic", FORCING: "forcing", DIAGNOSTIC: "diagnostic"}
 _DIMS = ("vars_3D", "vars_2D")
 
-# Fields without levels whose role is known by their usual names, of ECMWF, CESM and
-# CMIP, besides those of the examples, in lower case. Fluxes and precipitation are made
-# in a step, and no state.
+# Fields without levels whose role is known by their usual names, of ECMWF, CESM, CMIP
+# and UFS, besides those of the examples, in lower case. Fluxes and precipitation are
+# made in a step, and no state.
 _USUAL = {
     FORCING: "tsi tisr solin rsdt toa_incident_solar_radiation co2vmr sst tos icefrac "
-    "siconc",
+    "siconc dswrf_avetoa",
     DIAGNOSTIC: "prect total_precipitation total_precipitation_6hr tp pr evaporation "
     "evspsbl fsnt flnt fsns flns shflx lhflx qflx cldtot clt hfls hfss rsds rsus rsut "
-    "rlds rlus rlut",
+    "rlds rlus rlut prate_ave prateb_ave",
     # Of stores that give all fields times.
     "static": "geopotential_at_surface land_sea_mask z lsm phis landfrac orog sftlf "
     "hgtsfc land",
     PROGNOSTIC: "sp ps surface_pressure mean_sea_level_pressure msl psl t2m tas trefht "
-    "2m_temperature u10 v10 10m_u_component_of_wind 10m_v_component_of_wind",
+    "2m_temperature u10 v10 10m_u_component_of_wind 10m_v_component_of_wind pressfc "
+    "tmp2m spfh2m ugrd10m vgrd10m",
 }
 # The share of the times that are held out for validation.
 _HELD_OUT = 0.1
