@@ -417,7 +417,9 @@ def departures_figure(table: pd.DataFrame, units: Mapping[str, str]) -> Any:
             Line(guess, x, part[f"{guess}_rms"].to_numpy(), look, has_markers=True)
             for guess, look in LOOKS.items()
         ]
-        text = with_units(f"departures of {name}", typeset_units(units.get(name, "")))
+        text = with_units(
+            f"departures of {name}", typeset_units(units.get(str(name), ""))
+        )
         looks = {"y_label": text, "x_is_whole": True, "y_from": 0.0}
         panels.append(Chart(str(name), "window", lines, **looks).panel)
     return panels_figure(panels, title="Root mean square departures of observations")

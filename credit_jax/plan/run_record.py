@@ -58,7 +58,8 @@ class RunRecord:
             where: see `RunRecord`.
             forecasts: whether it is to make forecasts, and not to train.
         """
-        files, written = dict[str, str](), config
+        files: dict[str, str] = {}
+        written: Any = config
         if isinstance(config, Config):
             written = json.loads(json.dumps(dump_config(config), default=str))
             files = other_files(config, forecasts=forecasts)
@@ -102,7 +103,9 @@ class RunRecord:
             sides = [for_forecasts(side) for side in sides]
         for name in (*_OF_FORECASTS, *(() if forecasts else _OF_TRAINING)):
             values = [side.get(name) for side in sides]
-            for key, recorded, value in () if begins else differences(*values, name):
+            for key, recorded, value in (
+                () if begins else differences(values[0], values[1], name)
+            ):
                 if not _LEFT_OUT.fullmatch(key):
                     lines.append(line_of(key, recorded, value))
         changed = [
@@ -187,7 +190,8 @@ def _differences(
         blocks = run._blocks(phase), here._blocks(phase)
         kinds = [", ".join(kind for _, kind, _ in each) for each in blocks]
         if kinds[0] != kinds[1]:
-            differing.append((phase.value, *(each or "no blocks" for each in kinds)))
+            recorded, value = (each or "no blocks" for each in kinds)
+            differing.append((phase.value, recorded, value))
             continue
         # In their order, whatever they are called.
         for (_, _, recorded), (path, _, args) in zip(*blocks, strict=True):

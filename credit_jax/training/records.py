@@ -169,8 +169,8 @@ class StepRecords:
         update = {"seconds": seconds, "count": float(count), **values}
         update["productive"] = seconds if self._warm else 0.0
         self._updates.append(update)
-        self._place = {"step": step, "epoch": epoch, "batch": batch}
-        self._place["time"] = self.wall()
+        place = {"step": step, "epoch": epoch, "batch": batch}
+        self._place: LogRecord = {**place, "time": self.wall()}
         if len(self._updates) < self.every:
             return
         self._write()

@@ -155,5 +155,6 @@ def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
         if points:
             epochs, losses = np.array(points, float).T
             lines.append(Line(name, epochs, losses, look, has_markers=True))
-    looks = {"y_is_log": True, "x_is_whole": True, "has_legend": True}
-    return Chart("loss by epoch", "epoch", lines, **looks)
+    return Chart(
+        "loss by epoch", "epoch", lines, y_is_log=True, x_is_whole=True, has_legend=True
+    )

@@ -73,7 +73,7 @@ def _spectra(scores: xr.Dataset, channel_spectra: xr.DataArray, channel: str) ->
         lines.append(Line(label, waves[shown][places], energy[shown][places], look))
     units = channel_units(scores, channel, power=2)
     title = with_units(f"Energy of {channel_text(scores, channel)}", units)
-    logs = {"x_is_log": True, "y_is_log": True}
+    logs: dict[str, Any] = {"x_is_log": True, "y_is_log": True}
     return Chart(title, "zonal wavenumber", lines, **logs, has_legend=True)
 
 

@@ -20,8 +20,8 @@ from credit_jax.certification.measure import RUN, Measured
 from credit_jax.certification.runs import measure_run
 from credit_jax.certification.verdict import FLOAT32, compare
 from credit_jax.cli.certify import _plain, _small
+from credit_jax.data import Sampler
 from credit_jax.data.preparation import Preparation
-from credit_jax.data.sampler import Sampler
 from credit_jax.training import run_weights, setup, step
 from credit_jax.training.epoch_end import EpochNumbers
 from credit_jax.training.loop import TrainingLoop

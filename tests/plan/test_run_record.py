@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config import ConfigError
-from credit_jax.config.load import build_config
+from credit_jax.config import ConfigError, build_config
 from credit_jax.plan.run_record import RunRecord
 from tests.data.world import raw_config, set_key
 

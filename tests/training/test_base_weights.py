@@ -17,7 +17,7 @@ from credit_jax.cli.check import command as check
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.train import main
-from credit_jax.config.load import build_config
+from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Array, Float
 
+from credit_jax.ops import conv_transpose2d, conv_transpose3d
 from credit_jax.ops.conv import NO_PADDING, NO_PADDING_3D, Padding, Padding3d, Triple
-from credit_jax.ops.conv_transpose import (
-    check_transposed,
-    conv_transpose2d,
-    conv_transpose3d,
-)
+from credit_jax.ops.conv_transpose import check_transposed
 from credit_jax.ops.padding import IntPair
 from credit_jax.parallel.domain.output_layout import (
     consecutive_layout,
