@@ -40,11 +40,7 @@ _METADATA = ".zarray"
 
 
 class CompleteStore(WrapperStore):
-    """A store that raises an error for chunks without a value.
-
-    Args:
-        store: store to read from.
-    """
+    """A store that raises an error for chunks without a value."""
 
     # Zarr 3.4 asks whether a store can be read without an event loop, by methods that
     # would not come by the check below.
