@@ -163,10 +163,10 @@ def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:
     return min(batches, trainer.batches_per_epoch or batches)
 
 
-def schedule_problems(
+def notes_on_schedules(
     config: Config, loaders: Mapping[int, Loader], dp_size: int
 ) -> list[str]:
-    """Problems of schedules that end before what they are for.
+    """Notes on schedules that end before what they are for, as CREDIT's own do.
 
     Args:
         config, dp_size: see `stage_lengths`.

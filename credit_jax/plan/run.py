@@ -27,7 +27,7 @@ from credit_jax.plan.curriculum import (
     StagePlan,
     notes_on_lengths,
     plan_stages,
-    schedule_problems,
+    notes_on_schedules,
     stage_lengths,
 )
 from credit_jax.plan.files import find_missing
@@ -289,7 +289,7 @@ def plan_run(
     of_stages = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
     if not config.stages and "train" in loaders:
         of_stages[0] = loaders["train"]
-    findings.problems += schedule_problems(config, of_stages, _dp_size(model))
+    findings.notes += notes_on_schedules(config, of_stages, _dp_size(model))
     findings.problems += [
         f"trainer.use_{name}: the package {name} is not installed; pip install "
         f"'credit-jax[{name}]', or write false"
