@@ -89,7 +89,7 @@ class Subject:
     @property
     def num_samples(self) -> int:
         """Samples of a batch, of all data-parallel ranks."""
-        return len(next(iter(self.batches[0].values())))
+        return len(self.batches[0]["y"])
 
     @property
     def loss_state(self) -> Any:
