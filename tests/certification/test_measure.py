@@ -180,3 +180,10 @@ def test_the_key_of_the_third_micro_batch(tmp_path):
     subject = replace(subject_of_model(NOISY, x64=True), accumulate=3)
     wrong = broken(subject, "ddp2", tmp_path, step, "jnp", repeated_key)
     assert "gradient of all weights" in wrong
+
+
+def test_the_samples_of_a_batch_of_trees():
+    """In float64 its entries are sorted by name: the first may be named fields."""
+    subject = subject_of_model(MODEL_DEF)
+    batch = {"forcing": {"ERA5": {}}, **subject.batches[0]}
+    assert replace(subject, batches=(batch,)).num_samples == NUM_SAMPLES
