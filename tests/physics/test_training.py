@@ -29,7 +29,13 @@ def chain(world, tmp_path, monkeypatch):
     levels = {"a": ("i", np.zeros(3)), "b": ("i", np.array([0.0, 0.4, 1.0]))}
     grid = {"lon": (("y", "x"), lon), "lat": (("y", "x"), lat), **levels}
     xr.Dataset(grid).to_netcdf(tmp_path / "grid.nc")
-    files = {"mean_path": f"{world}/mean.nc", "std_path": f"{world}/std.nc"}
+    files = {}
+    for name, humidity in (("mean", 0.01), ("std", 0.001)):
+        # As T stands for humidity: of a few percent, as dry air is 1 - q of the mass.
+        statistics = xr.load_dataset(f"{world}/{name}.nc")
+        statistics["T"] = 0 * statistics["T"] + humidity
+        statistics.to_netcdf(tmp_path / f"{name}.nc")
+        files[f"{name}_path"] = str(tmp_path / f"{name}.nc")
     return {
         "reconstruct": {"type": "reconstruct", "args": {"detach": False}},
         "denormalize": {"type": "denormalize", "args": files | {"levels": [1, 3]}},

@@ -9,6 +9,7 @@ from credit_jax.config import build_config, parse
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss
 from credit_jax.plan import plan_run
+from credit_jax.training.rollout import SUSPICION
 from credit_jax.training.setup import prepare
 from tests.data.world import GRID
 from tests.reference.scalers import fit_scalers
@@ -184,7 +185,7 @@ def test_base_trains_on_every_mesh(plan):
     assert_close(other, value, 1e-6, "loss of single variables on 4 shards")
     for name, own in params.items():
         assert_close(other_params[name], own, 1e-5, name)
-    assert set(scores) == {*serial.objective.evaluated}
+    assert set(scores) == {*serial.objective.evaluated, SUSPICION}
     for name, own in scores.items():
         assert_close(other_scores[name], own, 1e-5, name)
 
