@@ -73,7 +73,7 @@ FLOAT32 = Bounds(
     change=1e-3,
     run=1e-4,
     update=1e-6,
-    logged=1e-5,
+    logged=5e-5,
 )
 FLOAT64 = Bounds(
     "float64 keeps 53 bits (1e-16); as in float32, differences beyond a few thousand "
