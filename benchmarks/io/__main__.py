@@ -337,23 +337,6 @@ def _noise(
     return dataset
 
 
-def _rows(run: Mapping[str, Any]) -> list[list[str]]:
-    names = ("loader_first", "loader", "loader_none_kept")
-    return [
-        [
-            run["store"],
-            f"{run['sample_bytes'] / 1e6:.2f}",
-            str(threads),
-            *(f"{run[name][threads]:.3g}" for name in names),
-            f"{run['tensorstore'][threads]:.3g}",
-            f"{run['loader_none_kept'][threads] / run['tensorstore'][threads]:.2f}",
-            f"{run['copy']:.3g}",
-            *(f"{run[name][threads] / run['step']:.3g}" for name in names),
-        ]
-        for threads in run["loader"]
-    ]
-
-
 def _row(run: Mapping[str, Any]) -> list[str]:
     loader, credit = run["loader"], run.get("credit")
     shown = [run["store"], str(run["history"]), str(run["threads"])]
