@@ -26,8 +26,8 @@ from credit_jax.plan.curriculum import (
     StageLength,
     StagePlan,
     notes_on_lengths,
-    plan_stages,
     notes_on_schedules,
+    plan_stages,
     stage_lengths,
 )
 from credit_jax.plan.files import find_missing
