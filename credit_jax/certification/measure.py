@@ -189,7 +189,7 @@ def measure(
         weights = _as_computed(subject, _without_zeros(subject, model, weights))
     else:
         weights = placed_weights(model, expected.start)
-    first = _flat(*weights) if expected is None else {}
+    first = flat(*weights) if expected is None else {}
     if run is not None:
         _write_run(subject, model, weights, run)
     state = _first_state(subject, model, optimizer, weights)
@@ -198,9 +198,8 @@ def measure(
         forecast, sensitivity = _forecast(subject, model, state, order)
     if TRAINING not in parts:
         nothing = {}, {}, {}, {}, {}
-        losses = np.zeros(0)
-        measured = Measured(mesh, forecast, losses, {}, first, initial, *nothing)
-        return replace(measured, sensitivity=sensitivity)
+        numbers = mesh, forecast, np.zeros(0), {}, first, initial
+        return Measured(*numbers, *nothing, sensitivity=sensitivity)
     updates = [
         (step, micro_batches)
         for stage in subject.stages or (subject,)
@@ -272,12 +271,8 @@ def _optimized(
     gradients: Arrays,
 ) -> Arrays:
     """What an optimizer makes of a gradient that is the same on every mesh."""
-    average = subject.ema_decay is not None
-    optimizer, key = subject.optimizer, jax.random.key(subject.seed)
-    state = state_of(model, *weights, optimizer, key, ema=average)
-    specs = state_specs(model, optimizer, ema=average)
-    state = place_state(state, specs, model.mesh)
-    update = make_update(model, optimizer, ema_decay=subject.ema_decay)
+    state = _first_state(subject, model, subject.optimizer, weights, with_loss=False)
+    update = make_update(model, subject.optimizer, ema_decay=subject.ema_decay)
     update = compiled(update, model)
     packed = state.packing.pack(jax.tree.map(jnp.asarray, gradients))
     packed = trainable(packed, model.model_def.param_specs)
@@ -290,12 +285,12 @@ def _optimized(
             for path, x in packed.items()
         }
         state = update(state, gradient, jnp.float32(_RATE))
-    return run_arrays(state.params, state.ema, state.opt_state)
+    return trained_arrays(state)
 
 
-def run_arrays(params: Any, average: Any, optimizer: Any) -> Arrays:
+def trained_arrays(state: TrainState) -> Arrays:
     """Parts of a training state on the host, by the part and the path within it."""
-    parts = {WEIGHTS: params, "average": average, OPTIMIZER: optimizer}
+    parts = {WEIGHTS: state.params, "average": state.ema, OPTIMIZER: state.opt_state}
     return {
         f"{name}{SEPARATOR}{_name_of(path)}": np.asarray(jax.device_get(leaf))
         for name, part in parts.items()
@@ -458,7 +453,7 @@ def placed_weights(model: ParallelModel, start: Arrays) -> tuple[Any, Any]:
     return place_weights(model, tree[PARAMS], collections)
 
 
-def _flat(params: Any, model_state: Any) -> Arrays:
+def flat(params: Any, model_state: Any) -> Arrays:
     """Weights and state as one dict of arrays on the host."""
     tree = {PARAMS: dict(params), **model_state}
     return _host(flatten_dict(tree, sep=SEPARATOR))
@@ -475,9 +470,12 @@ def _first_state(
     model: ParallelModel,
     optimizer: optax.GradientTransformation,
     weights: tuple[Any, Any],
+    *,
+    with_loss: bool = True,
 ) -> TrainState:
-    loss_state, ema = subject.loss_state, subject.ema_decay is not None
-    options = {"ema": ema, "loss_state": loss_state}
+    """The state before the first update, with the parameters of the loss if it has."""
+    loss_state = subject.loss_state if with_loss else None
+    options = {"ema": subject.ema_decay is not None, "loss_state": loss_state}
     key = jax.random.key(subject.seed)
     state = state_of(model, *weights, optimizer, key, **options)
     return place_state(state, state_specs(model, optimizer, **options), model.mesh)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_leaves_with_path
 from rich.console import Console
 
-from credit_jax.certification.measure import Arrays, run_arrays
+from credit_jax.certification.measure import Arrays, flat, trained_arrays
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.subject import wide
 from credit_jax.checkpoint import CheckpointStore
@@ -85,21 +82,15 @@ def measure_run(
     numbers = {"logged": _logged(folder)}
     if in_dtype:
         return numbers
-    state, weights = outcome.state, open_weights(reference or folder)
+    weights = open_weights(reference or folder)
     # A checkpoint has the sums of weights and adapters.
     definition = replace(setup.model.model_def, low_rank=None)
     model = replace(setup.model, model_def=definition)
-    opened = tree_leaves_with_path(weights.restore(model))
     return {
         **numbers,
-        "trained": run_arrays(state.params, state.ema, state.opt_state),
-        "opened": {keystr(path): jax.device_get(leaf) for path, leaf in opened},
+        "trained": trained_arrays(outcome.state),
+        "opened": flat(*weights.restore(model)),
     }
-
-
-def has_narrow_dtype(config: Config) -> bool:
-    """Whether a config computes or sums in another dtype than float32."""
-    return config.trainer.mp_policy is not None or config.trainer.fp8
 
 
 def _config_on(mesh: str, path: Path, folder: Path, *, in_dtype: bool) -> Config:
@@ -169,14 +160,7 @@ class _WideSetup(Setup):
     """A setup that trains in float64."""
 
     def fresh_state(self, base: Any = None) -> TrainState:
-        return jax.tree.map(
-            lambda leaf: (
-                leaf.astype(jnp.float64)
-                if jnp.issubdtype(leaf.dtype, jnp.floating)
-                else leaf
-            ),
-            super().fresh_state(base),
-        )
+        return wide(super().fresh_state(base))
 
     def _placed(self, arrays: dict[str, Any], *, shared: bool = False) -> Any:
         return super()._placed(wide(arrays), shared=shared)
@@ -185,10 +169,7 @@ class _WideSetup(Setup):
 def _wide(setup: Setup) -> Setup:
     precision = Precision.of("float64")
     config = replace(setup.model.parallel_config, precision=precision)
-    fields: Mapping[str, Any] = {
-        **{name: getattr(setup, name) for name in ("plan", "train_loader")},
-        "valid_loader": setup.valid_loader,
-        "model": replace(setup.model, parallel_config=config),
-        "stages": tuple(map(_wide, setup.stages)),
-    }
-    return _WideSetup(**fields)
+    model = replace(setup.model, parallel_config=config)
+    stages = tuple(map(_wide, setup.stages))
+    loaders = setup.train_loader, setup.valid_loader
+    return _WideSetup(setup.plan, model, *loaders, stages)

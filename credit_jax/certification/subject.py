@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -232,13 +233,13 @@ def _precision(x64: bool) -> Precision:
     return Precision.of("float64") if x64 else Precision()
 
 
-def wide(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays with all floats in float64."""
+def wide(tree: Any) -> Any:
+    """A tree of arrays with all floats in float64."""
     return jax.tree.map(
         lambda leaf: (
-            np.asarray(leaf, np.float64)
-            if np.issubdtype(leaf.dtype, np.floating)
+            leaf.astype(np.float64)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
             else leaf
         ),
-        dict(arrays),
+        tree,
     )

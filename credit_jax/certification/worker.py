@@ -28,7 +28,7 @@ import numpy as np
 from credit_jax.certification.measure import PARTS, RUN, Measured, measure
 from credit_jax.certification.meshes import dims_of
 from credit_jax.certification.place import block_outputs, first_difference
-from credit_jax.certification.runs import has_narrow_dtype, measure_run
+from credit_jax.certification.runs import measure_run
 from credit_jax.certification.subject import Subject, subject_of_config
 from credit_jax.certification.verdict import bounds_of
 from credit_jax.config import load_config
@@ -105,7 +105,8 @@ def _of_run(job: MeasurementJob, devices: Sequence[Any]) -> dict[str, Any]:
     """The numbers of runs of the config, in float32 or wider and in its own dtype."""
     path, folder = Path(job.config), Path(job.folder)
     numbers: dict[str, Any] = {}
-    narrow = has_narrow_dtype(load_config(path)) and not job.x64
+    trainer = load_config(path).trainer
+    narrow = (trainer.fp8 or trainer.mp_policy is not None) and not job.x64
     for in_dtype in (False, True)[: 1 + narrow]:
         name = "run in its dtype" if in_dtype else "run"
         reference = None if job.reference is None else Path(job.reference) / name
