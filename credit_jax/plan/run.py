@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,6 +37,7 @@ from credit_jax.plan.finetune import check_base, find_base, notes_on_base
 from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Objective, plan_objective
+from credit_jax.plan.run_record import RunRecord
 from credit_jax.plan.weighting import WeightFiles
 from credit_jax.transforms import (
     Pipeline,
@@ -131,6 +133,11 @@ class RunPlan:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """What the run is; its files are read once."""
+        return RunRecord.of(self.config)
 
     @property
     def units(self) -> dict[str, tuple[str, str]]:

@@ -178,7 +178,7 @@ def _train_in(
     plan = planned(like=like)
     setup = prepare(plan, devices)
     if base is not None:
-        notes += base.record.compare(RunRecord.of(config), begins=True)
+        notes += base.record.compare(plan.record, begins=True)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
@@ -359,7 +359,7 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
     where = setup.train_loader.coordinates()
     specs, names = setup.model_def.param_specs, setup.schema.names
-    record, low_rank = RunRecord.of(setup.config), setup.model_def.low_rank
+    record, low_rank = setup.plan.record, setup.model_def.low_rank
     units = {key: unit for key, (unit, _) in setup.plan.units.items()}
     return RunStore(store, specs, names, where, record, units, low_rank)
 
