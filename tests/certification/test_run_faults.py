@@ -27,6 +27,7 @@ from credit_jax.training.epoch_end import EpochNumbers
 from credit_jax.training.loop import TrainingLoop
 from credit_jax.training.restore import RunStore
 from tests.certification.test_faults import averaged_gradient, on_shard
+from tests.certification.test_measure import with_empty_moments
 from tests.cli.test_certify import small_debugger
 
 
@@ -165,16 +166,6 @@ def rolled_rows(prepare):
     return faulty
 
 
-def moments_begin_anew(restore):
-    """The moments of the checkpoint are not read."""
-
-    def faulty(self, number, state):
-        found = restore(self, number, state)
-        return replace(found, stored_opt_state=state.stored_opt_state)
-
-    return faulty
-
-
 def average_begins_anew(restore):
     """The average goes on from the weights."""
 
@@ -240,7 +231,7 @@ FAULTS = {
     "a raw batch": ("domain2", (Preparation, "__call__", rolled_rows), (LOGS, "")),
     "moments anew": (
         "fsdp2",
-        (RunStore, "restore_all", moments_begin_anew),
+        (RunStore, "restore_all", with_empty_moments),
         (STATE, "optimizer"),
     ),
     "an average anew": (
