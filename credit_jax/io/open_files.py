@@ -21,7 +21,13 @@ from credit_jax.io.retry import is_transient, retried
 MAX_OPEN = 1000
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CLASSIC = (b"CDF\x01", b"CDF\x02")
-_GRIB = b"GRIB"
+# First bytes of files that are something else -> what that is, and what to do.
+_OTHERS = {
+    b"GRIB": "GRIB; write it as NetCDF: xarray.open_dataset(PATH, engine='cfgrib')"
+    ".to_netcdf(NEW_PATH)",
+    b"PK\x03\x04": "a zip archive; unpack it",
+    b"\x1f\x8b": "compressed by gzip; unpack it with gunzip",
+}
 
 
 def reading_engine(path: str | Path) -> str | None:
@@ -112,11 +118,11 @@ def _named(path: str) -> Iterator[None]:
         reason = str(error).partition("\n")[0].partition(". Consider ")[0]
         if is_transient(error.__cause__ or error) or reason.startswith(path):
             raise
-        if not is_url(path) and _starts_with(path, _GRIB):
-            raise ValueError(
-                f"{path}: is GRIB, expected NetCDF or Zarr; write it as NetCDF: "
-                "xarray.open_dataset(PATH, engine='cfgrib').to_netcdf(NEW_PATH)"
-            ) from error
+        for signature, other in _OTHERS.items():
+            if not is_url(path) and _starts_with(path, signature):
+                raise ValueError(
+                    f"{path}: expected NetCDF or Zarr, got {other}"
+                ) from error
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
             f"{reason}); is it complete?"
@@ -158,10 +164,24 @@ def open_dataset(
             **options,
         )
         check_variables(path, dataset.variables)
+        if not dataset.data_vars and (groups := _groups(path, engine)):
+            raise ValueError(
+                f"{path}: its variables are in the groups {', '.join(groups)}, expected "
+                "them outside of groups; write those of a group to a file of their "
+                "own: xarray.open_dataset(PATH, group=GROUP).to_netcdf(NEW_PATH)"
+            )
         for name, coordinate in dataset.coords.items():
             if coordinate.dims == (name,):
                 dataset = dataset.set_xindex([name])
     return dataset
+
+
+def _groups(path: str, engine: str | None) -> list[str]:
+    """The groups of a file or a store."""
+    if is_url(path):
+        return []
+    tree = xr.open_groups(path, engine=engine)
+    return [name for name, dataset in tree.items() if dataset.data_vars]
 
 
 def open_group(path: str) -> Any:

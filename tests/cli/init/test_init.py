@@ -353,7 +353,7 @@ REFUSED = {
         ["--data", "few.nc", "rows.nc"],
         "SP is in few.nc and in rows.nc; .*Give that name, with %Y, %m",
     ),
-    "GRIB": (["--data", "a.grib"], "a.grib: is GRIB, expected NetCDF.*engine='cfgrib'"),
+    "GRIB": (["--data", "a.grib"], "a.grib: .* got GRIB.*engine='cfgrib'"),
     "nothing predicted": (
         ["--data", "cycle.nc", "--forcing", "SP"],
         "nothing is predicted",
