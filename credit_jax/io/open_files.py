@@ -166,9 +166,9 @@ def open_dataset(
         check_variables(path, dataset.variables)
         if not dataset.data_vars and (groups := _groups(path, engine)):
             raise ValueError(
-                f"{path}: its variables are in the groups {', '.join(groups)}, expected "
-                "them outside of groups; write those of a group to a file of their "
-                "own: xarray.open_dataset(PATH, group=GROUP).to_netcdf(NEW_PATH)"
+                f"{path}: expected variables, got groups of them, {', '.join(groups)}; "
+                "write those of a group to a file of their own: "
+                "xarray.open_dataset(PATH, group=GROUP).to_netcdf(NEW_PATH)"
             )
         for name, coordinate in dataset.coords.items():
             if coordinate.dims == (name,):

@@ -133,32 +133,6 @@ def place_batch(
     return jax.tree_util.tree_map_with_path(place, dict(arrays))
 
 
-def placed_shapes(
-    shapes: Any, mesh: Mesh, *, num_micro: int, per_rank: int
-) -> dict[str, Any]:
-    """Returns the shapes of `place_batch`'s result, without any array.
-
-    Args:
-        shapes: shapes of a batch of one sample with all rows, not stacked.
-        mesh: the device mesh.
-        num_micro: number of micro-batches stacked in front.
-        per_rank: samples of a dp rank in each.
-    """
-    axes = MeshAxes.from_mesh(mesh)
-
-    def placed(x: Any) -> jax.ShapeDtypeStruct:
-        shape = [num_micro, per_rank * axes.num_data, *x.shape[1:]]
-        row_dim = ROW_DIM if x.ndim == 5 else None
-        if row_dim is not None:
-            block = LocalRows(0, x.shape[row_dim]).block(axes.num_domain)
-            shape[row_dim] = block * axes.num_domain
-        spec = array_spec(axes, len(shape), sample_dim=1, row_dim=row_dim)
-        sharding = NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(tuple(shape), x.dtype, sharding=sharding)
-
-    return jax.tree.map(placed, dict(shapes))
-
-
 def shard_tensor(
     x: Shaped[np.ndarray | Array, "*shape"],
     mesh: Mesh | MeshAxes,

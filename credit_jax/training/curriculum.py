@@ -1,18 +1,12 @@
-"""The stages of a run: which one a position is in, and what its beginning changes.
-
-The program of the next stage is compiled while the present one trains.
-"""
+"""The stages of a run: which one a position is in, and what its beginning changes."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from credit_jax.checkpoint import PlateauState, Progress
@@ -20,7 +14,6 @@ from credit_jax.config import Config
 from credit_jax.config.curriculum import Until
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Loader
-from credit_jax.io.activity import activity, duration_text
 from credit_jax.training.records import MicroBatchWork
 from credit_jax.training.schedules import (
     PLATEAU,
@@ -28,8 +21,7 @@ from credit_jax.training.schedules import (
     keeps_rate,
     kind_of,
 )
-from credit_jax.training.state import TrainState
-from credit_jax.training.steps import CompiledSteps, num_batches
+from credit_jax.training.steps import CompiledSteps
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,33 +76,6 @@ def stage_at(stages: Sequence[Stage], progress: Progress) -> int:
         if done < stage.until.number:
             return index
     raise AssertionError("`check_order` lets the last stage end with the run")
-
-
-def left_in(
-    stage: Stage, progress: Progress, epoch: int, last: int
-) -> tuple[int, int] | None:
-    """Updates and micro-batches until a stage ends; None if the run does not go on.
-
-    Args:
-        stage: the stage that trains.
-        progress: the position in an epoch.
-        epoch: index of that epoch.
-        last: the end of the epochs of the run.
-    """
-    until, size = stage.until, stage.trainer.grad_accum_every
-    assert until is not None, "a stage comes after this one"
-    whole = num_batches(stage.loader, stage.trainer.batches_per_epoch)
-    most = stage.updates_left(progress)
-    end = last if most is not None else until.number
-    updates, micro = 0, 0
-    for each in range(epoch, min(end, last)):
-        batches = whole - (progress.batches if each == epoch else 0)
-        count = -(-batches // size)
-        if most is not None and updates + count >= most:
-            micro += min((most - updates) * size, batches)
-            return (most, micro) if each + 1 < last else None
-        updates, micro = updates + count, micro + batches
-    return (updates, micro) if most is None and end < last else None
 
 
 def entered(
@@ -175,69 +140,3 @@ def summary_of(config: Config) -> str:
         f"loss {config.loss.name}",
     ]
     return ", ".join(part for part in parts if part)
-
-
-# Seconds before the end of a stage at which the next one's program is compiled.
-NEAR = 900.0
-
-
-class NextStage:
-    """The functions of the stage that comes next; a thread compiles its update.
-
-    Nothing is executed, so that devices that share cores run one program at a time. The
-    interpreter does not end before the thread does, as XLA would abort the process.
-
-    Args:
-        stage: the stage.
-        schedule_step: the value of `Progress` that it will begin with.
-        state: the present state, whose shapes are those of then.
-        rate: a learning rate, or None, as the stage will begin with.
-    """
-
-    def __init__(
-        self, stage: Stage, schedule_step: int, state: TrainState, rate: Any
-    ) -> None:
-        self._key = stage, schedule_step
-        self._steps = stage.steps(schedule_step=schedule_step)
-        self._seconds, self._error = 0.0, ""
-        arguments = jax.tree.map(_shape_of, state), rate
-        self._thread = threading.Thread(target=self._compile, args=arguments)
-        self._thread.start()
-
-    def _compile(self, state: Any, rate: np.float32 | None) -> None:
-        began = time.monotonic()
-        try:
-            self._steps.compile_train(state, rate)
-        except Exception as error:  # the same, if it is one, ends the run at the stage
-            lines = str(error).strip().splitlines()
-            self._error = f"{type(error).__name__} ({lines[0] if lines else ''})"
-        self._seconds = time.monotonic() - began
-
-    def wait(self) -> None:
-        """Waits until the program is compiled."""
-        with activity("compiling the program of the next stage"):
-            self._thread.join()
-
-    def steps(
-        self, stage: Stage, schedule_step: int
-    ) -> tuple[CompiledSteps | None, str]:
-        """The functions of a stage that begins, when they are compiled.
-
-        Args:
-            stage, schedule_step: what begins.
-
-        Returns:
-            The functions, and how long they took; None, and the reason, if what begins
-            is not what was compiled.
-        """
-        if (stage, schedule_step) != self._key:
-            return None, "is compiled now, as the run changed its course"
-        self.wait()
-        if self._error:
-            return None, f"is compiled now, as it failed before: {self._error}"
-        return self._steps, f"was compiled ahead, in {duration_text(self._seconds)}"
-
-
-def _shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
-    about = {"sharding": x.sharding, "weak_type": jax.typeof(x).weak_type}
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, **about)

@@ -18,14 +18,7 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.training.agreement import Agreement
-from credit_jax.training.curriculum import (
-    NEAR,
-    NextStage,
-    Stage,
-    entered,
-    left_in,
-    stage_at,
-)
+from credit_jax.training.curriculum import Stage, entered, stage_at
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import LogRow
 from credit_jax.training.non_finite import check_finite
@@ -100,7 +93,6 @@ class TrainingLoop:
     _state: TrainState = field(init=False)
     _progress: Progress = field(init=False)
     _micro_step: int = field(init=False)
-    _last: int = field(init=False)
     _numbers: EpochNumbers = field(init=False)
     _saves: SaveSchedule = field(init=False)
     _requests: StopRequests = field(init=False)
@@ -108,12 +100,9 @@ class TrainingLoop:
     _num_started: int = field(init=False, default=0)
     # Seconds of checkpoints up to the last epoch.
     _saved: float = field(init=False, default=0.0)
-    # The stage that trains, its programs, when it began and at which update, and the
-    # programs of the next one.
+    # The stage that trains, and its programs.
     _stage: Stage | None = field(init=False, default=None)
     _steps: CompiledSteps | None = field(init=False, default=None)
-    _began: tuple[float, int] = field(init=False)
-    _next: NextStage | None = field(init=False, default=None)
     # Updates that are started, with their samples, and whether the next one counts.
     _pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = field(
         init=False, default_factory=deque
@@ -139,7 +128,7 @@ class TrainingLoop:
             leads=jax.process_index() == 0,
         )
         first = start.progress.epoch
-        self._last = last = last_epoch(trainer, first)
+        last = last_epoch(trainer, first)
         reason: str | None = None
         with self.loggers.display, StopRequests(self.stop_at) as requests:
             self._requests, requests.has_work = requests, False
@@ -154,8 +143,6 @@ class TrainingLoop:
                     break
             with activity("writing the last checkpoint"):
                 self.loggers.store.checkpoints.wait()
-            if self._next:
-                self._next.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     # -------------------------------------------------------------- stages
@@ -189,16 +176,10 @@ class TrainingLoop:
         if stage is self._stage:
             return
         self._progress = entered(self._progress, self.stages, index, self._micro_step)
-        # The programs of the stage before are not needed any more.
+        # The programs of the stage before go first.
         self._stage, self._steps = stage, None
-        self._began = time.monotonic(), self._progress.updates or 0
-        ahead, self._next, note = self._next, None, "is compiled now"
-        if len(self.stages) == 1:
-            self._steps = stage.steps()
-        elif ahead:
-            self._steps, note = ahead.steps(stage, self._progress.schedule_step)
-        if self._steps is None:
-            self._steps = stage.steps(schedule_step=self._progress.schedule_step)
+        step = self._progress.schedule_step if len(self.stages) > 1 else 0
+        self._steps = stage.steps(schedule_step=step)
         if self.loggers.records:
             self.loggers.records.change_work(stage.work)
         if len(self.stages) > 1:
@@ -206,36 +187,8 @@ class TrainingLoop:
             self.loggers.display.message(
                 f"stage {index + 1}/{len(self.stages)}, from update "
                 f"{(self._progress.updates or 0) + 1} to {end}: {stage.summary}; "
-                f"{len(stage.loader.dataset)} samples; its program {note}"
+                f"{len(stage.loader.dataset)} samples"
             )
-
-    def _look_ahead(self, epoch: int) -> None:
-        """Compiles the program of the next stage if that begins soon.
-
-        The updates left are taken to last as long as those since the stage began.
-        """
-        index = self.stages.index(self.stage) + 1
-        if self._next or index == len(self.stages):
-            return
-        stage, (began, first) = self.stages[index], self._began
-        left = left_in(self.stage, self._progress, epoch, self._last)
-        if left is None or not left[0] or stage.loader.shapes is None:
-            return
-        num_left, num_micro = left
-        each = (time.monotonic() - began) / ((self._progress.updates or 0) - first)
-        if num_left * each > NEAR:
-            return
-        after = dataclasses.replace(self._progress, epoch=epoch + 1)
-        after = entered(after, self.stages, index, self._micro_step + num_micro)
-        rate = after.learning_rate
-        if rate is None:
-            rate = stage.rate_of_epoch(0)
-        self.loggers.display.message(
-            f"stage {index + 1}/{len(self.stages)} begins in {num_left} updates: its "
-            "program is compiled beside this one's"
-        )
-        rate = None if rate is None else np.float32(rate)
-        self._next = NextStage(stage, after.schedule_step, self._state, rate)
 
     @property
     def _stage_number(self) -> dict[str, int]:
@@ -385,7 +338,6 @@ class TrainingLoop:
         )
         self._numbers.add(losses, info["measured"])
         self._saves.updated()
-        self._look_ahead(epoch)
         self._report_bad(*group)
         self._record(epoch, info, losses, norm, len(group))
         self.loggers.display.advance(

@@ -27,7 +27,6 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import (
     LocalRows,
     place_batch,
-    placed_shapes,
     rows_of,
 )
 from credit_jax.plan import Objective, RunPlan
@@ -174,15 +173,10 @@ class Setup:
             sharding = NamedSharding(self.mesh, PartitionSpec())
             return jax.make_array_from_callback((), sharding, lambda _: np.int32(value))
 
-        def compile_train(state: Any, learning_rate: Any) -> None:
-            arguments = state, self._train_shapes, learning_rate, proceed(1)
-            train.lower(*arguments).compile()
-
         schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
         return CompiledSteps(
             train=train,
             proceed=proceed,
-            compile_train=compile_train,
             fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
@@ -202,14 +196,6 @@ class Setup:
             lambda *x: x[0][None] if len(x) == 1 else np.stack(x), *arrays
         )
         return self._placed(stacked, shared=self.config.shares_batches)
-
-    @property
-    def _train_shapes(self) -> dict[str, Any]:
-        """The shapes of the micro-batches of a whole update on the mesh."""
-        trainer, shapes = self.config.trainer, self.train_loader.shapes
-        counts = {"num_micro": trainer.grad_accum_every}
-        counts |= {"per_rank": trainer.train_batch_size}
-        return placed_shapes(shapes, self.mesh, **counts)
 
     def place_valid(self, batch: Batch) -> dict[str, Any]:
         """One batch on the mesh."""

@@ -27,9 +27,6 @@ class CompiledSteps:
             schedule, whether to proceed) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate", "measured", "proceed"}), see `make_train_step`.
         proceed: 1 or 2 -> whether the first update is to proceed, on the mesh.
-        compile_train: compiles `train` for arguments with the shapes of its own, a
-            state and a learning rate; the first call with such arguments then does
-            not.
         fuse: (params, model_state) -> the same with spectral norm fused into params,
             for many forwards (`ParallelModel.fuse_spectral_norm`).
         evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
@@ -42,7 +39,6 @@ class CompiledSteps:
 
     train: Callable[..., tuple[TrainState, dict[str, Any]]]
     proceed: Callable[[int], Any]
-    compile_train: Callable[[Any, Any], None]
     fuse: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[..., dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]

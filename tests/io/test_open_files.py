@@ -22,8 +22,8 @@ def test_archives_and_groups_say_what_to_do(tmp_path):
     for name, message in {
         "a.nc.gz": "got compressed by gzip; unpack",
         "b.nc": "got a zip archive; unpack",
-        "group.nc": "variables are in the groups /obs",
-        "group.zarr": "variables are in the groups /obs",
+        "group.nc": "got groups of them, /obs",
+        "group.zarr": "got groups of them, /obs",
     }.items():
         with pytest.raises(ValueError, match=f"{name}: .*{message}"):
             opened(tmp_path / name).__enter__()

@@ -15,7 +15,6 @@ from credit_jax.parallel.placement import (
     pad_rows,
     place_batch,
     place_samples,
-    placed_shapes,
     rows_of,
     shard_batch,
     shard_tensor,
@@ -136,19 +135,6 @@ def test_a_batch_of_anything():
         whole = gather_tensor(placed[name], mesh, size=7)
         assert np.array_equal(whole, batch[name])
     assert np.array_equal(placed["x"], place_batch({"x": batch["x"]}, mesh)["x"])
-
-
-def test_shapes_without_arrays():
-    mesh = make_mesh(dp=2, domain=3)
-    batch = {"x": np.ones((3, 4, 7, 1, 8, 5), np.float32), "t": np.ones((3, 4, 2))}
-    placed = place_batch(batch, mesh)
-    one = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((1, *x.shape[2:]), x.dtype), batch
-    )
-    shapes = placed_shapes(one, mesh, num_micro=3, per_rank=2)
-    for name, shape in shapes.items():
-        expected = placed[name].shape, placed[name].sharding
-        assert (shape.shape, shape.sharding) == expected
 
 
 def test_a_batch_split_along_other_dims():

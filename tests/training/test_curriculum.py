@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import build_config
-from credit_jax.config.curriculum import Until
 from credit_jax.plan import plan_run
 from credit_jax.training.base_weights import base_of_run
-from credit_jax.training.curriculum import NextStage, left_in
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import Outcome
 from credit_jax.training.records import read_records
-from credit_jax.training.run import _stages
 from credit_jax.training.setup import Setup, prepare
 from tests.support import assert_close
 from tests.training.test_base_weights import make_base
@@ -129,29 +125,11 @@ def halved(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture
-def compiled() -> Iterator[list[bool]]:
-    """Whether each training step was compiled by the main thread, in their order."""
-    by_main: list[bool] = []
-
-    def listen(event: str, duration_secs: float, **details: Any) -> None:
-        del duration_secs
-        if event.endswith("backend_compile_duration") and "step" in details["fun_name"]:
-            by_main.append(threading.current_thread() is threading.main_thread())
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield by_main
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.slow
-def test_equals_runs_by_hand(make: Make, tmp_path: Path, compiled: list[bool]) -> None:
-    """Losses, rates, validation, weights, bit by bit, of programs compiled ahead."""
+def test_equals_runs_by_hand(make: Make, tmp_path: Path) -> None:
+    """Losses, rates, validation, weights, bit by bit."""
     setup = make(**RUN)
     outcome, text = go(setup, tmp_path / "run")
-    assert compiled == [True, False, False]
-    assert text.count("its program was compiled ahead, in") == 2
-    assert "stage 2/3 begins in 2 updates: its program is compiled beside" in text
     hand, changes = None, {}
     for number, run in enumerate(BY_HAND):
         changes |= run
@@ -211,20 +189,6 @@ def test_resume(
     rows = [read_log(tmp_path / n / "training_log.csv") for n in ("run", "straight")]
     for row, other in zip(*rows, strict=True):
         assert_close(row["valid_loss"], other["valid_loss"], 1e-6, "valid_loss")
-
-
-@pytest.mark.slow
-def test_programs_are_compiled_ahead_on_a_mesh(
-    make: Make, tmp_path: Path, compiled: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The losses are those of programs that are compiled when their stage begins."""
-    run = {**RUN, "trainer__curriculum": halved(STAGES)}
-    go(make("dp2_tp2_domain2", **run), tmp_path / "ahead")
-    assert compiled == [True, False, False]
-    monkeypatch.setattr("credit_jax.training.loop.NEAR", 0)
-    go(make("dp2_tp2_domain2", **run), tmp_path / "then")
-    assert compiled[3:] == [True] * 3
-    assert values(tmp_path / "ahead") == values(tmp_path / "then")
 
 
 @pytest.mark.slow
@@ -350,43 +314,3 @@ def test_notes_on_stages_that_are_not_reached(make: Make) -> None:
         "trainer.curriculum.2: the run ends before this stage, after ",
     ]
     assert [length.updates for length in make(**RUN).plan.stage_lengths] == [3, 2, 3]
-
-
-def test_what_is_left_of_a_stage(make: Make) -> None:
-    """Updates and micro-batches; None if the run ends first."""
-    stage = _stages(make(**RUN), first_rate_at=None)[0]
-    trainer = stage.trainer.model_copy(
-        update={"grad_accum_every": 2, "batches_per_epoch": 5}
-    )
-    # Of five batches in updates of two, one is done: 2 + 3 + 3 updates.
-    progress = Progress(epoch=0, batches=1, updates=7)
-    for number, unit, last, expected in [
-        (10, "updates", 9, (3, 6)),
-        (9, "updates", 9, (2, 4)),
-        (12, "updates", 9, (5, 9)),
-        (3, "epochs", 9, (8, 14)),
-        (10, "updates", 2, None),
-        (3, "epochs", 3, None),
-        (99, "updates", 9, None),
-    ]:
-        ends = dataclasses.replace(stage, until=Until(number, unit), trainer=trainer)
-        assert left_in(ends, progress, 0, last) == expected, (number, unit, last)
-
-
-@pytest.mark.slow
-def test_a_stage_that_cannot_be_compiled_ahead(make: Make) -> None:
-    """Its functions are made when it begins, as for another course of the run."""
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("no memory\nat all")
-
-    setup = make(**RUN)
-    stage = _stages(setup, first_rate_at=None)[1]
-    steps = dataclasses.replace(stage.steps(), compile_train=fail)
-    stage = dataclasses.replace(stage, steps=lambda **_: steps)
-    ahead = NextStage(stage, 5, setup.fresh_state(), None)
-    assert ahead.steps(stage, 5) == (
-        None,
-        "is compiled now, as it failed before: RuntimeError (no memory)",
-    )
-    assert ahead.steps(stage, 6)[1] == "is compiled now, as the run changed its course"
