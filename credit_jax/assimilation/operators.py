@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.assimilation.observations import TrajectoryGrid
 from credit_jax.config import not_available
-from credit_jax.config.custom_objects import open_registry
+from credit_jax.config.components import Registry
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.ops.padding import next_power_of_2
 from credit_jax.parallel.compiler import compile_program
@@ -135,8 +135,7 @@ def neighbors(
     return places.astype(np.int32), weights.astype(np.float32)
 
 
-OPERATORS: dict[str, OperatorEntry] = {}
-open_registry("operator", OperatorEntry, OPERATORS, OPERATORS.__setitem__)
+OPERATORS: Registry[OperatorEntry] = Registry("operator", OperatorEntry)
 
 
 def operators_of(names: Mapping[str, str], grid: TrajectoryGrid) -> dict[str, Operator]:

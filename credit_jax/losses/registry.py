@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.config import parse
-from credit_jax.config.custom_objects import open_registry
+from credit_jax.config.components import Registry
 from credit_jax.config.messages import hint
 from credit_jax.losses.base import Loss, LossEntry, Pointwise, pointwise
 from credit_jax.losses.covariance import CovarianceParameters, build_covmse
@@ -39,7 +39,8 @@ from credit_jax.losses.spectrum import (
     build_spectral,
 )
 
-LOSSES: dict[str, LossEntry] = {
+LOSSES: Registry[LossEntry] = Registry("loss", LossEntry)
+LOSSES |= {
     "mse": elementwise(mse),
     "mae": elementwise(mae),
     "huber": elementwise(huber, HuberParameters),
@@ -58,7 +59,6 @@ LOSSES: dict[str, LossEntry] = {
     "amse": LossEntry(build_amse, HarmonicParameters),
     "covmse": LossEntry(build_covmse, CovarianceParameters),
 }
-open_registry("loss", LossEntry, LOSSES, LOSSES.__setitem__)
 
 
 def choose_loss(

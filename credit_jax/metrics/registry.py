@@ -1,6 +1,6 @@
 """The registry of metrics, by CREDIT's names."""
 
-from credit_jax.config.custom_objects import open_registry
+from credit_jax.config.components import Registry
 from credit_jax.metrics.base import AnomalyParameters, MetricEntry
 from credit_jax.metrics.scores import (
     RatioParameters,
@@ -14,7 +14,8 @@ from credit_jax.metrics.scores import (
     rmse,
 )
 
-METRICS: dict[str, MetricEntry] = {
+METRICS: Registry[MetricEntry] = Registry("metric", MetricEntry)
+METRICS |= {
     "rmse": MetricEntry(rmse, scale_power=1),
     "mse": MetricEntry(mse, scale_power=2),
     "mae": MetricEntry(mae, scale_power=1),
@@ -26,4 +27,3 @@ METRICS: dict[str, MetricEntry] = {
     "acc": MetricEntry(acc, AnomalyParameters, scale_power=0),
     "activity": MetricEntry(activity, AnomalyParameters, scale_power=1),
 }
-open_registry("metric", MetricEntry, METRICS, METRICS.__setitem__)

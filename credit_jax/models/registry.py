@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from credit_jax.config import ConfigError, not_available, parse
-from credit_jax.config.custom_objects import open_registry
+from credit_jax.config.components import Registry
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.crossformer import keys as crossformer_keys
 from credit_jax.models.crossformer.camulator import Camulator, CamulatorConfig
@@ -60,7 +60,8 @@ class ModelEntry(NamedTuple):
     key_table: TorchModel | None = None
 
 
-MODELS: dict[str, ModelEntry] = {
+MODELS: Registry[ModelEntry] = Registry("model", ModelEntry)
+MODELS |= {
     "camulator": ModelEntry(CamulatorConfig, Camulator, crossformer_keys.CAMULATOR),
     "crossformer": ModelEntry(
         CrossFormerConfig, CrossFormer, crossformer_keys.CROSSFORMER
@@ -97,7 +98,6 @@ MODELS: dict[str, ModelEntry] = {
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, crossformer_keys.WXFORMER),
     "wxformer_moe": ModelEntry(WXFormerMoEConfig, WXFormerMoE),
 }
-open_registry("model", ModelEntry, MODELS, MODELS.__setitem__)
 
 
 def parse_model(section: Mapping[str, Any]) -> ModelConfig:
@@ -112,7 +112,7 @@ def parse_model(section: Mapping[str, Any]) -> ModelConfig:
     name = section.get("type")
     if name not in MODELS:
         raise ConfigError([str(not_available("model.type", name, sorted(MODELS)))])
-    return parse(MODELS[name].config, section, "model")
+    return parse(MODELS[str(name)].config, section, "model")
 
 
 def build(section: Mapping[str, Any]) -> ModelDef:

@@ -1,5 +1,5 @@
 """Satellites, radars and models of NOAA: sources that a config imports by their type.
 
-Nothing else imports this package: `credit_jax.config.custom_objects` has its entry
-points.
+Nothing else imports this package: `credit_jax.config.sources.registry` names its
+sources.
 """

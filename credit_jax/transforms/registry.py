@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from credit_jax.config.custom_objects import open_registry
+from credit_jax.config.components import Registry
 from credit_jax.transforms import advection, levels, normalize, scaler_blocks
 from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
 from credit_jax.transforms.pointwise_blocks import (
@@ -55,7 +55,8 @@ def _undoing(name: str, args: type[Any]) -> TransformEntry:
     return TransformEntry(args, partial(PointwisePostblock, name), POSTBLOCKS, _BOTH)
 
 
-_PREBLOCKS: dict[str, TransformEntry] = {
+_PREBLOCKS: Registry[TransformEntry] = Registry("preblock", TransformEntry)
+_PREBLOCKS |= {
     "concat": TransformEntry(ConcatArgs, Concat, PREBLOCKS, _BOTH),
     "era5_normalizer": TransformEntry(
         normalize.NormalizerArgs,
@@ -105,7 +106,8 @@ _PREBLOCKS: dict[str, TransformEntry] = {
     ),
 }
 
-_POSTBLOCKS: dict[str, TransformEntry] = {
+_POSTBLOCKS: Registry[TransformEntry] = Registry("postblock", TransformEntry)
+_POSTBLOCKS |= {
     "reconstruct": TransformEntry(
         reconstruct.ReconstructArgs, reconstruct.Reconstruct, POSTBLOCKS, _BOTH
     ),
@@ -178,12 +180,10 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
 }
 
 # Section -> type -> transform. Some types are different transforms in both sections.
-TRANSFORMS: dict[str, dict[str, TransformEntry]] = {
+TRANSFORMS: dict[str, Registry[TransformEntry]] = {
     "preblocks": _PREBLOCKS,
     "postblocks": _POSTBLOCKS,
 }
-open_registry("preblock", TransformEntry, _PREBLOCKS, _PREBLOCKS.__setitem__)
-open_registry("postblock", TransformEntry, _POSTBLOCKS, _POSTBLOCKS.__setitem__)
 
 
 def transform_types(section: str) -> tuple[str, ...]:

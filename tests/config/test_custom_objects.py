@@ -8,9 +8,9 @@ import pytest
 
 from credit_jax.config import ConfigError, build_config, custom_objects
 from credit_jax.config.custom_objects import is_registered, register_objects
-from credit_jax.config.sources.registry import SOURCE_CONFIGS, source_config
+from credit_jax.config.sources.registry import INCLUDED, source_config
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.data.sources.registry import SOURCES, SourceEntry
+from credit_jax.data.sources.registry import SOURCES
 from credit_jax.losses import LOSSES
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
@@ -81,7 +81,7 @@ def test_every_type_of_objects(module, by):
     for name, (kind, table) in TYPES.items():
         assert name in table
         assert is_registered(kind, name)
-    assert "my_source" in SOURCE_CONFIGS
+    assert source_config("my_source") is SOURCES["local"].config
 
 
 def test_a_config_with_a_source_and_a_block_of_its_own(module):
@@ -139,7 +139,7 @@ try:
     parse(DataConfig, {"source": {"a": {"dataset_type": "hrrr_nat", "no": 1}}})
 except ConfigError as error:
     print(error)
-print(SOURCES["hrrr_nat"].__module__)
+print(SOURCES.find("hrrr_nat", "").open.__module__)
 print(*sorted(name for name in sys.modules if "credit_jax.noaa." in name))
 """
     done = subprocess.run(
@@ -152,13 +152,12 @@ print(*sorted(name for name in sys.modules if "credit_jax.noaa." in name))
     assert done.stdout.endswith(f"credit_jax.noaa.hrrr\n{modules}\n")
 
 
-@pytest.mark.parametrize("name", [*custom_objects.offered_names("dataset")])
+@pytest.mark.parametrize("name", INCLUDED)
 def test_sub_packages_have_what_is_offered(name):
     for _ in range(2):
         section = source_config(name)
-    entry = SourceEntry(SOURCE_CONFIGS[name], SOURCES[name])
     assert issubclass(section, SourceConfig)
-    assert entry.config is section
+    assert SOURCES.find(name, "").config is section
     assert not is_registered("dataset", name)
 
 
@@ -184,7 +183,7 @@ REFUSED = {
         TORCH,
         {"Loss": "loss"},
         r"Loss of .* is a class of PyTorch \(it derives from torch.nn.modules.module."
-        r"Module\); a loss here is a LossEntry of credit_jax.losses, as docs/adding_a_",
+        r"Module\); a loss here is a LossEntry of credit_jax.losses .docs/adding_a_",
     ),
     "an object of torch": (TORCH, {"instance": "metric"}, "PyTorch.*a MetricEntry of"),
     "a class of CREDIT": (

@@ -3,7 +3,7 @@
 import pytest
 
 from credit_jax.config import custom_objects
-from credit_jax.config.sources.registry import SOURCE_CONFIGS
+from credit_jax.config.components import REGISTRIES
 
 
 @pytest.fixture
@@ -13,6 +13,4 @@ def no_objects_left():
     yield
     for object_type, name in set(custom_objects._REGISTERED) - before:
         del custom_objects._REGISTERED[object_type, name]
-        del custom_objects._REGISTRIES[object_type].names[name]
-        if object_type == "dataset":
-            del SOURCE_CONFIGS[name]
+        del REGISTRIES[object_type][name]

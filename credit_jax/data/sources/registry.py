@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from credit_jax.config.custom_objects import open_registry
+from credit_jax.config.components import Registry
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.registry import SOURCE_CONFIGS, source_config
+from credit_jax.config.sources.registry import INCLUDED, SOURCE_CONFIGS
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.anemoi import open_anemoi
 from credit_jax.data.sources.local import open_arco, open_local, open_weatherbench
@@ -29,23 +29,17 @@ class SourceEntry(NamedTuple):
     open: OpenSource
 
 
-# dataset_type of `config.sources.registry.SOURCE_CONFIGS` -> function that opens the
-# source. Those of sub-packages come when a config names them.
-SOURCES: dict[str, OpenSource] = {
-    "local": open_local,
-    "tisr": open_tisr,
-    "arco_era5": open_arco,
-    "weatherbench2_era5": open_weatherbench,
-    "anemoi": open_anemoi,
+SOURCES: Registry[SourceEntry] = Registry("dataset", SourceEntry, INCLUDED)
+SOURCES |= {
+    name: SourceEntry(SOURCE_CONFIGS[name], open_of_type)
+    for name, open_of_type in {
+        "local": open_local,
+        "tisr": open_tisr,
+        "arco_era5": open_arco,
+        "weatherbench2_era5": open_weatherbench,
+        "anemoi": open_anemoi,
+    }.items()
 }
-
-
-def _add(name: str, entry: SourceEntry) -> None:
-    SOURCE_CONFIGS[name] = entry.config
-    SOURCES[name] = entry.open
-
-
-open_registry("dataset", SourceEntry, SOURCES, _add)
 
 
 def open_source(
@@ -62,7 +56,6 @@ def open_source(
         FileNotFoundError: the files of the source are missing.
         ValueError: the files do not match the config.
     """
-    kind = data.source[name].dataset_type
     # A config that came from another process was not parsed in this one.
-    source_config(kind)
-    return SOURCES[kind](name, data, open_files)
+    entry = SOURCES.find(data.source[name].dataset_type, f"data.source.{name}")
+    return entry.open(name, data, open_files)

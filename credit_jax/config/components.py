@@ -1,0 +1,158 @@
+"""Registries of components: what a config names by kind and type.
+
+A component is one class: its fields are its arguments in the YAML, its docstring
+describes them, private attributes hold what its files contain. A registry of each kind
+is in the layer of its components, which register themselves there by a decorator;
+`credit_jax.config.custom_objects` adds those of files and of installed packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args
+
+from credit_jax.config.base import (
+    ConfigError,
+    Section,
+    StrictModel,
+    join,
+    not_available,
+    parse,
+)
+
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True)
+class FileOf:
+    """Marks a field as the path of a file that is read.
+
+    Attributes:
+        or_packaged: whether a name without a folder may be that of a file of this
+            package, so that it need not exist.
+        is_read: whether the file is opened.
+    """
+
+    or_packaged: bool = False
+    is_read: bool = True
+
+
+# Types of fields: digests, model packages and checks for missing files list them.
+FilePath: TypeAlias = Annotated[str, FileOf()]
+PackagedFile: TypeAlias = Annotated[str, FileOf(or_packaged=True)]
+UnreadFile: TypeAlias = Annotated[str, FileOf(is_read=False)]
+
+
+def file_fields(
+    section: type[StrictModel], *keys: str
+) -> Iterator[tuple[tuple[str, ...], FileOf]]:
+    """Yields the keys of the fields of a class that are paths of files.
+
+    Args:
+        section: the class.
+        keys: keys of the class itself, which come first.
+    """
+    for name, field in section.model_fields.items():
+        path = (*keys, field.alias or name)
+        union = [field.annotation, *get_args(field.annotation)]
+        marks = [*field.metadata, *(x for part in union for x in get_args(part)[1:])]
+        for mark in marks:
+            if isinstance(mark, FileOf):
+                yield path, mark
+        for part in union:
+            if isinstance(part, type) and issubclass(part, StrictModel):
+                yield from file_fields(part, *path)
+
+
+class Registry(dict[str, Entry], Generic[Entry]):
+    """The components of a kind by their names in configs.
+
+    Attributes:
+        kind: what they are, as `object_type` of `custom_objects` has it.
+        entry: base class of the components, or class of the objects that describe them.
+        included: name -> "module:object" of those in packages that are imported when a
+            config names them.
+
+    >>> shapes = Registry("shape", StrictModel)
+    >>> @shapes.register("circle")
+    ... class Circle(StrictModel):
+    ...     radius: float = 1.0
+    >>> shapes.parse("circle", {"radius": 2}, "shapes.a").radius
+    2.0
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        entry: type,
+        included: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__()
+        self.kind, self.entry, self.included = kind, entry, included
+        REGISTRIES.setdefault(kind, self)
+
+    def register(self, *names: str) -> Callable[[type[Section]], type[Section]]:
+        """Returns a decorator that registers a class by its names.
+
+        Raises:
+            ValueError: a name is taken.
+        """
+
+        def decorate(component: type[Section]) -> type[Section]:
+            for name in names:
+                if name in self:
+                    raise ValueError(f"there is a {self.kind} {name!r} already")
+                self[name] = component  # type: ignore[assignment]
+            return component
+
+        return decorate
+
+    def accepts(self, component: Any) -> bool:
+        """Whether an object is a component, or describes one."""
+        is_class = isinstance(component, type) and issubclass(component, self.entry)
+        return is_class or isinstance(component, self.entry)
+
+    def find(self, name: object, path: str) -> Entry:
+        """Returns the component of a name.
+
+        Args:
+            name: its name; the package that includes it is imported.
+            path: dotted path of the name in the config, for the error.
+
+        Raises:
+            ConfigError: there is no such component; it names the nearest one.
+        """
+        if name in self.included and name not in self:
+            self[str(name)] = EntryPoint(str(name), self.included[str(name)], "").load()
+        if name not in self:
+            error = not_available(f"{self.kind} type", name, [*self, *self.included])
+            raise ConfigError([f"{path}: {error}"])
+        return self[str(name)]
+
+    def parse(
+        self: Registry[type[Section]],
+        name: object,
+        arguments: Mapping[str, Any],
+        path: str,
+        arguments_key: str = "args",
+    ) -> Section:
+        """Validates the arguments of a component; reads no file.
+
+        Args:
+            name: its name.
+            arguments: the arguments in the YAML.
+            path: dotted path of the section with `type` and the arguments.
+            arguments_key: key of the arguments in that section.
+
+        Raises:
+            ConfigError: the name or an argument is unknown, or a value is invalid.
+        """
+        component = self.find(name, join(path, "type"))
+        return parse(component, arguments, join(path, arguments_key))
+
+
+# Kind -> its registry, from the import of the module that has it on.
+REGISTRIES: dict[str, Registry[Any]] = {}
