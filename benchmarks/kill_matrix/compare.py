@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 import credit_jax
-from credit_jax.checkpoint.choice import CHOICES
-from credit_jax.checkpoint.store import DIGESTS, FOLDER
+from credit_jax.checkpoint.store import CHOICES, DIGESTS, FOLDER
 from credit_jax.io.digests import find_damage
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import TIME_COLUMNS

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
-from credit_jax.checkpoint.choice import CHOICES
+from credit_jax.checkpoint.store import CHOICES
 from credit_jax.cli.commands import print_line
 from credit_jax.config import Config, load_config
 from credit_jax.config.dates import duration

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from credit_jax.checkpoint.choice import label_of
+from credit_jax.checkpoint.store import label_of
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import (
     add_weights_option,

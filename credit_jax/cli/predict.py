@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import jax
 import numpy as np
 
-from credit_jax.checkpoint.choice import label_of
+from credit_jax.checkpoint.store import label_of
 from credit_jax.cli.commands import OK, print_line, run_module
 from credit_jax.cli.options import (
     add_mesh_options,

@@ -23,7 +23,7 @@ from credit_jax.cli.options import (
 from credit_jax.io.errors import WriteError
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.processes.exit_code import RESUME
-from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.loop import NonFiniteLossError
 from credit_jax.training.profile import parse_updates
 from credit_jax.training.run import IF_ANY, train_model
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
-from credit_jax.data.climatology import part_of_year
+from credit_jax.data.mean_fields import part_of_year
 from credit_jax.data.named_data import NamedData
 from credit_jax.evaluation.grid_file import GridFile, GridVariable, LevelSelection
 from credit_jax.evaluation.references import (

@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.nn.parameters import batch_stat, parameter
-from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.ops.activations import gelu
 from credit_jax.ops.experts import Dispatch, choose_experts, expert_biases
-from credit_jax.ops.gelu import gelu
+from credit_jax.ops.random import drop, keep_mask
 from credit_jax.parallel.collectives import axis_index, psum, sum_parts
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.params.spec import EXPERT_MLP, EXPERTS

@@ -14,7 +14,7 @@ from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
-from credit_jax.ops.gates import neighbor_taps
+from credit_jax.ops.activations import neighbor_taps
 from credit_jax.parallel.domain.field_attention import (
     CoordinateWeights,
     coordinate_attention,

@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Int
 from credit_jax.kernels import dense, layer_norm, layer_norm_and_skip
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import of_call, parameter
+from credit_jax.ops.activations import gelu
 from credit_jax.ops.conv import Padding
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.float8 import float8_dense
-from credit_jax.ops.gelu import gelu
+from credit_jax.ops.random import drop, keep_mask
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm

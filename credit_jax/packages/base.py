@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from credit_jax.checkpoint.choice import label_of, takes_average
+from credit_jax.checkpoint.store import label_of, takes_average
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.models.model_def import ModelDef
 from credit_jax.named_fields.coordinates import CoordinateValues

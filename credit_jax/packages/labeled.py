@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of
+from credit_jax.checkpoint.store import AVERAGE, LAST, label_of
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup
 from credit_jax.data.calendars import calendar_of, names_of_times, to_labels

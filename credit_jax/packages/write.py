@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from credit_jax.checkpoint.choice import label_of
+from credit_jax.checkpoint.store import label_of
 from credit_jax.config import Config, dump_config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup, ChannelSchema

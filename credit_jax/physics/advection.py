@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.named_fields import FieldContext
-from credit_jax.physics.arrays import by_level, clip, namespace
-from credit_jax.physics.constants import EARTH_RADIUS
+from credit_jax.physics.arrays import EARTH_RADIUS, by_level, clip, namespace
 from credit_jax.physics.rows import all_rows, num_rows, row_numbers
 
 LevelFields = Float[Any, "batch level time lat lon"]

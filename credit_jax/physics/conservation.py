@@ -20,16 +20,16 @@ from credit_jax.named_fields.coordinates import (
     places_of,
     take_places,
 )
-from credit_jax.physics.arrays import namespace
-from credit_jax.physics.columns import LevelFields, Surface, VerticalLevels
-from credit_jax.physics.constants import (
+from credit_jax.physics.arrays import (
     EARTH_RADIUS,
     GRAVITY,
     HEAT_CAPACITY_DRY,
     HEAT_CAPACITY_VAPOR,
     LATENT_HEAT,
     WATER_DENSITY,
+    namespace,
 )
+from credit_jax.physics.columns import LevelFields, Surface, VerticalLevels
 from credit_jax.physics.rows import global_mean, local_rows
 
 

@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from credit_jax.physics.arrays import by_level, clip, namespace, take_levels
-from credit_jax.physics.constants import STANDARD_PRESSURE
+from credit_jax.physics.arrays import (
+    STANDARD_PRESSURE,
+    by_level,
+    clip,
+    namespace,
+    take_levels,
+)
 
 SMALLEST_PRESSURE = 0.57  # Pa, lower bound of the pressure of a level in CREDIT
 

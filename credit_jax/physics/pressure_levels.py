@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.physics.arrays import by_level, clip, namespace, take_levels
-from credit_jax.physics.constants import DRY_GAS_CONSTANT, GRAVITY, LAPSE_RATE
+from credit_jax.physics.arrays import (
+    DRY_GAS_CONSTANT,
+    GRAVITY,
+    LAPSE_RATE,
+    by_level,
+    clip,
+    namespace,
+    take_levels,
+)
 from credit_jax.physics.interpolation import interpolate_columns
 
 _ALPHA = LAPSE_RATE * DRY_GAS_CONSTANT / GRAVITY

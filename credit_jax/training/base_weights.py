@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import optax
 
-from credit_jax.checkpoint.choice import label_of
 from credit_jax.checkpoint.progress import channel_differences
+from credit_jax.checkpoint.store import label_of
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.data import ChannelSchema

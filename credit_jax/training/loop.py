@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
-from credit_jax.checkpoint import Progress
+from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
@@ -21,9 +24,7 @@ from credit_jax.training.agreement import Agreement
 from credit_jax.training.curriculum import Stage, entered, stage_at
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import LogRow
-from credit_jax.training.non_finite import check_finite
 from credit_jax.training.rollout import SUSPICION
-from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start, last_epoch
 from credit_jax.training.state import TrainState
@@ -497,3 +498,133 @@ class TrainingLoop:
                 f"raise trainer.thread_workers ({self.trainer.thread_workers}) or "
                 f"trainer.prefetch_factor ({self.trainer.prefetch_factor})."
             )
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss or the gradient is NaN or infinite; the state was not saved."""
+
+
+def check_finite(
+    losses: Float[np.ndarray, " micro_batch"],
+    norm: float,
+    group: Sequence[Batch],
+    *,
+    micro_step: int,
+    progress: Progress,
+    checkpoints: CheckpointStore,
+) -> None:
+    """Checks the numbers of an update.
+
+    Args:
+        losses: losses of its micro-batches.
+        norm: norm of its gradient.
+        group: its micro-batches.
+        micro_step: micro-batches seen before it.
+        progress: position before it.
+        checkpoints: checkpoints of the run; the error names the newest one.
+
+    Raises:
+        NonFiniteLossError: naming step and samples, and the newest checkpoint.
+    """
+    if np.isfinite(losses).all() and math.isfinite(norm):
+        return
+    bad = ~np.isfinite(losses)
+    place = int(np.argmax(bad)) if bad.any() else len(group) - 1
+    what = f"the loss is {losses[place]}"
+    if not bad.any():
+        what = f"the norm of the gradient is {norm}"
+    raise NonFiniteLossError(
+        f"{what} at step {micro_step + place + 1} (epoch {progress.epoch + 1}, batch "
+        f"{progress.batches + place + 1}, samples of {_dates(group[place])}); training "
+        f"has stopped. {_newest_checkpoint(checkpoints)} A lower "
+        "trainer.learning_rate or a trainer.grad_max_norm of 1.0 may help."
+    )
+
+
+def _newest_checkpoint(checkpoints: CheckpointStore) -> str:
+    checkpoints.wait()
+    saved = checkpoints.latest_step()
+    if saved is None:
+        return "No checkpoint had been written yet."
+    path = checkpoints.path(saved)
+    return f"The newest checkpoint is {path}; --resume continues from it."
+
+
+def _dates(batch: Batch) -> str:
+    times = sorted(str(time)[:16] for time in batch.input_times)
+    return times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"
+
+
+@dataclass
+class SaveSchedule:
+    """Decides when to save, by the number of updates and by the clock.
+
+    Attributes:
+        every_steps: updates between saves; None for none.
+        every_minutes: minutes between saves; 0 for none.
+        leads: whether this process checks the clock; exactly one process of a run does.
+        clock: monotonic time in seconds.
+    """
+
+    every_steps: int | None = None
+    every_minutes: float = 0.0
+    leads: bool = True
+    clock: Callable[[], float] = time.monotonic
+    _updates: int = 0
+    _has_saved: bool = False
+    _saved_at: float = field(init=False)
+    _began_at: float = field(init=False)
+    _total: float = 0.0
+    _asked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._saved_at = self._began_at = self.clock()
+
+    def updated(self) -> None:
+        """Counts an update that has ended."""
+        self._updates += 1
+
+    @property
+    def due_by_steps(self) -> bool:
+        """Whether enough updates have ended; the same in all processes."""
+        return self.every_steps is not None and self._updates >= self.every_steps
+
+    @property
+    def due_by_clock(self) -> bool:
+        """Whether enough time has passed; False in processes that do not lead."""
+        if not self.leads or not self.every_minutes or not self._updates:
+            return False
+        return self.minutes >= self.every_minutes
+
+    @property
+    def minutes(self) -> float:
+        """Minutes since the last save, or since the start."""
+        return (self.clock() - self._saved_at) / 60
+
+    def minutes_ago(self, name: str) -> dict[str, float]:
+        """`minutes` by this name; {} before the first save of this command."""
+        return {name: self.minutes} if self._has_saved else {}
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Wraps a save: restarts the schedule, and adds up the time of saving."""
+        began = self.clock()
+        yield
+        self._updates, self._saved_at = 0, self.clock()
+        self._has_saved = True
+        self._total += self._saved_at - began
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds that training was blocked by saving since the start."""
+        return self._total
+
+    @property
+    def percent(self) -> float:
+        """Percentage of the time since the start that saving has blocked training."""
+        return 100 * self._total / max(self.clock() - self._began_at, 1e-9)
+
+    def seconds(self) -> float:
+        """Seconds that training was blocked by saving since the last call."""
+        blocked, self._asked = self._total - self._asked, self._total
+        return blocked

@@ -26,8 +26,8 @@ from credit_jax.checkpoint import (
     CheckpointStore,
     Progress,
 )
-from credit_jax.checkpoint.choice import takes_average
 from credit_jax.checkpoint.progress import channel_differences
+from credit_jax.checkpoint.store import takes_average
 from credit_jax.config import ConfigError
 from credit_jax.config.load import CONFIG_NAME, config_of, read_model_section
 from credit_jax.config.yaml_file import read_yaml
@@ -47,7 +47,6 @@ from credit_jax.parallel.params.spec import ParamSpec, trainable
 from credit_jax.plan.finetune import Base, base_channels
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.channel_match import unit_problems
-from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.state import (
     LossState,
@@ -55,6 +54,8 @@ from credit_jax.training.state import (
     packed_specs,
     packing_of,
     shardings,
+    wide_statistics,
+    with_averaged_statistics,
 )
 
 # Items that a checkpoint of another run may lack.

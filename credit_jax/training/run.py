@@ -36,9 +36,15 @@ from credit_jax.training.earlier_run import (
     move_earlier_run,
     refuse_earlier_run,
 )
-from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
-from credit_jax.training.loop import Outcome, TrainingLoop
-from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.loggers import (
+    LOG_NAME,
+    CsvLog,
+    GuardedTracker,
+    MlflowTracker,
+    TensorBoard,
+    WandbTracker,
+)
+from credit_jax.training.loop import NonFiniteLossError, Outcome, TrainingLoop
 from credit_jax.training.profile import Profile
 from credit_jax.training.records import (
     RECORDS_NAME,
@@ -62,7 +68,6 @@ from credit_jax.training.start import (
     start_of_run,
 )
 from credit_jax.training.steps import CompiledSteps, Loggers
-from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
 IF_ANY: Final = "if-any"
 _NO_LOCKS = (

@@ -30,7 +30,6 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.optimizer import ADAM, adamw
 from credit_jax.training.restore import (
     RunStore,
@@ -39,6 +38,7 @@ from credit_jax.training.restore import (
     open_run,
     record_at,
 )
+from credit_jax.training.state import wide_statistics, with_averaged_statistics
 
 
 @dataclass(frozen=True)

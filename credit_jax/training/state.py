@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, PyTree
 
 from credit_jax.losses import Loss, initial_parameters
 from credit_jax.models.arguments import name_problems
@@ -24,7 +24,6 @@ from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.packing import Packing, pack_tree, unpack_on_host
 from credit_jax.parallel.params.spec import trainable
-from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.optimizer import (
     ADAM,
@@ -348,3 +347,56 @@ def with_moments(state: TrainState, moments: optax.ScaleByAdamState) -> TrainSta
     packed = pack_tree(opt_state, like, packing)
     placed = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)
     return replace(state, stored_opt_state=placed)
+
+
+def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, ""]:
+    """`min(decay, (1 + s) / (10 + s))`: a smaller decay during the first updates.
+
+    Args:
+        num_updates: s, optimizer updates done, the present one included.
+        decay: upper limit.
+    """
+    steps = jnp.asarray(num_updates, jnp.float32)
+    return jnp.minimum(jnp.float32(decay), (1.0 + steps) / (10.0 + steps))
+
+
+def update_ema(
+    ema: PyTree[Array],
+    params: PyTree[Array],
+    num_updates: Int[Array, ""],
+    decay: float,
+) -> PyTree[Array]:
+    """`decay_s * ema + (1 - decay_s) * params`, elementwise on local shards, float32.
+
+    Args:
+        ema: the average so far; initially a copy of the parameters, or of the running
+            statistics of batch norms.
+        params: what is averaged, after the update.
+        num_updates: optimizer updates done, the present one included.
+        decay: see `effective_decay`.
+
+    Spectral-norm vectors are not averaged, as in CREDIT: the mean of unit vectors is
+    not a unit vector.
+    """
+    keep = effective_decay(num_updates, decay)
+    return jax.tree.map(
+        lambda e, p: keep * e + (1.0 - keep) * p.astype(e.dtype), ema, params
+    )
+
+
+def wide_statistics(model_state: Any) -> Any:
+    """Returns the batch-norm statistics in float32, the initial value of their average.
+
+    Counts of batches are averaged like the other statistics, as in CREDIT; nothing
+    reads them.
+    """
+    return jax.tree.map(lambda x: x.astype("float32"), model_state[BATCH_STATS])
+
+
+def with_averaged_statistics(model_state: Any, averaged: Any) -> Any:
+    """Returns the model state with averaged batch-norm statistics, if given."""
+    if averaged is None:
+        return model_state
+    batch_stats = model_state[BATCH_STATS]
+    taken = jax.tree.map(lambda x, mean: mean.astype(x.dtype), batch_stats, averaged)
+    return {**model_state, BATCH_STATS: taken}

@@ -29,7 +29,6 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.spec import split_frozen
 from credit_jax.parallel.scopes import UPDATE
-from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import global_norm, update_by_path
 from credit_jax.training.rollout import (
@@ -46,6 +45,7 @@ from credit_jax.training.state import (
     init_loss_state,
     packing_of,
     state_specs,
+    update_ema,
 )
 from credit_jax.transforms import ONE_STEP, Rollout
 from credit_jax.transforms.rollout import RAW

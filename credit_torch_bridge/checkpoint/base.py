@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from credit_jax.checkpoint.choice import label_of, takes_average
+from credit_jax.checkpoint.store import label_of, takes_average
 from credit_jax.models.model_def import ModelDef
 from credit_jax.plan.finetune import Base, base_channels
 from credit_jax.state_dict.key_map import Arrays, HostModelState

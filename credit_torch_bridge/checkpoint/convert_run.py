@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from credit_jax.checkpoint.choice import AVERAGE, LAST, label_of, takes_average
-from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.checkpoint.store import AVERAGE, DIGESTS, LAST, label_of, takes_average
 from credit_jax.data.opened_data import open_data
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder

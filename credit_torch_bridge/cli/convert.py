@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_jax.checkpoint.choice import CHOICES
+from credit_jax.checkpoint.store import CHOICES
 from credit_jax.cli.commands import OK, print_line
 from credit_jax.cli.options import add_verify_option
 from credit_jax.io.atomic import refuse_existing

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import torch
 
-from credit_jax.checkpoint.choice import label_of, takes_average
+from credit_jax.checkpoint.store import label_of, takes_average
 from credit_jax.config import parse
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.common.config import ModelConfig

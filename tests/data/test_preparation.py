@@ -13,7 +13,7 @@ from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.loop import NonFiniteLossError
 from credit_jax.training.run import run_training
 from credit_jax.training.setup import prepare
 from tests.data.damaged import load, rewrite

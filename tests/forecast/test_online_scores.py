@@ -12,8 +12,8 @@ from credit_jax.config import load_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.evaluation.scores import read_scores
 from credit_jax.forecast import Forecaster
+from credit_jax.forecast.campaign import score_campaign
 from credit_jax.forecast.outputs import outputs_of
-from credit_jax.forecast.score_campaign import score_campaign
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import plan_forecast

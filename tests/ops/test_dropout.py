@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.ops.dropout import drop, keep_mask
-from credit_jax.ops.random import random_bits
+from credit_jax.ops.random import drop, keep_mask, random_bits
 
 KEY = jax.random.key(3)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from credit_jax.ops import attend, attention_logits, unpatch
-from credit_jax.ops.dropout import drop_path
+from credit_jax.ops.random import drop_path
 from credit_jax.ops.window_attention import (
     beyond_edge,
     bias_positions,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit_jax.training.agreement import Agreement
-from credit_jax.training.save_schedule import SaveSchedule
+from credit_jax.training.loop import SaveSchedule
 
 NUM_STEPS = 60
 

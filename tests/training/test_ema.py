@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.training.ema import (
+from credit_jax.training.state import (
     effective_decay,
     update_ema,
     wide_statistics,

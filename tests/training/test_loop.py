@@ -20,8 +20,7 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
-from credit_jax.training.loop import EARLY, FINISHED, TIME_COLUMNS
-from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.loop import EARLY, FINISHED, TIME_COLUMNS, NonFiniteLossError
 from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore
 from credit_jax.training.run import run_training

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from credit_jax.config import ConfigError
+from credit_jax.training.loggers import GuardedTracker, MlflowTracker
 from credit_jax.training.profile import Profile, parse_updates
 from credit_jax.training.records import (
     MicroBatchWork,
@@ -20,7 +21,6 @@ from credit_jax.training.records import (
     peak_of,
     read_records,
 )
-from credit_jax.training.trackers import GuardedTracker, MlflowTracker
 
 
 class Clock:

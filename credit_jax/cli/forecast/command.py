@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from credit_jax.adjoint.growth import SingularMembers
-from credit_jax.checkpoint.choice import label_of
+from credit_jax.checkpoint.store import label_of
 from credit_jax.cli.commands import (
     DIVERGED,
     FAILED,

@@ -15,8 +15,8 @@ from h5py import h5d, h5z  # pyright: ignore
 from xarray.backends import CachingFileManager
 from xarray.backends.locks import HDF5_LOCK
 
-from credit_jax.data.sources.chunk_codecs import DECODERS
 from credit_jax.data.sources.stored_arrays import (
+    DECODERS,
     Chunk,
     StoredArray,
     is_readable,

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
+from credit_jax.physics.arrays import SECONDS_PER_HOUR
 from credit_jax.physics.channel_fixers import (
     ChannelFixer,
     ChannelFixers,
@@ -19,7 +20,6 @@ from credit_jax.physics.channel_fixers import (
     TracerLimits,
 )
 from credit_jax.physics.conservation import PhysicsGrid
-from credit_jax.physics.constants import SECONDS_PER_HOUR
 from credit_jax.physics.files import read_grid, read_surface
 
 Names = tuple[str, ...]

@@ -30,7 +30,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import GroupNorm, Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.ops.gelu import gelu
+from credit_jax.ops.activations import gelu
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.domain.resize import resize_bilinear

@@ -13,7 +13,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import of_call, parameter
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.ops.random import drop, keep_mask
 from credit_jax.parallel.domain.edges import ShardEdges, edge_attention
 from credit_jax.parallel.domain.norm import num_points
 from credit_jax.parallel.params.initializers import constant, torch_uniform

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from scipy.spatial import KDTree
 
 from credit_jax.io.open_files import opened
-from credit_jax.physics.constants import EARTH_RADIUS
+from credit_jax.physics.arrays import EARTH_RADIUS
 
 EPSILON = np.float32(1e-5)
 

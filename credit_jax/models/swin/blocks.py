@@ -9,9 +9,9 @@ from flax import nnx
 from credit_jax.models.swin.attention import ShiftedWindowAttention
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear, drop_units
-from credit_jax.ops.dropout import drop_path
-from credit_jax.ops.gelu import gelu
+from credit_jax.ops.activations import gelu
 from credit_jax.ops.padding import IntPair
+from credit_jax.ops.random import drop_path
 from credit_jax.parallel.domain.rearrange import roll_field
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import FEED_FORWARD

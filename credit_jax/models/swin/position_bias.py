@@ -13,8 +13,8 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.padding import IntPair
+from credit_jax.ops.random import drop, keep_mask
 from credit_jax.ops.window_attention import (
     pairs_of_offsets,
     scaled_offsets,

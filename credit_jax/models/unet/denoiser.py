@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, Linear, drop_units
 from credit_jax.nn.parameters import parameter
+from credit_jax.ops.activations import gelu
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.domain.conv import periodic_conv2d_field
 from credit_jax.parallel.domain.global_attention import (
     full_attention,

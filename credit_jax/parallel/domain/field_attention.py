@@ -38,7 +38,7 @@ def squeeze_excite(
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
-        squeeze, expand, squeeze_bias, expand_bias: as for `ops.gates.squeeze_gate`.
+        squeeze, expand, squeeze_bias, expand_bias: see `squeeze_gate`.
     """
     gate = squeeze_gate(
         global_mean_pool(field),
@@ -56,7 +56,7 @@ def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
         kernel: (taps,), convolved with the global means along channels;
-            `ops.gates.neighbor_taps` gives CREDIT's size.
+            `ops.activations.neighbor_taps` gives CREDIT's size.
     """
     return _times(field, neighbor_gate(global_mean_pool(field), kernel))
 

@@ -18,8 +18,7 @@ from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import GridCoordinates, places_of, take_places
 from credit_jax.physics import conservation as physics
-from credit_jax.physics.arrays import clip
-from credit_jax.physics.constants import SECONDS_PER_HOUR
+from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.physics.rows import fill_padding
 from credit_jax.transforms.base import FieldTree, LevelFile, Transform, TreeSchema

@@ -11,8 +11,7 @@ import numpy as np
 from credit_jax.config import StrictModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import CoordinateValues
-from credit_jax.physics.arrays import by_level
-from credit_jax.physics.constants import GRAVITY
+from credit_jax.physics.arrays import GRAVITY, by_level
 from credit_jax.physics.files import (
     Coefficients,
     level_numbers,

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit_jax.data.sources import chunk_codecs, stored_arrays
+from credit_jax.data.sources import stored_arrays
 from credit_jax.data.sources.reader import UNREADABLE
 from credit_jax.data.sources.stored_files import open_hdf5_array, open_zarr_array
 from credit_jax.io.open_files import OpenFiles
@@ -320,12 +320,12 @@ def test_a_file_that_was_cut(tmp_path, name):
 
 def test_blocks_of_deflate(tmp_path, monkeypatch):
     """Content and values that are longer than what is expanded at once."""
-    monkeypatch.setattr(chunk_codecs, "_BLOCK", 100)
+    monkeypatch.setattr(stored_arrays, "_PIECE", 100)
     rng = np.random.default_rng(0)
     for values, codec in itertools.product(
         (rng.bytes(2000), bytes(2000)), (numcodecs.Zlib(), numcodecs.GZip())
     ):
         content = np.frombuffer(bytes(codec.encode(values)), np.uint8)
         out = np.empty(2000, np.uint8)
-        chunk_codecs._from_zlib("T", content, out)
+        stored_arrays._from_zlib("T", content, out)
         assert out.tobytes() == values
