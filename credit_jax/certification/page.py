@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from credit_jax.certification.certify import Certificate, MeshVerdict
 from credit_jax.certification.verdict import Check
-from credit_jax.visualization.html import (
-    Cell,
-    TableRow,
-    definitions,
-    document,
-    element,
-    table,
-)
+from credit_jax.visualization.html import Cell, Part, TableRow, page_of_sections, part
 
 
 def page_of(certificate: Certificate) -> str:
@@ -23,26 +15,42 @@ def page_of(certificate: Certificate) -> str:
     Args:
         certificate: what was compared.
     """
-    title = f"Certificate: {certificate.subject}"
-    sections = {
-        "Meshes": _meshes(certificate),
-        "Places that differ": _places(certificate),
-        "Serial CREDIT": element("pre", escape("\n".join(certificate.credit)))
-        if certificate.credit
-        else "",
-        "Bounds": _bounds(certificate),
-        "Not certified": "".join(
-            element("p", escape(line)) for line in certificate.not_certified
-        ),
-        "Provenance": definitions(certificate.provenance),
+    # Those of any mesh that runs; all in a dtype have the same quantities, bounds.
+    checks = max((v.checks for v in certificate.verdicts), key=len, default=())
+    quantities = [check.quantity for check in checks]
+    columns = [("mesh", True), ("verdict", True)]
+    columns += [(quantity, False) for quantity in quantities]
+    rows = [*_rows(certificate, quantities)]
+    differing = {v.mesh: v.place for v in certificate.verdicts if v.place}
+    credit = "\n".join(certificate.credit)
+    bounds = {
+        check.quantity: f"{check.bound:.0e}" if check.bound else "the same bits"
+        for check in checks
     }
-    body = "\n".join(
-        element("section", f"<h2>{name}</h2>\n{content}")
-        for name, content in sections.items()
-        if content
-    )
-    head = f"<h1>{escape(title)}</h1>\n{element('p', escape(_verdict(certificate)))}"
-    return document(title, f"{head}\n{body}")
+    texts = [certificate.bounds.origin]
+    if certificate.vanishing:
+        texts.append(
+            "Left out of the change of weights, because their gradient is 0 but for "
+            f"rounding: {', '.join(certificate.vanishing)}."
+        )
+    caption = "errors by mesh"
+    sections: dict[str, list[Part]] = {
+        "Meshes": [
+            part("table", id="meshes", columns=columns, rows=rows, caption=caption)
+        ],
+        "Places that differ": [part("definitions", pairs=differing)] * bool(differing),
+        "Serial CREDIT": [part("pre", text=credit)] * bool(credit),
+        "Bounds": [
+            part("definitions", pairs=bounds),
+            *(part("paragraph", text=text) for text in texts),
+        ],
+        "Not certified": [
+            part("paragraph", text=line) for line in certificate.not_certified
+        ],
+        "Provenance": [part("definitions", pairs=certificate.provenance)],
+    }
+    title = f"Certificate: {certificate.subject}"
+    return page_of_sections(title, _verdict(certificate), sections)
 
 
 def meshes_text(number: int, verb: str = "") -> str:
@@ -56,12 +64,11 @@ def meshes_text(number: int, verb: str = "") -> str:
 
 
 def _verdict(certificate: Certificate) -> str:
-    count = len(certificate.verdicts)
     broken = [v.mesh for v in certificate.verdicts if not v.passed]
     if not certificate.credit_passed:
         broken.append("serial CREDIT")
     if not broken:
-        text = meshes_text(count, "give")
+        text = meshes_text(len(certificate.verdicts), "give")
         text = f"Passed: {text} what mesh {certificate.reference} gives."
     else:
         text = f"Not passed: {', '.join(broken)}."
@@ -73,25 +80,13 @@ def _verdict(certificate: Certificate) -> str:
     )
 
 
-def _meshes(certificate: Certificate) -> str:
-    quantities = [check.quantity for check in _checks(certificate)]
-    columns = [("mesh", True), ("verdict", True)]
-    columns += [(quantity, False) for quantity in quantities]
-    return table("meshes", columns, _rows(certificate), "errors by mesh")
-
-
-def _checks(certificate: Certificate) -> tuple[Check, ...]:
-    """Those of any mesh that runs; all in a dtype have the same quantities, bounds."""
-    return max((v.checks for v in certificate.verdicts), key=len, default=())
-
-
-def _rows(certificate: Certificate) -> Iterator[TableRow]:
-    quantities = [check.quantity for check in _checks(certificate)]
-
+def _rows(certificate: Certificate, quantities: Sequence[str]) -> Iterator[TableRow]:
     def row(name: str, verdict: MeshVerdict, checks: Sequence[Check]) -> TableRow:
         cells = {check.quantity: _cell(check) for check in checks}
+        text = "passed" if verdict.passed else "differs"
+        text += " in float64" if verdict.in_float64 and verdict.checks else ""
         errors = [cells.get(quantity, Cell("")) for quantity in quantities]
-        return TableRow(name, [_state(verdict), *errors])
+        return TableRow(name, [Cell(text, kind="text"), *errors])
 
     for verdict in certificate.verdicts:
         if verdict.checks or not verdict.in_float64:
@@ -100,36 +95,8 @@ def _rows(certificate: Certificate) -> Iterator[TableRow]:
             yield row(f"{verdict.mesh}, float64", verdict, verdict.in_float64)
 
 
-def _state(verdict: MeshVerdict) -> Cell:
-    text = "passed" if verdict.passed else "differs"
-    if verdict.in_float64 and verdict.checks:
-        text += " in float64"
-    return Cell(text, kind="text")
-
-
 def _cell(check: Check) -> Cell:
     where = f" ({check.where})" if check.where and not check.passed else ""
     error = f"{check.error:.1e}{where}" if check.error else "0"
     bound = f" {'≤' if check.passed else '>'} {check.bound:.0e}" if check.bound else ""
     return Cell(error + bound, check.error)
-
-
-def _places(certificate: Certificate) -> str:
-    places = {v.mesh: v.place for v in certificate.verdicts if v.place}
-    return definitions(places) if places else ""
-
-
-def _bounds(certificate: Certificate) -> str:
-    bounds = {
-        check.quantity: f"{check.bound:.0e}" if check.bound else "the same bits"
-        for check in _checks(certificate)
-    }
-    vanishing = ""
-    if certificate.vanishing:
-        vanishing = element(
-            "p",
-            "Left out of the change of weights, because their gradient is 0 but for "
-            f"rounding: {escape(', '.join(certificate.vanishing))}.",
-        )
-    origin = element("p", escape(certificate.bounds.origin))
-    return definitions(bounds) + origin + vanishing

@@ -29,14 +29,22 @@ from credit_jax.visualization.canvas import (
 )
 from credit_jax.visualization.card import ERRORS, card_panel, differences
 from credit_jax.visualization.choice import choose, find_lead, truth_of
-from credit_jax.visualization.curves import NAMES, curve_charts
 from credit_jax.visualization.labels import channel_text, region_text
 from credit_jax.visualization.page import write_page
-from credit_jax.visualization.projections import PLAIN, PROJECTIONS, MapProjection
+from credit_jax.visualization.projections import (
+    PLAIN,
+    PROJECTIONS,
+    MapProjection,
+    find_window,
+)
 from credit_jax.visualization.scene import Scene
-from credit_jax.visualization.spectra import rank_panels, spectrum_charts
+from credit_jax.visualization.score_charts import (
+    NAMES,
+    curve_charts,
+    rank_charts,
+    spectrum_charts,
+)
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels
-from credit_jax.visualization.windows import find_window
 
 HELP = "Plot forecasts on maps, or the scores of forecasts."
 EXAMPLE = (
@@ -174,15 +182,13 @@ def scores_figure(args: argparse.Namespace) -> Any:
     _check_choice("--channel", channels, scores["channel"].values)
     if args.kind == "card":
         return _card(scores, args.baseline, metric, region)
-    if args.kind == "ranks":
-        panels = rank_panels(scores, channels, region=region)
+    if args.kind == "curves":
+        charts = curve_charts(scores, channels, metric=metric, region=region)
+    elif args.kind == "spectra":
+        charts = spectrum_charts(scores, channels, band=args.region)
     else:
-        charts = (
-            curve_charts(scores, channels, metric=metric, region=region)
-            if args.kind == "curves"
-            else spectrum_charts(scores, channels, band=args.region)
-        )
-        panels = [chart.panel for chart in charts.values()]
+        charts = rank_charts(scores, channels, region=region)
+    panels = [chart.panel for chart in charts.values()]
     if not panels:
         what = metric if args.kind == "curves" else args.kind
         available = ", ".join(str(name) for name in scores.data_vars)

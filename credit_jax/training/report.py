@@ -32,9 +32,9 @@ from credit_jax.training.state import TrainState
 from credit_jax.visualization.canvas import png_of
 from credit_jax.visualization.charts import Chart, Line
 from credit_jax.visualization.choice import choose, truth_of
-from credit_jax.visualization.curves import LOOKS
 from credit_jax.visualization.page import PAGE_NAME, write_page
 from credit_jax.visualization.scene import Scene
+from credit_jax.visualization.score_charts import LOOKS
 
 FORECAST_FOLDER, SCORES_FOLDER = "forecast", "scores"
 FIGURE_NAME = "forecast.png"

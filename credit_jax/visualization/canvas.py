@@ -1,25 +1,22 @@
-"""Matplotlib figures: their style, their panels, conversion to files, SVG or PNG bytes.
+"""Matplotlib figures: their style, their panels, conversion to files or PNG bytes.
 
 Figures are made without pyplot, which keeps global state, so any thread may draw. A
-panel is a drawing on one pair of axes, for a figure of several or for a page.
+panel is a drawing on one pair of axes, for a figure of several.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from credit_jax.io.atomic import new_file
 
-# The color of text and lines; in SVG it is that of the text around the figure, so that
-# figures follow a dark scheme.
+# The color of text and lines.
 INK = "#1b1f24"
 SUFFIXES = (".png", ".svg", ".pdf")
 PNG_DPI = 110  # pixels per inch of a file
@@ -54,12 +51,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Returns an empty figure.
-
-    Args:
-        width: inches.
-        height: inches.
-    """
+    """Returns an empty figure of a width and a height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -69,15 +61,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: str | Path) -> Path:
-    """Writes a figure; the suffix of the file selects the format.
-
-    Args:
-        figure: figure, as returned by `new_figure`.
-        path: path of the file.
-
-    Raises:
-        ValueError: the suffix is not one of SUFFIXES.
-    """
+    """Writes a figure; the suffix of the file, one of SUFFIXES, selects the format."""
     path = Path(path)
     check_suffix(path, SUFFIXES)
     with style(), new_file(path) as partial:
@@ -86,11 +70,7 @@ def save_figure(figure: Any, path: str | Path) -> Path:
 
 
 def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Checks the suffix of an output file.
-
-    Raises:
-        ValueError: the suffix is not one of `suffixes`.
-    """
+    """Checks that the suffix of an output file is one of `suffixes`."""
     if path.suffix not in suffixes:
         raise ValueError(
             f"{path}: the format is that of the suffix, one of {', '.join(suffixes)}, "
@@ -106,49 +86,9 @@ def png_of(figure: Any, *, dpi: int = 100) -> bytes:
     return file.getvalue()
 
 
-def svg_of(figure: Any, prefix: str, label: str) -> str:
-    """Returns a figure as an `<svg>` element for an HTML page.
-
-    It has no background, fills the width of the enclosing element and has its text
-    color.
-
-    Args:
-        figure: figure, as returned by `new_figure`.
-        prefix: prefix of all ids in it; must be unique for each figure of the page.
-        label: description for screen readers, escaped.
-    """
-    file = io.StringIO()
-    with style():
-        figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    # Style elements would apply to the whole page.
-    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.DOTALL)
-    text = re.sub(r"font-family: [^;\"]+;", "", text)
-    text = re.sub(r"\s*\n\s*", " ", text)
-    text = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
-    text = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
-    box = re.search(r'viewBox="[^"]+"', text)
-    assert box is not None, "matplotlib writes one"
-    head = f'<svg role="img" aria-label="{label}" {box[0]}>'
-    text = head + text[text.index(">") + 1 :]
-    return text.replace(INK, "currentColor").strip()
-
-
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-
-
 @dataclass(frozen=True)
 class Panel:
-    """A drawing on one pair of axes.
-
-    Attributes:
-        title: title above it.
-        draw: draws on matplotlib axes.
-        width: inches.
-        height: inches.
-    """
+    """A drawing on one pair of matplotlib axes below a title; sizes are inches."""
 
     title: str
     draw: Callable[[Any], None]
@@ -159,14 +99,7 @@ class Panel:
 def panels_figure(
     panels: Sequence[Panel], *, title: str, columns: int = 4, legend: bool = True
 ) -> Any:
-    """Returns a figure of panels, row by row.
-
-    Args:
-        panels: panels, at least one.
-        title: title of the whole.
-        columns: maximum number of panels in a row.
-        legend: whether to show the labels of the first panel below the title.
-    """
+    """Returns a figure of panels, row by row; the legend is that of the first."""
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     width = columns * max(panel.width for panel in panels)
@@ -185,16 +118,3 @@ def panels_figure(
                 handles, labels, loc="outside lower center", ncols=len(labels)
             )
     return figure
-
-
-def panel_svg(panel: Panel, prefix: str) -> str:
-    """Returns a panel as an `<svg>` element, without its title.
-
-    Args:
-        panel: panel to draw.
-        prefix: prefix of all ids in it.
-    """
-    with style():
-        figure = new_figure(panel.width, panel.height)
-        panel.draw(figure.add_subplot())
-    return svg_of(figure, prefix, escape(panel.title, quote=True))

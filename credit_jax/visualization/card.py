@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from credit_jax.evaluation.scores import FORECAST
+from credit_jax.evaluation.scores import FORECAST, LEAD
 from credit_jax.visualization.canvas import Panel
 from credit_jax.visualization.labels import lead_text
 from credit_jax.visualization.summary import GLOBAL
@@ -17,6 +17,7 @@ from credit_jax.visualization.summary import GLOBAL
 MAX_LEADS = 20
 # Differences beyond this have the same color.
 MAX_PERCENT = 50.0
+_COLORS: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -MAX_PERCENT, "vmax": MAX_PERCENT}
 # Metrics of which a smaller value is better.
 ERRORS = ("rmse", "mae", "crps")
 
@@ -42,63 +43,68 @@ def differences(
             has no values.
         KeyError: the metric, the system or the region does not exist.
     """
-    ours = scores[metric].sel(system=FORECAST, region=region, drop=True)
-    if isinstance(baseline, str):
-        theirs = scores[metric].sel(system=baseline, region=region, drop=True)
-    else:
-        theirs = baseline[metric].sel(system=FORECAST, region=region, drop=True)
-    ours, theirs = xr.align(ours, theirs, join="inner")
-    if not ours.size:
+    is_system = isinstance(baseline, str)
+    system, others = (baseline, scores) if is_system else (FORECAST, baseline)
+    errors, base = xr.align(
+        scores[metric].sel(system=FORECAST, region=region, drop=True),
+        others[metric].sel(system=system, region=region, drop=True),
+        join="inner",
+    )
+    if not errors.size:
         raise ValueError("the two forecasts have no channel and lead time in common")
-    if not bool((ours.notnull() & theirs.notnull()).any()):
+    if not bool((errors.notnull() & base.notnull()).any()):
         raise ValueError(f"the baseline has no {metric} beside that of the forecast")
-    percent = 100 * (ours / theirs.where(theirs > 0) - 1)
-    return percent.transpose("channel", "prediction_timedelta")
+    percent = 100 * (errors / base.where(base > 0) - 1)
+    return percent.transpose("channel", LEAD)
+
+
+def shown_leads(difference: xr.DataArray) -> Float[xr.DataArray, "channel lead"]:
+    """The differences at up to MAX_LEADS lead times, evenly spaced."""
+    num = difference.sizes[LEAD]
+    spaced = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
+    return difference.isel({LEAD: spaced})
+
+
+def card_rows(
+    difference: Float[xr.DataArray, "channel lead"], names: Sequence[str]
+) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Returns name and cells of each channel; a cell is text, color, and its ink."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize, to_hex
+
+    limits = Normalize(_COLORS["vmin"], _COLORS["vmax"])
+    scale: Any = ScalarMappable(limits, _COLORS["cmap"])
+
+    def cell(value: float) -> tuple[str, str, str]:
+        if not np.isfinite(value):
+            return "", "none", "inherit"
+        color = scale.to_rgba(value)[:3]
+        return percent_text(value), to_hex(color), legible_on(color)
+
+    rows = [[cell(value) for value in row] for row in difference.values]
+    return [*zip(names, rows, strict=True)]
 
 
 def card_panel(
     difference: Float[xr.DataArray, "channel lead"], title: str, names: Sequence[str]
 ) -> Panel:
-    """Returns the score card of `differences`, with at most MAX_LEADS lead times.
-
-    Args:
-        difference: difference in percent.
-        title: title of the card.
-        names: names of the channels.
-    """
-    num = difference.sizes["prediction_timedelta"]
-    places = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
-    shown = difference.isel(prediction_timedelta=places)
-    height = 0.9 + 0.24 * shown.sizes["channel"]
-    width = 1.7 + 0.07 * max(map(len, names), default=0) + 0.52 * len(places)
-    return Panel(title, _drawer(shown, names), width, height)
-
-
-def _drawer(shown: xr.DataArray, names: Sequence[str]) -> Any:
-    values = shown.values
-    leads = [lead_text(lead) for lead in shown["prediction_timedelta"].values]
+    """Returns the score card of `differences`, with at most MAX_LEADS lead times."""
+    difference = shown_leads(difference)
+    values = difference.values
+    leads = [lead_text(lead) for lead in difference[LEAD].values]
 
     def draw(axis: Any) -> None:
-        limits = {"vmin": -MAX_PERCENT, "vmax": MAX_PERCENT}
         image = axis.pcolormesh(
             np.ma.masked_invalid(values),
-            cmap="RdBu_r",
             edgecolors="#80808060",
             linewidth=0.5,
-            **limits,
+            **_COLORS,
         )
-        for (row, column), value in np.ndenumerate(values):
-            if np.isfinite(value):
-                behind = image.to_rgba(value)
-                axis.text(
-                    column + 0.5,
-                    row + 0.5,
-                    percent_text(value),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color=legible_on(behind[:3]),
-                )
+        look = {"ha": "center", "va": "center", "fontsize": 7}
+        for row, (_, cells) in enumerate(card_rows(difference, names)):
+            for column, (text, _, ink) in enumerate(cells):
+                if text:
+                    axis.text(column + 0.5, row + 0.5, text, color=ink, **look)
         long = max(map(len, leads)) > 5
         axis.set_xticks(np.arange(len(leads)) + 0.5, leads, rotation=60 if long else 0)
         axis.set_yticks(np.arange(len(values)) + 0.5, names)
@@ -108,7 +114,9 @@ def _drawer(shown: xr.DataArray, names: Sequence[str]) -> Any:
         look = {"shrink": min(1.0, 8 / len(values)), "anchor": (0.0, 1.0), "aspect": 20}
         axis.figure.colorbar(image, ax=axis, extend="both", label="%", **look)
 
-    return draw
+    height = 0.9 + 0.24 * len(values)
+    width = 1.7 + 0.07 * max(map(len, names), default=0) + 0.52 * len(leads)
+    return Panel(title, draw, width, height)
 
 
 def legible_on(color: Sequence[float]) -> str:

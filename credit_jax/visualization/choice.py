@@ -28,13 +28,8 @@ MEAN, SPREAD = "mean", "spread"
 class FieldChoice:
     """A variable at one level of forecasts from one start date.
 
-    Attributes:
-        files: the forecasts.
-        variable: its name.
-        start: number of the start date.
-        level: position of the level; None for a variable without levels.
-        member: number of a member, MEAN or SPREAD; None without an ensemble.
-        training: date ranges of the training of the weights; () if unknown.
+    `start` and `level` are positions; `member` is a number, MEAN or SPREAD, None
+    without an ensemble; `training` has date ranges of the training of the weights.
     """
 
     files: ForecastFiles
@@ -143,11 +138,7 @@ def _level(name: str, levels: np.ndarray | None, level: float | None) -> int | N
 
 
 def find_lead(leads: np.ndarray, text: str) -> int:
-    """Returns the position of a lead time such as "5d" or "36h".
-
-    Raises:
-        ValueError: the text is not a duration, or there is no such lead time.
-    """
+    """Returns the position of a lead time such as "5d" or "36h"."""
     try:
         requested = np.timedelta64(duration(text).value, "ns")
     except ValueError:
@@ -218,12 +209,7 @@ def date_text(date: Any) -> str:
 
 @dataclass(frozen=True)
 class Truth:
-    """The true field that corresponds to a chosen one.
-
-    Attributes:
-        at: number of a lead time -> the field, on the grid of the forecasts.
-        units: units of both; empty if unknown.
-    """
+    """The true field at a lead time, by its number, on the grid of the forecasts."""
 
     at: Callable[[int], np.ndarray]
     units: str = ""
@@ -235,7 +221,7 @@ def truth_of(
     leads: Sequence[int],
     open_files: OpenFiles | None = None,
 ) -> Truth:
-    """Opens the true field at some lead times.
+    """Opens the true field at some lead times, given by their numbers.
 
     Args:
         choice: the field.

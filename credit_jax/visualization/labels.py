@@ -34,11 +34,7 @@ def days_of(leads: Any) -> np.ndarray:
 
 
 def level_text(level: float, units: str = "") -> str:
-    """Formats a level.
-
-    Args:
-        level: value of its coordinate.
-        units: "hPa", "sigma" or other units; "" for a number.
+    """Formats a level; units are "hPa", "sigma" or others, "" for a number.
 
     >>> level_text(500.0, "hPa"), level_text(0.25, "sigma"), level_text(120.0)
     ('500 hPa', 'sigma 0.25', 'level 120')

@@ -14,8 +14,7 @@ from jaxtyping import Float
 
 from credit_jax.config.messages import typeset_units
 from credit_jax.visualization.canvas import INK, new_figure, style
-from credit_jax.visualization.projections import MapProjection
-from credit_jax.visualization.windows import MapWindow, window_of
+from credit_jax.visualization.projections import MapProjection, MapWindow, window_of
 
 # Of fields of one sign, of fields of both, and of errors.
 SEQUENTIAL, SIGNED, DIVERGING = "viridis", "PuOr_r", "RdBu_r"
@@ -30,12 +29,7 @@ CLIPPED = 0.001
 
 @dataclass(frozen=True, eq=False)
 class MapGrid:
-    """Coordinates of the points of a field.
-
-    Attributes:
-        latitude, longitude: (lat,) and (lon,) degrees north and east, or both (y, x) on
-            a curvilinear grid.
-    """
+    """Degrees north and east of a field: (lat,) and (lon,), or both (y, x)."""
 
     latitude: np.ndarray
     longitude: np.ndarray
@@ -50,13 +44,9 @@ class MapGrid:
 
 @dataclass(frozen=True)
 class Colors:
-    """The colors of maps.
+    """The colors of maps, from `low` to `high`, by matplotlib's name of the color map.
 
-    Attributes:
-        low, high: values of the first and the last color.
-        name: matplotlib's name of the color map.
-        extend: ends of the range that values are beyond: "neither", "min", "max" or
-            "both".
+    `extend` are the ends of the range that values are beyond.
     """
 
     low: float
@@ -67,48 +57,11 @@ class Colors:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A field and how it is shown.
-
-    Attributes:
-        title: title above it.
-        field: values on the grid; NaN is left blank.
-        colors: colors of the values.
-    """
+    """A field and how it is shown; NaN is left blank."""
 
     title: str
     field: Float[np.ndarray, "lat lon"]
     colors: Colors
-
-
-def comparison(
-    forecast: Float[np.ndarray, "lat lon"],
-    truth: Float[np.ndarray, "lat lon"] | None,
-    *,
-    units: str = "",
-    colors: Colors | None = None,
-    error_colors: Colors | None = None,
-) -> list[Map]:
-    """Returns the map of a forecast; with a truth, those of truth, forecast and error.
-
-    Truth and forecast have the same color range; that of the error is symmetric.
-
-    Args:
-        forecast: field.
-        truth: field at the same time, or None.
-        units: units of both.
-        colors: colors of both fields; None is `colors_of` these.
-        error_colors: colors of the error; None is `error_colors_of` it.
-    """
-    fields = [forecast] if truth is None else [truth, forecast]
-    colors = colors or colors_of(fields, units)
-    if truth is None:
-        return [Map("forecast", forecast, colors)]
-    error = forecast - truth
-    return [
-        Map("truth", truth, colors),
-        Map("forecast", forecast, colors),
-        Map("error", error, error_colors or error_colors_of([error])),
-    ]
 
 
 def colors_of(
@@ -125,7 +78,7 @@ def colors_of(
         is_signed: whether values below 0 are more than errors; if not, colors begin at
             0 and do not diverge.
     """
-    values = _known(fields)
+    values = np.concatenate([np.zeros(0), *(x[np.isfinite(x)] for x in fields)])
     if not values.size:
         return Colors(0.0, 1.0)
     low, high = map(float, np.quantile(values, [CLIPPED, 1 - CLIPPED]))
@@ -135,27 +88,18 @@ def colors_of(
         typeset_units(units) in _VELOCITIES
         or min(-low, high) > _SIGNED_RATIO * max(-low, high)
     ):
-        return _about_zero(values, max(-low, high), SIGNED)
+        largest = max(-low, high)
+        return _extended(values, -largest, largest, SIGNED)
     return _extended(values, low, high if high > low else low + 1, SEQUENTIAL)
 
 
 def error_colors_of(errors: Sequence[np.ndarray]) -> Colors:
     """Returns colors about zero, up to a quantile of absolute errors."""
-    values = _known(errors)
+    values = np.concatenate([np.zeros(0), *(x[np.isfinite(x)] for x in errors)])
     if not values.size:
         return Colors(-1.0, 1.0, DIVERGING)
     largest = float(np.quantile(np.abs(values), 1 - 2 * CLIPPED)) or 1.0
-    return _about_zero(values, largest, DIVERGING)
-
-
-def _known(fields: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(
-        [np.zeros(0), *(field[np.isfinite(field)] for field in fields)]
-    )
-
-
-def _about_zero(values: np.ndarray, largest: float, name: str) -> Colors:
-    return _extended(values, -largest, largest, name)
+    return _extended(values, -largest, largest, DIVERGING)
 
 
 def _extended(values: np.ndarray, low: float, high: float, name: str) -> Colors:
@@ -168,16 +112,7 @@ def _extended(values: np.ndarray, low: float, high: float, name: str) -> Colors:
 
 
 class MapFigure:
-    """A figure of maps in a row, whose fields can be replaced.
-
-    Args:
-        maps: maps of one grid.
-        grid: grid of the fields.
-        title: title of the whole.
-        units: units of the fields.
-        window: the part that is shown.
-        projection: projection of the maps.
-    """
+    """A figure of maps of one grid in a row, whose fields can be replaced."""
 
     def __init__(
         self,
@@ -192,15 +127,16 @@ class MapFigure:
         self._grid = grid
         self._window = window or window_of(grid.latitude, grid.longitude)
         projection = projection or MapProjection()
-        shape = self._window.north - self._window.south
-        aspect = 0.5 if not projection.is_plain else shape / self._width()
+        window = self._window
+        shape = (window.north - window.south) / (window.east - window.west)
+        aspect = shape if projection.is_plain else 0.5
         width = 4.8 if len(maps) > 1 else 7.0
         height = min(max(width * aspect, 1.6), 1.3 * width) + 1.25
         with style():
             self.figure = new_figure(width * len(maps), height)
             self._images = [
-                self._draw(panel, place, len(maps), units, projection)
-                for place, panel in enumerate(maps)
+                self._draw(panel, (1, len(maps), number), units, projection)
+                for number, panel in enumerate(maps, 1)
             ]
             # Room between the title of the figure and those of the maps.
             self.figure.get_layout_engine().set(h_pad=0.12)
@@ -219,18 +155,19 @@ class MapFigure:
         length = int(_LETTERS_PER_INCH * self.figure.get_figwidth())
         self.figure.suptitle(textwrap.fill(title, length))
 
-    def _width(self) -> float:
-        return self._window.east - self._window.west
-
     def _draw(
-        self, panel: Map, place: int, count: int, units: str, projection: MapProjection
+        self,
+        panel: Map,
+        position: tuple[int, int, int],
+        units: str,
+        projection: MapProjection,
     ) -> Any:
         from matplotlib.collections import LineCollection
         from matplotlib.patheffects import withStroke
 
         window = self._window
         middle = (window.west + window.east) / 2, (window.south + window.north) / 2
-        axis, transform = projection.axes(self.figure, (1, count, place + 1), middle)
+        axis, transform = projection.axes(self.figure, position, middle)
         longitude, latitude, field = self._arranged(panel.field)
         image = axis.pcolormesh(
             longitude,
@@ -291,23 +228,14 @@ def _lines() -> list[np.ndarray]:
     tools/coastline.py: accurate to about 20 km, enough for maps of continents and of
     the globe.
     """
-    with (
-        as_file(files("credit_jax.visualization").joinpath("coastline.npz")) as path,
-        np.load(path) as stored,
-    ):
+    file = files("credit_jax.visualization").joinpath("coastline.npz")
+    with as_file(file) as path, np.load(path) as stored:
         points, lengths = stored["points"] / 100.0, stored["lengths"]
     return np.split(points, np.cumsum(lengths)[:-1])
 
 
 def coastline(west: float = -180.0) -> list[Float[np.ndarray, "point 2"]]:
-    """Coastlines with longitudes from `west` to `west + 360`, cut at these meridians.
-
-    Args:
-        west: degrees east.
-
-    Returns:
-        Lines of degrees east and north.
-    """
+    """Degrees east and north of coastlines, from `west` on, cut at this meridian."""
     pieces: list[np.ndarray] = []
     for line in _lines():
         east = np.mod(line[:, 0] - west, 360.0) + west

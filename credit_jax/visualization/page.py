@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
 from credit_jax.config.messages import counted
-from credit_jax.evaluation.scores import seen_in_training
+from credit_jax.evaluation.scores import LEAD, seen_in_training
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
-from credit_jax.visualization.canvas import Panel, panel_svg
-from credit_jax.visualization.card import card_panel, differences
+from credit_jax.visualization.card import card_rows, differences, shown_leads
 from credit_jax.visualization.charts import DASHES, Chart
-from credit_jax.visualization.curves import LOOKS, NAMES, curve_charts
-from credit_jax.visualization.html import (
-    choices,
-    definitions,
-    document,
-    element,
-    image,
-)
+from credit_jax.visualization.html import Part, page_of_sections, part
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
-from credit_jax.visualization.score_tables import score_table, skill_table, verdict
-from credit_jax.visualization.spectra import (
+from credit_jax.visualization.score_charts import (
+    LOOKS,
+    NAMES,
     bands_of,
-    rank_panels,
+    curve_charts,
+    rank_charts,
     small_scales_text,
     spectrum_charts,
 )
-from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels, series
+from credit_jax.visualization.score_tables import (
+    channels_of,
+    score_table,
+    skill_table,
+    verdict,
+)
+from credit_jax.visualization.summary import (
+    BASELINES,
+    GLOBAL,
+    chosen_channels,
+    values_of,
+)
 
 PAGE_NAME = "scores.html"
 # Attributes of scores that have a name of their own; others follow with blanks.
@@ -47,7 +52,6 @@ _ATTRIBUTE_NAMES = {
     "forecast": "forecasts",
     "forecast_credit-jax": "forecast with credit_jax",
 }
-_OF_FORECAST = "forecast_"
 
 
 @activity("drawing the page of scores")
@@ -86,38 +90,29 @@ def page_of(
 ) -> str:
     """The text of the page; see `write_page`."""
     region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
-    several = scores.sizes["prediction_timedelta"] > 1
-    contents = {
-        "Skill": verdict(scores, region) + skill_table(scores, region),
-        "Scores": score_table(scores, region),
-        "Curves": _curves(scores, region) if several else "",
-        "Score cards": _cards(scores, region) if several else "",
-        "Spectra": _spectra(scores),
-        "Rank histograms": _ranks(scores, region),
-        "Maps": "".join(image(png, text) for text, png in maps),
-        "Training": "" if losses is None else _losses(losses),
-        "Provenance": _provenance(scores),
-    }
-    sections = {name: content for name, content in contents.items() if content}
-    links = "".join(
-        element("a", name, {"href": f"#{_anchor(name)}"}) for name in sections
+    several = scores.sizes[LEAD] > 1
+    images = [(base64.b64encode(png).decode(), text) for text, png in maps]
+    return page_of_sections(
+        title,
+        _intro(scores),
+        {
+            "Skill": [*verdict(scores, region), skill_table(scores, region)],
+            "Scores": score_table(scores, region),
+            "Curves": _curves(scores, region) if several else [],
+            "Score cards": _cards(scores, region) if several else [],
+            "Spectra": _spectra(scores),
+            "Rank histograms": _ranks(scores, region),
+            "Maps": [part("image", data=data, text=text) for data, text in images],
+            "Training": [] if losses is None else _charts([("", losses)]),
+            "Provenance": _provenance(scores.attrs),
+        },
     )
-    body = "\n".join(
-        element("section", f"<h2>{name}</h2>\n{content}", {"id": _anchor(name)})
-        for name, content in sections.items()
-    )
-    head = f"<h1>{escape(title)}</h1>\n{_of_what(scores)}{element('nav', links)}"
-    return document(title, f"{head}\n{body}")
 
 
-def _anchor(name: str) -> str:
-    return name.lower().replace(" ", "-")
-
-
-def _of_what(scores: xr.Dataset) -> str:
-    """Number and length of the forecasts, and the truth, as a paragraph."""
+def _intro(scores: xr.Dataset) -> str:
+    """Number and length of the forecasts, and the truth."""
     attributes: Mapping[str, Any] = scores.attrs
-    last = lead_text(scores["prediction_timedelta"].values[-1])
+    last = lead_text(scores[LEAD].values[-1])
     parts = [f"{scores.sizes['channel']} channels to {last}"]
     if "num_start_dates" in attributes:
         parts.insert(0, counted(int(attributes["num_start_dates"]), "start date"))
@@ -127,185 +122,137 @@ def _of_what(scores: xr.Dataset) -> str:
         parts.append(f"truth: {attributes['truth']}")
     if seen := seen_in_training(scores):
         parts.append(seen)
-    return element("p", escape(", ".join(parts)), {"class": "note"})
+    return ", ".join(parts)
 
 
-def _curves(scores: xr.Dataset, region: str) -> str:
+def _legend(looks: Iterable[tuple[str, Mapping[str, Any]]]) -> Part:
+    lines = [
+        (k, look["color"], DASHES[look.get("linestyle", "-")]) for k, look in looks
+    ]
+    return part("legend", lines=lines)
+
+
+def _charts(charts: Sequence[tuple[str, Chart]]) -> list[Part]:
+    """Charts with their variables, below the legend of the first."""
+    if not charts:
+        return []
+    legend = _legend((line.name, line.look) for line in charts[0][1].lines)
+    data = [(variable, chart.data) for variable, chart in charts]
+    return [legend, part("charts", by_variable=data)]
+
+
+def _of_variables(
+    scores: xr.Dataset, charts: Mapping[str, Chart]
+) -> list[tuple[str, Chart]]:
+    variables = scores["variable"]
+    return [(str(variables.sel(channel=k).item()), c) for k, c in charts.items()]
+
+
+def _choices(
+    scores: xr.Dataset,
+    name: str,
+    keys: Iterable[str],
+    parts_of: Callable[[str], list[Part]],
+    chosen: str | None = None,
+) -> list[Part]:
+    """Parts of which one is shown, and menus; charts can be filtered by variable."""
+    contents = {key: parts for key in keys if (parts := parts_of(key))}
+    if not contents:
+        return []
+    variables = dict.fromkeys(map(str, scores["variable"].values))
+    return [
+        part(
+            "choices",
+            name=name,
+            contents=contents,
+            texts={key: region_text(key) for key in contents},
+            chosen=chosen or next(iter(contents)),
+            variables={variable: variable for variable in variables},
+        )
+    ]
+
+
+def _curves(scores: xr.Dataset, region: str) -> list[Part]:
     """Curves of all channels, in the region that is chosen."""
+
+    def curves_in(region: str) -> list[Part]:
+        parts = []
+        for metric in ("rmse", "acc", "crps"):
+            charts = curve_charts(
+                scores, channels_of(scores), metric=metric, region=region
+            )
+            if charts:
+                text = f"{NAMES[metric]}, {region_text(region)}"
+                parts.append(part("heading", text=text))
+                parts += _charts(_of_variables(scores, charts))[1:]
+        return parts
+
     regions = [str(name) for name in scores["region"].values]
-    content = {key: _curves_in(scores, key) for key in regions}
-    content = {key: charts for key, charts in content.items() if charts}
-    shown = {key: region_text(key) for key in content}
-    return _key(scores, region) + choices(
-        "region", content, shown, region, _variables(scores)
-    )
+    spread = values_of(scores, "spread").sel(region=region)
+    looks = [
+        (name, look)
+        for name, look in LOOKS.items()
+        if name != "spread" or bool(spread.notnull().any())
+    ]
+    return [_legend(looks), *_choices(scores, "region", regions, curves_in, region)]
 
 
-def _curves_in(scores: xr.Dataset, region: str) -> str:
-    channels = [str(name) for name in scores["channel"].values]
-    parts = []
-    for metric in ("rmse", "acc", "crps"):
-        charts = curve_charts(scores, channels, metric=metric, region=region)
-        if charts:
-            parts.append(f"<h3>{NAMES[metric]}, {escape(region_text(region))}</h3>")
-            parts.append(_charts(scores, charts))
-    return "".join(parts)
-
-
-def _spectra(scores: xr.Dataset) -> str:
+def _spectra(scores: xr.Dataset) -> list[Part]:
     """Spectra of all channels, in the band of latitudes that is chosen."""
-    channels = [str(name) for name in scores["channel"].values]
-    content = {}
-    for band in bands_of(scores):
-        if charts := spectrum_charts(scores, channels, band=band):
-            text = " ".join(small_scales_text(scores, band))
-            note = element("p", escape(text)) if text else ""
-            content[band] = note + _charts(scores, charts)
-    if not content:
-        return ""
+
+    def spectra_in(band: str) -> list[Part]:
+        charts = spectrum_charts(scores, channels_of(scores), band=band)
+        text = " ".join(small_scales_text(scores, band)) if charts else ""
+        note = [part("paragraph", text=text)] if text else []
+        return note + _charts(_of_variables(scores, charts))
+
     note = (
         "Mean square amplitude of each zonal wave, in units squared. Where forecasts "
         "lie below the truth they are too smooth, where they lie above it too rough."
     )
-    shown = {band: region_text(band) for band in content}
-    first = next(iter(content))
-    return (
-        element("p", note, {"class": "note"})
-        + _chart_key(next(iter(spectrum_charts(scores, channels).values())))
-        + choices("band", content, shown, first, _variables(scores))
+    spectra = _choices(scores, "band", bands_of(scores), spectra_in)
+    return spectra and [part("note", text=note), *spectra]
+
+
+def _ranks(scores: xr.Dataset, region: str) -> list[Part]:
+    channels, num = chosen_channels(scores), scores.sizes["channel"]
+    charts = rank_charts(scores, channels, region=region)
+    some = "" if len(channels) == num else f" {len(channels)} of {num} channels."
+    note = (
+        "Where the truth lies among the members, in shares of all points and dates "
+        f"({region_text(region)}). A reliable ensemble follows the thin line; high "
+        f"ends mean that its spread is too small.{some}"
     )
+    parts = _charts(_of_variables(scores, charts))
+    return parts and [part("note", text=note), *parts]
 
 
-def _variables(scores: xr.Dataset) -> list[str]:
-    return [*dict.fromkeys(map(str, scores["variable"].values))]
-
-
-def _ranks(scores: xr.Dataset, region: str) -> str:
-    channels = chosen_channels(scores)
-    shown = len(channels), scores.sizes["channel"]
-    some = "" if shown[0] == shown[1] else f" {shown[0]} of {shown[1]} channels."
-    where = escape(region_text(region))
-    return _panels(
-        rank_panels(scores, channels, region=region),
-        "ranks",
-        "Where the truth lies among the members, in shares of all points and "
-        f"dates ({where}). A reliable ensemble follows the dashed line; "
-        f"high ends mean that its spread is too small.{some}",
-    )
-
-
-def _charts(scores: xr.Dataset, charts: Mapping[str, Chart]) -> str:
-    """A grid of charts, which can be filtered by variable."""
-    shown = [
-        _figure(
-            chart,
-            {"data-variable": str(scores["variable"].sel(channel=channel).item())},
-        )
-        for channel, chart in charts.items()
-    ]
-    return element("div", "\n".join(shown), {"class": "panels"})
-
-
-def _figure(chart: Chart, attributes: Mapping[str, str] | None = None) -> str:
-    caption = element("figcaption", escape(chart.title))
-    return element("figure", caption + chart.svg, attributes)
-
-
-def _provenance(scores: xr.Dataset) -> str:
-    texts = provenance_texts(scores.attrs)
-    return definitions(texts) if texts else ""
-
-
-def _key(scores: xr.Dataset, region: str) -> str:
-    """The legend of all curves."""
-    channels = [str(name) for name in scores["channel"].values]
-    has_spread = any(
-        series(scores, "spread", item, region=region) is not None for item in channels
-    )
-    names = [item for item in LOOKS if item != "spread" or has_spread]
-    return _legend({name: LOOKS[name] for name in names})
-
-
-def _losses(chart: Chart) -> str:
-    shown = element("div", _figure(chart), {"class": "panels"})
-    return _chart_key(chart) + shown
-
-
-def _chart_key(chart: Chart) -> str:
-    """The legend of charts with the lines of one."""
-    return _legend({line.name: line.look for line in chart.lines})
-
-
-def _legend(looks: Mapping[str, Mapping[str, Any]]) -> str:
-    items = []
-    for name, look in looks.items():
-        line = {
-            "d": "M0 5H36",
-            "fill": "none",
-            "stroke": look["color"],
-            "stroke-width": "2.5",
-            "stroke-dasharray": DASHES[look.get("linestyle", "-")],
-        }
-        box = {"aria-hidden": "true", "viewBox": "0 0 36 10"}
-        sample = element("svg", element("path", "", line), box)
-        items.append(element("li", sample + escape(name)))
-    return element("ul", "".join(items), {"class": "key"})
-
-
-def _cards(scores: xr.Dataset, region: str) -> str:
+def _cards(scores: xr.Dataset, region: str) -> list[Part]:
     parts = []
     for baseline in BASELINES:
         try:
-            changes = differences(scores, baseline, region=region)
+            changes = shown_leads(differences(scores, baseline, region=region))
         except (KeyError, ValueError):
             continue
-        where = region_text(region)
-        title = f"RMSE of the forecast beside that of {baseline}, {where}"
-        names = [
-            channel_text(scores, str(channel)) for channel in changes["channel"].values
-        ]
-        panel = card_panel(changes, title, names)
-        card = panel_svg(panel, f"card-{baseline}")
-        # The card is as wide as its columns need; the page scrolls it.
-        card = card.replace("<svg ", f'<svg width="{90 * panel.width:g}" ', 1)
-        name = element("h3", escape(title))
-        shown = element("div", card, {"class": "scroll card"})
-        parts.append(element("div", name + shown))
-    if not parts:
-        return ""
-    note = element("p", "Difference in percent; blue is better.", {"class": "note"})
-    return note + element("div", "".join(parts), {"class": "cards"})
+        title = f"RMSE of the forecast beside that of {baseline}, {region_text(region)}"
+        names = [channel_text(scores, str(k)) for k in changes["channel"].values]
+        leads = [lead_text(lead) for lead in changes[LEAD].values]
+        rows = card_rows(changes, names)
+        parts.append(part("heading", text=title))
+        parts.append(part("card", leads=leads, rows=rows, caption=title))
+    note = part("note", text="Difference in percent; blue is better.")
+    return parts and [note, *parts]
 
 
-def _panels(panels: Sequence[Panel], prefix: str, note: str = "") -> str:
-    """A grid of panels; empty without any."""
-    shown = [
-        element(
-            "figure",
-            element("figcaption", escape(panel.title))
-            + panel_svg(panel, f"{prefix}-{place}"),
-        )
-        for place, panel in enumerate(panels)
-    ]
-    if not shown:
-        return ""
-    before = element("p", note, {"class": "note"}) if note else ""
-    return before + element("div", "\n".join(shown), {"class": "panels"})
-
-
-def provenance_texts(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Name and value of the attributes of scores, in words.
-
-    Args:
-        attributes: attributes of the data set, see `credit_jax.evaluation.scores`.
-    """
+def _provenance(attributes: Mapping[Any, Any]) -> list[Part]:
+    """Name and value of the attributes of scores, in words."""
     texts = {}
     for key, value in attributes.items():
         name = _ATTRIBUTE_NAMES.get(str(key))
         if name is None:
-            name = str(key)
-            if name.startswith(_OF_FORECAST):
-                name = f"forecasts: {name.removeprefix(_OF_FORECAST)}"
-            name = name.replace("_", " ")
+            kind, name = "", str(key)
+            if name.startswith("forecast_"):
+                kind, name = "forecasts: ", name.removeprefix("forecast_")
+            name = f"{kind}{name.replace('_', ' ')}"
         texts[name] = str(value)
-    return texts
+    return [part("definitions", pairs=texts)] if texts else []

@@ -1,4 +1,4 @@
-"""Map projections: latitude by longitude, and those of cartopy if it is installed.
+"""Map projections and windows: latitude by longitude, and those of cartopy.
 
 Only the projections of cartopy are used; its coastlines would be downloaded.
 """
@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
+
+from credit_jax.evaluation.regions import REGIONS
 
 PLAIN = "platecarree"
 # Names of the command line -> cartopy's class, and which of its arguments the middle of
@@ -27,15 +31,85 @@ PROJECTIONS = (PLAIN, *_CLASSES)
 
 
 @dataclass(frozen=True)
-class MapProjection:
-    """A projection of maps.
+class MapWindow:
+    """The part of the globe on a map, degrees; `east` is up to 360 above `west`."""
 
-    Attributes:
-        name: one of PROJECTIONS.
+    west: float = -180.0
+    east: float = 180.0
+    south: float = -90.0
+    north: float = 90.0
 
-    Raises:
-        ValueError: there is no such projection, or cartopy is not installed.
+    @property
+    def is_globe(self) -> bool:
+        """Whether the window is the whole globe."""
+        return self.east - self.west >= 360 and self.north - self.south >= 180
+
+    def mask(self, latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
+        """Whether points are in the window; the arguments are broadcast."""
+        east = np.mod(longitude - self.west, 360.0) + self.west
+        inside = (latitude >= self.south) & (latitude <= self.north)
+        return inside & (east <= self.east)
+
+
+def find_window(text: str) -> MapWindow:
+    """Returns the window of a region of scores, such as "europe", or `parse_window`."""
+    regions = {region.name: region for region in REGIONS}
+    if "," in text:
+        return parse_window(text)
+    if text not in regions:
+        raise ValueError(
+            f"--region: no region {text!r}; there are: {', '.join(regions)}; or give "
+            "west,east,south,north in degrees"
+        )
+    latitudes, longitudes = regions[text].latitudes, regions[text].longitudes
+    south, north = min(k[0] for k in latitudes), max(k[1] for k in latitudes)
+    if longitudes is None:
+        return MapWindow(south=south, north=north)
+    # Several ranges are ordered eastward.
+    return parse_window(f"{longitudes[0][0]},{longitudes[-1][1]},{south},{north}")
+
+
+def parse_window(text: str) -> MapWindow:
+    """Parses "west,east,south,north" in degrees.
+
+    >>> parse_window("350,40,30,70")
+    Window(west=-10.0, east=40.0, south=30.0, north=70.0)
     """
+    try:
+        west, east, south, north = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no region; give west,east,south,north in degrees, such as "
+            "350,40,30,70"
+        ) from None
+    if not -90 <= south < north <= 90:
+        raise ValueError(
+            f"{text!r}: latitudes go from south to north within -90 and 90, got "
+            f"{south:g} and {north:g}"
+        )
+    west = (west + 180) % 360 - 180
+    width = (east - west) % 360 or 360.0
+    return MapWindow(west, west + width, south, north)
+
+
+def window_of(latitude: np.ndarray, longitude: np.ndarray) -> MapWindow:
+    """Returns the globe, or the part of it that the points of a regional grid cover."""
+    west = np.mod(longitude + 180.0, 360.0) - 180.0
+    span = np.sort(np.unique(np.round(west, 3)))
+    gaps = np.diff(np.concatenate([span, [span[0] + 360.0]]))
+    widest = int(np.argmax(gaps))
+    if gaps[widest] < 30.0:
+        return MapWindow()
+    east = span[widest] if widest < len(span) - 1 else span[-1]
+    begin = span[(widest + 1) % len(span)]
+    end = begin + (east - begin) % 360.0
+    south, north = float(latitude.min()), float(latitude.max())
+    return MapWindow(float(begin), float(end), south, north)
+
+
+@dataclass(frozen=True)
+class MapProjection:
+    """A projection of maps, one of PROJECTIONS; all but the plain one need cartopy."""
 
     name: str = PLAIN
 
@@ -56,15 +130,9 @@ class MapProjection:
     def axes(
         self, figure: Any, place: tuple[int, int, int], middle: tuple[float, float]
     ) -> tuple[Any, dict[str, Any]]:
-        """Adds the axes of a map to a figure.
+        """Adds the axes of a map; returns them, and keywords for drawing degrees.
 
-        Args:
-            figure: figure to which the axes are added.
-            place: rows, columns and number, from 1.
-            middle: degrees east and north of the middle of the map.
-
-        Returns:
-            The axes, and keyword arguments for matplotlib to draw degrees on them.
+        `place` is rows, columns and number, from 1; `middle` degrees east and north.
         """
         if self.is_plain:
             axis = figure.add_subplot(*place)

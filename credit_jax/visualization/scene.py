@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,9 @@ from credit_jax.visualization.maps import (
     MapFigure,
     MapGrid,
     colors_of,
-    comparison,
     error_colors_of,
 )
-from credit_jax.visualization.projections import MapProjection
-from credit_jax.visualization.windows import MapWindow
+from credit_jax.visualization.projections import MapProjection, MapWindow
 
 GIF_DPI = 80  # pixels per inch
 # Names and long names of what is not negative, and has units of a velocity in places.
@@ -37,11 +36,7 @@ _PRECIPITATION = re.compile(
 class Scene:
     """The field to show on maps, and how.
 
-    Attributes:
-        choice: the field.
-        truth: the true field; None shows only the forecast.
-        window: the part of the globe; None is all of the grid.
-        projection: projection of the maps; None is latitude by longitude.
+    Without a truth there is only the forecast, without a window all of the grid.
     """
 
     choice: FieldChoice
@@ -50,77 +45,84 @@ class Scene:
     projection: MapProjection | None = None
 
     def figure(self, lead: int) -> MapFigure:
-        """The maps of one lead time.
-
-        Args:
-            lead: its number.
-
-        Raises:
-            ValueError: the field has no finite values.
-        """
+        """The maps of the lead time of a number."""
         return self._figure(lead, *self._colors([lead]))
 
     def write_animation(
         self, path: str | Path, leads: Sequence[int], *, frames_per_second: float = 4.0
     ) -> Path:
-        """Writes a GIF of several lead times, all with the same color range.
-
-        Args:
-            path: path of the file, which ends with .gif.
-            leads: their numbers; those without any values are left out.
-            frames_per_second: frame rate.
-
-        Raises:
-            ValueError: the frame rate is not positive.
-        """
+        """Writes a GIF of lead times that have values, all with the same colors."""
         if not frames_per_second > 0:
             raise ValueError(f"--fps must be above 0, got {frames_per_second:g}")
-        shown = [lead for lead in leads if np.isfinite(self._forecast(lead)).any()]
-        colors = self._colors(shown)
-        return write_animation(
-            self._figure(shown[0], *colors),
-            ((self.choice.title(frame), self._maps(frame, *colors)) for frame in shown),
-            path,
-            frames_per_second=frames_per_second,
-        )
+        drawn = [lead for lead in leads if np.isfinite(self.choice.field(lead)).any()]
+        from matplotlib.animation import PillowWriter
 
-    @property
-    def grid(self) -> MapGrid:
-        """The coordinates of the field."""
-        grid = self.choice.files.grid
-        return MapGrid(grid.latitude, grid.longitude)
+        colors = self._colors(drawn)
+        figure = self._figure(drawn[0], *colors)
+        writer = PillowWriter(fps=frames_per_second)  # type: ignore[arg-type]
+        with (
+            style(),
+            new_file(path) as partial,
+            writer.saving(figure.figure, str(partial), GIF_DPI),
+        ):
+            for lead in drawn:
+                figure.update(self._maps(lead, *colors), self.choice.title(lead))
+                writer.grab_frame()
+        return Path(path)
 
     def _figure(self, lead: int, colors: Colors, error_colors: Colors) -> MapFigure:
+        grid = self.choice.files.grid
         return MapFigure(
             self._maps(lead, colors, error_colors),
-            self.grid,
+            MapGrid(grid.latitude, grid.longitude),
             title=self.choice.title(lead),
             units=self._units,
             window=self.window,
             projection=self.projection,
         )
 
-    @property
+    @cached_property
     def _units(self) -> str:
         units = self.choice.about.units or (self.truth.units if self.truth else "")
         return typeset_units(units)
 
+    @cached_property
+    def _latitude_and_mask(self) -> tuple[np.ndarray, np.ndarray]:
+        """The latitude of every point, and whether it is in the window."""
+        grid = self.choice.files.grid
+        latitude, longitude = grid.latitude, grid.longitude
+        if latitude.ndim == 1:
+            latitude, longitude = np.meshgrid(latitude, longitude, indexing="ij")
+        window = self.window
+        mask = None if window is None else window.mask(latitude, longitude)
+        return latitude, np.ones(latitude.shape, bool) if mask is None else mask
+
     def _maps(self, lead: int, colors: Colors, error_colors: Colors) -> list[Map]:
-        forecast, truth = self._forecast(lead), self._truth(lead)
-        maps = comparison(forecast, truth, colors=colors, error_colors=error_colors)
+        forecast, truth = self.choice.field(lead), self._true_field(lead)
+        maps = [Map("forecast", forecast, colors)]
         if truth is None:
             return maps
-        rmse = f"{number_text(self._rmse(forecast - truth))} {self._units}".rstrip()
-        return [*maps[:-1], replace(maps[-1], title=f"error, RMSE {rmse}")]
+        # Area-weighted, over the window.
+        error, (latitude, mask) = forecast - truth, self._latitude_and_mask
+        weights, finite = np.cos(np.deg2rad(latitude)) * mask, np.isfinite(error)
+        squares = np.square(np.where(finite, error, 0.0))
+        mean = np.sum(weights * squares) / np.sum(weights * finite)
+        rmse = f"{number_text(float(np.sqrt(mean)))} {self._units}".rstrip()
+        of_error = Map(f"error, RMSE {rmse}", error, error_colors)
+        return [Map("truth", truth, colors), *maps, of_error]
+
+    def _true_field(self, lead: int) -> np.ndarray | None:
+        return None if self.truth is None else self.truth.at(lead)
 
     def _colors(self, leads: Sequence[int]) -> tuple[Colors, Colors]:
-        """Colors of the field and of the error at these lead times."""
-        fields, errors = [], []
+        """Colors of the field and of the error at these lead times, in the window."""
+        fields, errors, (_, mask) = [], [], self._latitude_and_mask
         for lead in leads:
-            forecast, truth = self._inside(self._forecast(lead)), self._truth(lead)
+            forecast = np.where(mask, self.choice.field(lead), np.nan)
             fields.append(forecast)
+            truth = self._true_field(lead)
             if truth is not None:
-                fields.append(self._inside(truth))
+                fields.append(np.where(mask, truth, np.nan))
                 errors.append(forecast - truth)
         if not any(np.isfinite(field).any() for field in fields):
             raise ValueError(
@@ -131,65 +133,3 @@ class Scene:
         is_signed = not any(map(_PRECIPITATION.search, (name, about.long_name)))
         colors = colors_of(fields, self._units, is_signed=is_signed)
         return colors, error_colors_of(errors)
-
-    def _forecast(self, lead: int) -> np.ndarray:
-        return self.choice.field(lead)
-
-    def _truth(self, lead: int) -> np.ndarray | None:
-        return None if self.truth is None else self.truth.at(lead)
-
-    def _inside(self, field: np.ndarray) -> np.ndarray:
-        """A field with NaN outside of the window."""
-        if self.window is None:
-            return field
-        return np.where(self._mask, field, np.nan)
-
-    @property
-    def _mask(self) -> np.ndarray:
-        latitude, longitude = self._points
-        if self.window is None:
-            return np.ones(latitude.shape, bool)
-        return self.window.mask(latitude, longitude)
-
-    @property
-    def _points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latitude and longitude of every point."""
-        grid = self.grid
-        if grid.latitude.ndim == 2:
-            return grid.latitude, grid.longitude
-        latitude, longitude = np.meshgrid(grid.latitude, grid.longitude, indexing="ij")
-        return latitude, longitude
-
-    def _rmse(self, error: np.ndarray) -> float:
-        """Area-weighted RMSE over the window."""
-        weights = np.cos(np.deg2rad(self._points[0])) * self._mask
-        known = np.isfinite(error)
-        total = np.sum(weights * known)
-        squares = np.square(np.where(known, error, 0.0))
-        return float(np.sqrt(np.sum(weights * squares) / total))
-
-
-def write_animation(
-    figure: MapFigure,
-    frames: Iterable[tuple[str, Sequence[Map]]],
-    path: str | Path,
-    *,
-    frames_per_second: float = 4.0,
-) -> Path:
-    """Writes a GIF.
-
-    Args:
-        figure: figure of the first frame; its fields are replaced.
-        frames: title and maps of each frame, consumed one after the other.
-        path: path of the file, which ends with .gif.
-        frames_per_second: frame rate.
-    """
-    from matplotlib.animation import PillowWriter
-
-    with style(), new_file(path) as partial:
-        writer = PillowWriter(fps=frames_per_second)  # type: ignore[arg-type]
-        with writer.saving(figure.figure, str(partial), GIF_DPI):
-            for title, maps in frames:
-                figure.update(maps, title)
-                writer.grab_frame()
-    return Path(path)

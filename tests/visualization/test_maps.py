@@ -16,11 +16,11 @@ from credit_jax.visualization.maps import (
     MapGrid,
     coastline,
     colors_of,
-    comparison,
     error_colors_of,
 )
-from credit_jax.visualization.projections import PROJECTIONS, MapProjection
-from credit_jax.visualization.windows import (
+from credit_jax.visualization.projections import (
+    PROJECTIONS,
+    MapProjection,
     MapWindow,
     find_window,
     parse_window,
@@ -95,16 +95,14 @@ def test_the_window_of_a_regional_grid():
 
 def test_truth_and_forecast_have_the_same_colors_and_errors_are_about_zero():
     field = FIELD + 300
-    maps = comparison(field + 3, field, units="K")
-    truth, forecast, error = maps
-    assert [own.title for own in maps] == ["truth", "forecast", "error"]
-    assert truth.colors == forecast.colors
-    assert truth.colors.low == pytest.approx(field.min(), abs=1.0)
-    assert truth.colors.high == pytest.approx(field.max() + 3, abs=1.0)
-    assert error.colors.name == DIVERGING
-    assert error.colors.extend == "neither"
-    assert (error.colors.low, error.colors.high) == pytest.approx((-3, 3))
-    assert comparison(FIELD, None)[0].title == "forecast"
+    colors, of_error = (
+        colors_of([field, field + 3], "K"),
+        error_colors_of([FIELD * 0 + 3]),
+    )
+    assert colors.low == pytest.approx(field.min(), abs=1.0)
+    assert colors.high == pytest.approx(field.max() + 3, abs=1.0)
+    assert (of_error.name, of_error.extend) == (DIVERGING, "neither")
+    assert (of_error.low, of_error.high) == pytest.approx((-3, 3))
 
 
 def test_colors_of_fields_of_one_value_or_none():

@@ -1,14 +1,15 @@
 """The page of scores: one file, whose tables equal the data set."""
 
+import json
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from credit_jax.visualization.curves import NAMES
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
 from credit_jax.visualization.page import page_of, write_page
+from credit_jax.visualization.score_charts import NAMES
 from tests.visualization.synthetic import make_scores
 
 VOID = {"meta", "img", "br"}
@@ -22,7 +23,7 @@ class Page(HTMLParser):
         super().__init__()
         self.ids, self.references, self.open, self.text = [], [], [], []
         self.tables, self.rows, self.cell = {}, None, None
-        self.tags = []
+        self.tags, self.charts = [], []
         self.feed(text)
         self.close()
 
@@ -36,7 +37,7 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         if tag == "table":
-            self.rows = self.tables[given["id"]] = []
+            self.rows = self.tables[given.get("id", given["aria-label"])] = []
         elif tag == "tr" and self.rows is not None:
             self.rows.append((given, []))
         elif tag in ("td", "th") and self.rows is not None:
@@ -58,6 +59,10 @@ class Page(HTMLParser):
             self.cell = None
 
     def handle_data(self, data):
+        is_script = bool(self.open) and self.open[-1] == "script"
+        if is_script and "type" in self.tags[-1][1]:
+            self.charts.append(json.loads(data))
+            return
         self.text.append(data)
         if self.cell is not None:
             self.cell[1] += data
@@ -153,16 +158,16 @@ def test_the_sections(page):
     shown = "".join(page.text)
     assert "Scores of <one> model" in shown
     assert "truth <of> 2001 & more" in shown
-    figures = [given for tag, given in page.tags if tag == "svg" and "role" in given]
     channels, regions, bands = 4, 2, 2
-    num_charts = (3 * regions + bands) * channels
-    assert len(figures) == num_charts + channels + 2, "and ranks, and score cards"
-    assert all(given["aria-label"] for given in figures)
+    assert len(page.charts) == (3 * regions + bands + 1) * channels
+    assert all(chart["title"] for chart in page.charts)
+    cards = [rows for name, rows in page.tables.items() if name.startswith("RMSE of")]
+    assert [len(rows) for rows in cards] == [1 + channels] * 2
 
 
 def test_curves_of_every_channel_in_every_region(scores, page):
     """Those of the regions that are not shown first are templates."""
-    labels = [given["aria-label"] for tag, given in page.tags if "aria-label" in given]
+    labels = [chart["title"] for chart in page.charts]
     names = {own: channel_text(scores, own) for own in scores["channel"].values}
     assert names["T500"] == "T at 500 hPa"
     for metric in ("rmse", "acc", "crps"):

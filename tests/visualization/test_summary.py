@@ -7,8 +7,8 @@ from credit_jax.visualization.labels import lead_text, number_text
 from credit_jax.visualization.summary import (
     chosen_channels,
     chosen_leads,
-    series,
     skillful_until,
+    values_of,
 )
 from tests.visualization.synthetic import make_scores
 
@@ -44,8 +44,8 @@ def test_of_what_is_not_known_nothing_is_said():
     scores = _with_errors([1, 1, 1, 1], [np.nan] * 4)
     assert skillful_until(scores, "T500", "climatology") is None
     assert skillful_until(scores, "T500", "no such system") is None
-    assert series(scores, "crps", "T500") is None
-    assert series(scores, "acc", "T500", system="climatology") is None
+    for metric, system in (("crps", "forecast"), ("acc", "climatology")):
+        assert not values_of(scores, metric, system).sel(channel="T500").notnull().any()
 
 
 def test_leads_of_tables():

@@ -1,29 +1,109 @@
-"""Zonal energy spectra by wavenumber, and rank histograms."""
+"""Charts of scores: curves by lead time, zonal energy spectra, rank histograms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from credit_jax.config.messages import counted
-from credit_jax.evaluation.scores import FORECAST, MEMBERS, TRUTH, WAVENUMBER
-from credit_jax.visualization.canvas import Panel
+from credit_jax.evaluation.scores import (
+    CLIMATOLOGY,
+    FORECAST,
+    LEAD,
+    MEMBERS,
+    PERSISTENCE,
+    RANK,
+    SYSTEM,
+    TRUTH,
+    WAVENUMBER,
+)
 from credit_jax.visualization.charts import Chart, Line
 from credit_jax.visualization.labels import (
     channel_text,
     channel_units,
+    days_of,
     lead_text,
     with_units,
 )
-from credit_jax.visualization.summary import GLOBAL, chosen_leads
+from credit_jax.visualization.summary import (
+    BASELINES,
+    GLOBAL,
+    chosen_leads,
+    values_of,
+)
 
 SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"
-MAX_WAVES = 64  # points of a line
+MAX_WAVES = 64  # points of a line, evenly on a logarithmic axis
 OFF = 1.1  # ratio of energies that is mentioned
+# Colors distinguishable on white, on black, and with most color deficiencies.
+LOOKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        FORECAST: {"color": "#2f7ed8", "linewidth": 2.0},
+        PERSISTENCE: {"color": "#d9822b", "linestyle": "--"},
+        CLIMATOLOGY: {"color": "#8a8f98", "linestyle": "-."},
+        "spread": {"color": "#2f9e5b", "linestyle": ":"},
+    }
+)
+# Metrics without units.
+RATIOS = ("acc", "spread_skill_ratio", "missing")
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "rmse": "RMSE",
+        "mae": "MAE",
+        "bias": "bias",
+        "acc": "ACC",
+        "activity": "activity",
+        "crps": "CRPS",
+        "spread": "spread",
+        "spread_skill_ratio": "spread / skill",
+        "missing": "missing",
+    }
+)
+
+
+def curve_charts(
+    scores: xr.Dataset,
+    channels: Sequence[str],
+    *,
+    metric: str = "rmse",
+    region: str = GLOBAL,
+) -> dict[str, Chart]:
+    """Returns the chart of each channel that has a metric, one of NAMES, by channel.
+
+    For "rmse" of an ensemble the spread is drawn, too.
+    """
+    drawn = {system: (metric, system) for system in (FORECAST, *BASELINES)}
+    if metric == "rmse":
+        drawn["spread"] = "spread", FORECAST
+    by_system = {
+        name: values_of(scores, *which).sel(region=region).values
+        for name, which in drawn.items()
+    }
+    days = days_of(scores[LEAD].values)
+    charts = {}
+    for channel in channels:
+        index = scores.get_index("channel").get_loc(channel)
+        if not np.isfinite(by_system[FORECAST][index]).any():
+            continue
+        lines = [
+            Line(name, days, values[index], LOOKS[name], has_markers=len(days) <= 12)
+            for name, values in by_system.items()
+            if np.isfinite(values[index]).any()
+        ]
+        units = "" if metric in RATIOS else channel_units(scores, channel)
+        title = f"{NAMES[metric]} of {channel_text(scores, channel)}"
+        charts[channel] = Chart(
+            with_units(title, units),
+            "lead time (days)",
+            lines,
+            y_from=None if metric in (*RATIOS, "bias") else 0.0,
+            level=0.0 if metric == "bias" else None,
+        )
+    return charts
 
 
 def spectrum_charts(
@@ -32,13 +112,8 @@ def spectrum_charts(
     """Spectra of the truth and of forecasts at some lead times, by channel.
 
     Energies that rounding errors of float32 alone would give (`rounding_energy`) are
-    not drawn.
-
-    Args:
-        scores: scores, see `credit_jax.evaluation.scores`.
-        channels: labels of the channels; those without spectra are left out.
-        band: band of latitudes; None is the globe if available, otherwise the first
-            one.
+    not drawn. Channels without spectra are left out. A band of None is the globe if
+    available, otherwise the first one.
     """
     if SPECTRUM not in scores:
         return {}
@@ -68,9 +143,11 @@ def _spectra(scores: xr.Dataset, channel_spectra: xr.DataArray, channel: str) ->
             look = {"color": next(shades), "linewidth": 1.5}
         waves = spectrum[WAVENUMBER].values.astype(float)
         energy = spectrum.values.astype(float)
-        shown = (waves > 0) & (energy > rounding_energy(energy))
-        places = _thinned(waves[shown])
-        lines.append(Line(label, waves[shown][places], energy[shown][places], look))
+        drawn = np.flatnonzero((waves > 0) & (energy > rounding_energy(energy)))
+        if len(drawn) > MAX_WAVES:
+            spaced = np.geomspace(1, len(drawn), MAX_WAVES).round().astype(int)
+            drawn = drawn[np.unique(spaced) - 1]
+        lines.append(Line(label, waves[drawn], energy[drawn], look))
     units = channel_units(scores, channel, power=2)
     title = with_units(f"Energy of {channel_text(scores, channel)}", units)
     logs: dict[str, Any] = {"x_is_log": True, "y_is_log": True}
@@ -82,35 +159,20 @@ def rounding_energy(spectrum: np.ndarray) -> float:
 
     A value x has the rounding error 2^-24 abs(x) / sqrt(3) in root mean square; its
     energy is spread over all waves. Transforms between grids add some more: waves of
-    less than 100 times this energy count as zero.
-
-    Args:
-        spectrum: energy by wavenumber; its sum is the mean square of the field.
+    less than 100 times this energy count as zero. The sum of a spectrum is the mean
+    square of a field.
     """
     total = float(np.nansum(spectrum))
     return 100.0 * total * 2.0**-48 / 3 / max(len(spectrum) - 1, 1)
 
 
-def _thinned(waves: np.ndarray) -> np.ndarray:
-    """Positions of about MAX_WAVES wavenumbers, evenly on a logarithmic axis."""
-    if len(waves) <= MAX_WAVES:
-        return np.arange(len(waves))
-    spaced = np.geomspace(1, len(waves), MAX_WAVES).round().astype(int)
-    return np.unique(spaced) - 1
+class SmallScales(NamedTuple):
+    """The energy of a forecast at the shorter half of the waves of the truth.
 
-
-@dataclass(frozen=True)
-class SmallScales:
-    """The energy of a forecast at short waves, beside that of the truth.
-
-    Attributes:
-        first, last: the shorter half of the waves in which the truth has energy.
-        ratio: energy of the forecast in these, over that of the truth.
-        beyond: whether the forecast has energy in shorter waves, where the truth has
-            only rounding errors.
+    `last` is the last wave of the truth, `ratio` that of the energies from half of it
+    on; `beyond`: the forecast has energy in waves in which the truth has none.
     """
 
-    first: int
     last: int
     ratio: float
     beyond: bool
@@ -120,8 +182,6 @@ def small_scales(
     scores: xr.Dataset, channel: str, band: str, lead: np.timedelta64
 ) -> SmallScales | None:
     """Compares the energy at short waves; None if a spectrum is not known."""
-    if SPECTRUM not in scores:
-        return None
     spectrum = scores[SPECTRUM].sel(channel=channel, band=band)
     spectra = dict(_lines(spectrum.sel(prediction_timedelta=[lead])))
     if len(spectra) < 2 or TRUTH not in spectra:
@@ -130,14 +190,12 @@ def small_scales(
     forecast = next(iter(spectra.values())).values.astype(float)
     if not (np.isfinite(truth).all() and np.isfinite(forecast).all()):
         return None
-    known = np.flatnonzero(truth > rounding_energy(truth))
-    last = int(known[-1]) if len(known) else 0
+    last = int(np.flatnonzero(truth > rounding_energy(truth)).max(initial=0))
     if last < 2:
         return None
-    first = last // 2 + 1
-    part = slice(first, last + 1)
+    part = slice(last // 2 + 1, last + 1)
     beyond = bool((forecast[last + 1 :] > rounding_energy(forecast)).any())
-    return SmallScales(first, last, forecast[part].sum() / truth[part].sum(), beyond)
+    return SmallScales(last, forecast[part].sum() / truth[part].sum(), beyond)
 
 
 def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
@@ -146,9 +204,10 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
     channels = [str(name) for name in scores["channel"].values]
     if not len(leads):
         return []
-    compared = {c: small_scales(scores, c, band, leads[-1]) for c in channels}
     scales = {
-        channel: scale for channel, scale in compared.items() if scale is not None
+        channel: scale
+        for channel in channels
+        if (scale := small_scales(scores, channel, band, leads[-1])) is not None
     }
     if not scales:
         return []
@@ -159,7 +218,8 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
         (True, "too much energy (too rough)", "at most"),
         (False, "too little energy (too smooth)", "at least"),
     ):
-        names = [c for c, r in ratios.items() if _is_off(r) and (r > 1) == is_excess]
+        off = [c for c, r in ratios.items() if not 1 / OFF <= r <= OFF]
+        names = [channel for channel in off if (ratios[channel] > 1) == is_excess]
         if names:
             most = max(names, key=lambda name: abs(np.log(max(ratios[name], 1e-300))))
             parts.append(
@@ -184,26 +244,22 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
     return sentences
 
 
-def _is_off(ratio: float) -> bool:
-    return not 1 / OFF <= ratio <= OFF
-
-
 def _lines(spectrum: xr.DataArray) -> list[tuple[str, xr.DataArray]]:
     """Truth, then the forecast at some lead times: wavenumber -> energy."""
-    systems = spectrum["system"].values
-    ours = MEMBERS if MEMBERS in systems and _known(spectrum, MEMBERS) else FORECAST
+    system = MEMBERS if _known(spectrum, MEMBERS) else FORECAST
     lines = [
-        (lead_text(lead), spectrum.sel(system=ours, prediction_timedelta=lead))
+        (lead_text(lead), spectrum.sel(system=system, prediction_timedelta=lead))
         for lead in chosen_leads(spectrum.to_dataset(name=SPECTRUM))
     ]
-    if TRUTH in systems and _known(spectrum, TRUTH):
+    if _known(spectrum, TRUTH):
         truth = spectrum.sel(system=TRUTH).mean("prediction_timedelta")
         lines.insert(0, (TRUTH, truth))
     return lines
 
 
 def _known(array: xr.DataArray, system: str) -> bool:
-    return bool(array.sel(system=system).notnull().any())
+    systems = array[SYSTEM].values
+    return system in systems and bool(array.sel(system=system).notnull().any())
 
 
 def _shades(count: int) -> list[str]:
@@ -216,51 +272,42 @@ def _shades(count: int) -> list[str]:
     return [to_hex(color) for color in matplotlib.colormaps["plasma"](places)]
 
 
-def rank_panels(
+def rank_charts(
     scores: xr.Dataset, channels: Sequence[str], *, region: str = GLOBAL
-) -> list[Panel]:
-    """Rank histograms at some lead times; those of a reliable ensemble are flat.
+) -> dict[str, Chart]:
+    """Rank histograms at some lead times, by channel; reliable ensembles' are flat.
 
-    Args:
-        scores: scores, see `credit_jax.evaluation.scores`.
-        channels: labels of the channels; those without histograms are left out.
-        region: name of the region.
+    Channels without histograms are left out.
     """
     if RANKS not in scores:
-        return []
+        return {}
     ranks = scores[RANKS].sel(region=region)
-    systems = [
-        system for system in (FORECAST, MEMBERS) if system in ranks["system"].values
-    ]
-    known = [system for system in systems if _known(ranks, system)]
-    if not known:
-        return []
-    ranks = ranks.sel(system=known[0])
-    return [
-        Panel(f"Rank of {channel_text(scores, channel)}", _ranks(ranks, channel))
-        for channel in channels
-        if bool(ranks.sel(channel=channel).notnull().any())
-    ]
-
-
-def _ranks(histogram: xr.DataArray, channel: str) -> Any:
-    channel_ranks = histogram.sel(channel=channel)
-    leads = chosen_leads(channel_ranks.to_dataset(name=RANKS))
-
-    def draw(axis: Any) -> None:
-        size = channel_ranks.sizes["rank"]
-        width = 0.8 / max(1, len(leads))
-        for place, (lead, color) in enumerate(
+    systems = [name for name in (FORECAST, MEMBERS) if _known(ranks, name)]
+    if not systems:
+        return {}
+    ranks = ranks.sel(system=systems[0])
+    leads, size = chosen_leads(scores), ranks.sizes[RANK]
+    width = 0.8 / max(1, len(leads))
+    charts = {}
+    for channel in channels:
+        of_channel = ranks.sel(channel=channel)
+        if not bool(of_channel.notnull().any()):
+            continue
+        lines = []
+        for number, (lead, color) in enumerate(
             zip(leads, _shades(len(leads)), strict=True)
         ):
-            counts = channel_ranks.sel(prediction_timedelta=lead).values
-            shares = counts / np.nansum(counts)
-            shift = (place - (len(leads) - 1) / 2) * width
-            ranks = np.arange(size) + shift
-            axis.bar(ranks, shares, width, color=color, label=lead_text(lead))
-        axis.axhline(1 / size, color="#8a8f98", linewidth=1.0, linestyle="--")
-        axis.set_xlabel("rank")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.legend(fontsize=7, framealpha=0, handlelength=1.2)
-
-    return draw
+            counts = of_channel.sel(prediction_timedelta=lead).values
+            shift = (number - (len(leads) - 1) / 2) * width
+            x, shares = np.arange(size) + shift, counts / np.nansum(counts)
+            lines.append(Line(lead_text(lead), x, shares, {"color": color}))
+        charts[channel] = Chart(
+            f"Rank of {channel_text(scores, channel)}",
+            "rank",
+            lines,
+            x_is_whole=True,
+            level=1 / size,
+            has_legend=True,
+            bar_width=width,
+        )
+    return charts
