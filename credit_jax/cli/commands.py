@@ -26,7 +26,7 @@ from rich.console import Console
 from credit_jax.config import not_available
 from credit_jax.config.messages import counted, printable
 from credit_jax.io.activity import Heartbeat, line_written
-from credit_jax.parallel.compile_stages import report_stages
+from credit_jax.parallel.compiler import report_stages
 from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.parallel.processes.watch import end_all, leave_others, wait_for_reason

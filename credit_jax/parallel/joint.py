@@ -51,9 +51,7 @@ class _Joint:
     """See `joint`."""
 
     def __init__(self, program: Any, mesh: Mesh, processes: list[int]) -> None:
-        self._program = program
-        self._mesh = mesh
-        self._processes = processes
+        self._program, self._mesh, self._processes = program, mesh, processes
         self._by_gloo = mesh.devices.flat[0].platform == "cpu"
         self._name = getattr(program, "__name__", "")
         self._compiled: dict[Any, Any] = {}
@@ -63,13 +61,14 @@ class _Joint:
         return self._program.lower(*args)
 
     def __call__(self, *args: Any) -> Any:
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
+        leaves, tree = jax.tree.flatten(args)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._program(*args)  # nothing is executed: `jax.eval_shape`
-        signature = _signature(args)
+        types = ((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
+        signature = tree, tuple(types)
         is_new = signature not in self._compiled
         if is_new:
-            compiled = self._program.lower(*args).compile()
-            self._compiled[signature] = compiled
+            self._compiled[signature] = self._program.lower(*args).compile()
         if is_new or self._by_gloo:
             wait_for_all(f"program {self._name}", self._processes)
         if self._by_gloo:
@@ -97,13 +96,6 @@ def failed_collective(error: BaseException | None) -> str | None:
             )
         error = error.__cause__ or error.__context__
     return None
-
-
-def _signature(args: Any) -> Any:
-    """Returns all that the compiled program depends on."""
-    leaves, tree = jax.tree.flatten(args)
-    types = ((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
-    return tree, tuple(types)
 
 
 @cache

@@ -155,7 +155,10 @@ def shard_tensor(
     Differs from CREDIT: the number of rows need not be a multiple of n.
     """
     if isinstance(mesh, MeshAxes):
-        return _local_block(jnp.asarray(x), mesh, dim)
+        layout = block_layout(x.shape[dim], mesh.num_domain, mesh.domain, dim % x.ndim)
+        rows_per_shard = np.asarray(layout.rows)
+        index = np.where(rows_per_shard < 0, layout.size - 1, rows_per_shard)
+        return take_rows(jnp.asarray(x), index, mesh.domain, layout.dim)
     axes = MeshAxes.from_mesh(mesh)
     spec = array_spec(axes, x.ndim, sample_dim=None, row_dim=dim)
     x = pad_rows(x, axes.num_domain, dim)
@@ -201,7 +204,15 @@ def gather_tensor(
         )
     if isinstance(mesh, MeshAxes):
         return gather_rows(Field(jnp.asarray(x), blocks))
-    whole = _without_domain(jnp.asarray(x), mesh, axes)
+    whole = jnp.asarray(x)
+    if isinstance(whole.sharding, NamedSharding) and axes.domain is not None:
+        parts: list[Any] = [
+            tuple(name for name in part if name != axes.domain) or None
+            if isinstance(part, tuple)
+            else (None if part == axes.domain else part)
+            for part in whole.sharding.spec
+        ]
+        whole = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*parts)))
     return lax.slice_in_dim(whole, 0, rows, axis=dim)
 
 
@@ -368,28 +379,3 @@ def pad_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
     numpy = jnp if isinstance(x, jax.Array) else np
     last = numpy.take(x, np.full(missing, rows - 1), axis=dim)
     return numpy.concatenate([x, last], axis=dim)
-
-
-def _local_block(x: Array, axes: MeshAxes, dim: int) -> Array:
-    """Returns the rows of this shard from an array with all rows."""
-    dim = dim % x.ndim
-    size = x.shape[dim]
-    layout = block_layout(size, axes.num_domain, axes.domain, dim)
-    rows_per_shard = np.asarray(layout.rows)
-    index = np.where(rows_per_shard < 0, size - 1, rows_per_shard)
-    return take_rows(x, index, axes.domain, dim)
-
-
-def _without_domain(x: Array, mesh: Mesh, axes: MeshAxes) -> Array:
-    """Removes the domain axis from the sharding of an array."""
-    sharding = x.sharding
-    if not isinstance(sharding, NamedSharding) or axes.domain is None:
-        return x
-    spec = PartitionSpec(*(_drop_axis(part, axes.domain) for part in sharding.spec))
-    return jax.device_put(x, NamedSharding(mesh, spec))
-
-
-def _drop_axis(part: Any, axis: str) -> Any:
-    if isinstance(part, tuple):
-        return tuple(name for name in part if name != axis) or None
-    return None if part == axis else part

@@ -7,22 +7,25 @@ kernels is kept, and their work is scaled by the ratio of the operations.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from math import log2
+from typing import Any, NamedTuple
 
 from credit_jax.config import Config
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import MeshAxes
 
+# The compiled model, and operations of the gradient of one sample of it, without
+# recomputation.
+MODEL, FLOPS = "configs/wxformer_025deg.yaml", 18.3497e12
+_LAUNCH = 2e-6  # seconds of a kernel launch
 # A model whose operations are within this factor of the compiled model's is that model.
 _SAME = 1.01
 
 
-@dataclass(frozen=True)
-class CompiledStep:
-    """Counts of a compiled step of one sample, for one device of its mesh.
+class CompiledStep(NamedTuple):
+    """Counts of a compiled step of one sample in bfloat16, for a device of its mesh.
 
     Attributes:
         remat: mode of activation checkpointing.
@@ -39,30 +42,12 @@ class CompiledStep:
     work: float
     waits: float
 
-    def distance(self, axes: MeshAxes) -> float:
-        """Distance of the mesh from another one, in factors of two."""
-        tensor = math.log2(axes.num_tensor / self.tensor)
-        return abs(tensor) + abs(math.log2(axes.num_domain / self.domain))
 
-
-@dataclass(frozen=True)
-class Device:
-    """An accelerator, and the programs of one model that were compiled for it.
-
-    Attributes:
-        name: name of the device.
-        launch: time of a kernel launch, s.
-        memory: bytes of memory, by its data sheet.
-        model: config of the compiled model.
-        flops: operations of the gradient of one sample, without recomputation.
-        steps: the compiled programs, in bfloat16.
-    """
+class Device(NamedTuple):
+    """An accelerator with its bytes of memory, and the steps compiled for it."""
 
     name: str
-    launch: float
     memory: float
-    model: str
-    flops: float
     steps: tuple[CompiledStep, ...]
 
 
@@ -70,10 +55,7 @@ class Device:
 DEVICES = {
     "h100": Device(
         "NVIDIA H100",
-        2e-6,
         80e9,
-        "configs/wxformer_025deg.yaml",
-        18.3497e12,
         (
             CompiledStep("none", 1, 1, 2055, 0.041254, 0),
             CompiledStep("full", 1, 1, 2528, 0.051912, 0),
@@ -84,10 +66,7 @@ DEVICES = {
     ),
     "a100": Device(
         "NVIDIA A100",
-        2e-6,
         80e9,
-        "configs/wxformer_025deg.yaml",
-        18.3497e12,
         (
             CompiledStep("none", 1, 1, 2058, 0.106103, 0),
             CompiledStep("full", 1, 1, 2533, 0.133132, 0),
@@ -106,31 +85,31 @@ class StepBound:
     Attributes:
         device: name of the device.
         step: the compiled program that the bound is derived from.
-        model: config of that program.
         ratio: operations per device, relative to those of the compiled program.
-        launches, work, waits: parts of the bound, s.
         same_model: whether a sample has the operations of the compiled model.
         bfloat16: whether the config computes in bfloat16.
     """
 
     device: str
     step: CompiledStep
-    model: str
     ratio: float
-    launches: float
-    work: float
-    waits: float
     same_model: bool
     bfloat16: bool
 
     @property
+    def launches(self) -> float:
+        """Launches of kernels, s."""
+        return self.step.kernels * _LAUNCH
+
+    @property
+    def work(self) -> float:
+        """Kernels, s."""
+        return self.step.work * self.ratio
+
+    @property
     def seconds(self) -> float:
         """The bound, s."""
-        return self.launches + self.work + self.waits
-
-    def of_batch(self, factor: float) -> StepBound:
-        """The bound for another number of samples, `factor` times as many."""
-        return replace(self, ratio=self.ratio * factor, work=self.work * factor)
+        return self.launches + self.work + self.step.waits
 
     def to_json(self) -> dict[str, Any]:
         """The bound as JSON values, for the report of `check`."""
@@ -139,7 +118,7 @@ class StepBound:
             "seconds_at_least": self.seconds,
             "launches": self.launches,
             "work": self.work,
-            "waits": self.waits,
+            "waits": self.step.waits,
             "explanation": self.explanation,
         }
 
@@ -147,14 +126,13 @@ class StepBound:
     def explanation(self) -> str:
         """A text for the user that explains the bound and its assumptions."""
         step = self.step
-        mesh = f"tensor {step.tensor} x domain {step.domain}, {step.remat} remat"
         lines = [
             f"{self.device}: a micro-batch takes at least {1e3 * self.seconds:.1f} ms. "
-            f"This is no measurement but the roofline of {self.model} as XLA compiles "
-            f"it in bfloat16 for {mesh}: {step.kernels:,} launches "
-            f"({1e3 * self.launches:.1f} ms), memory and operations with perfect "
-            f"kernels ({1e3 * self.work:.1f} ms), transfers that nothing hides "
-            f"({1e3 * self.waits:.1f} ms)"
+            f"This is no measurement but the roofline of {MODEL} as XLA compiles it in "
+            f"bfloat16 for tensor {step.tensor} x domain {step.domain}, {step.remat} "
+            f"remat: {step.kernels:,} launches ({1e3 * self.launches:.1f} ms), memory "
+            f"and operations with perfect kernels ({1e3 * self.work:.1f} ms), "
+            f"transfers that nothing hides ({1e3 * step.waits:.1f} ms)"
         ]
         if not self.same_model or abs(self.ratio - 1) > _SAME - 1:
             lines.append(
@@ -182,22 +160,22 @@ def step_bound(
         axes: the axes of the mesh.
     """
     device, trainer = DEVICES[name], config.trainer
-    remat = trainer.activation_checkpoint
-    step = min(device.steps, key=lambda s: s.distance(axes) + (s.remat != remat) / 2)
+
+    def distance(step: CompiledStep) -> float:
+        tensor = abs(log2(axes.num_tensor / step.tensor))
+        domain = abs(log2(axes.num_domain / step.domain))
+        return tensor + domain + (step.remat != trainer.activation_checkpoint) / 2
+
+    step = min(device.steps, key=distance)
     flops = gradient_flops(model_def)
     samples = trainer.train_batch_size * config.num_members
     shards = axes.num_tensor * axes.num_domain
-    ratio = flops * samples / shards / (device.flops / (step.tensor * step.domain))
     policy = trainer.mp_policy
     return StepBound(
         device.name,
         step,
-        device.model,
-        ratio,
-        step.kernels * device.launch,
-        step.work * ratio,
-        step.waits,
-        same_model=1 / _SAME < flops / device.flops < _SAME,
+        flops * samples / shards / (FLOPS / (step.tensor * step.domain)),
+        same_model=1 / _SAME < flops / FLOPS < _SAME,
         bfloat16=policy is not None and policy.param_dtype == "bfloat16",
     )
 
@@ -213,12 +191,13 @@ def update_seconds(bound: StepBound, run: Config, stage: Config) -> float:
         run: config of the run.
         stage: config of the stage.
     """
-    samples = [
+    run_samples, samples = (
         each.trainer.train_batch_size * each.num_members for each in (run, stage)
-    ]
+    )
     steps, counted = stage.data.forecast_len, len(stage.backprop_on_timestep)
     gradients = counted + (steps - counted) / 3
     if stage.trainer.backprop == "full" and steps > 1:
         gradients = steps * 4 / 3
-    each = bound.of_batch(samples[1] / samples[0]).seconds
-    return each * gradients * stage.trainer.grad_accum_every
+    work = bound.work * (samples / run_samples)
+    seconds = bound.launches + work + bound.step.waits
+    return seconds * gradients * stage.trainer.grad_accum_every

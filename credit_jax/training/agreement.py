@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from credit_jax.parallel.processes.coordinator import (
-    Coordinator,
-    coordinator,
-    num_processes,
-)
+from credit_jax.parallel.processes.coordinator import coordinator, num_processes
 
 # The numbers of steps that two processes have started differ by at most two: a process
 # starts a step only after the last but one has ended, and all processes take part in
@@ -35,7 +32,7 @@ class Agreement:
 
     number: int = field(default_factory=lambda: next(_NUMBERS))
     num_processes: int = field(default_factory=num_processes)
-    connect: Callable[[], Coordinator] = coordinator
+    connect: Callable[[], Any] = coordinator
     _round: int = 0
     _agreed: tuple[int, str] | None = None
 
@@ -50,33 +47,30 @@ class Agreement:
         if self.num_processes == 1:
             return request
         if self._agreed is None:
-            self._agreed = self._look() or self._announce(step, request)
+            self._agreed = self._look()
+        if self._agreed is None and request is not None:
+            # Where another process was first, its request is the one.
+            self._try("ALREADY_EXISTS", "key_value_set", f"{step + _LEAD}:{request}")
+            self._agreed = self._look()
         if self._agreed is None or step < self._agreed[0]:
             return None
         (_, what), self._agreed = self._agreed, None
         self._round += 1
         return what
 
-    @property
-    def _key(self) -> str:
-        return f"credit_jax/agreement {self.number}/{self._round}"
-
     def _look(self) -> tuple[int, str] | None:
-        try:
-            step, _, what = self.connect().key_value_try_get(self._key).partition(":")
-        except Exception as error:
-            if "NOT_FOUND" not in str(error):
-                raise
+        announced = self._try("NOT_FOUND", "key_value_try_get")
+        if announced is None:
             return None
+        step, _, what = announced.partition(":")
         return int(step), what
 
-    def _announce(self, step: int, request: str | None) -> tuple[int, str] | None:
-        if request is None:
-            return None
+    def _try(self, expected: str, method: str, *values: str) -> Any:
+        """Calls a method of the store for the key; None after the expected error."""
+        key = f"credit_jax/agreement {self.number}/{self._round}"
         try:
-            self.connect().key_value_set(self._key, f"{step + _LEAD}:{request}")
+            return getattr(self.connect(), method)(key, *values)
         except Exception as error:
-            # Another process was first.
-            if "ALREADY_EXISTS" not in str(error):
+            if expected not in str(error):
                 raise
-        return self._look()
+            return None

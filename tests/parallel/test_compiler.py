@@ -1,4 +1,4 @@
-"""Compiler options of a whole process."""
+"""Compiler options of a whole process, and the log of what is compiled."""
 
 import os
 import subprocess
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from credit_jax.io.activity import activity, description
+from credit_jax.parallel import compiler
 from credit_jax.parallel.collectives import ppermute_each
 from credit_jax.parallel.compiler import (
     _OPTIONS,
@@ -17,6 +19,7 @@ from credit_jax.parallel.compiler import (
     compile_program,
     compile_sooner,
     known_options,
+    report_stages,
 )
 from credit_jax.parallel.mesh.axes import DOMAIN
 from tests.support import make_mesh
@@ -175,3 +178,35 @@ def test_both_directions_of_a_halo_in_one_group():
         assert ("_collectives_group" in text) == grouped
         found[grouped] = program(x)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), *found.values()))
+
+
+def test_stages_are_activities(monkeypatch, capsys):
+    """Tracing, lowering and compiling, also of what is compiled by plain `jax.jit`."""
+    report_stages()
+    monkeypatch.setattr(compiler, "_LONG", 0.0)
+    seen = []
+    listen = lambda *_, **__: seen.append(description())  # noqa: E731
+    jax.monitoring.register_scalar_listener(listen)
+
+    @jax.jit
+    def inner(x):
+        return jnp.sin(x) * 2
+
+    @jax.jit
+    def a_new_program(x):
+        return inner(x) + 1
+
+    x = jnp.arange(3.0)
+    try:
+        with activity("update 1"):
+            del seen[:]
+            a_new_program(x)
+    finally:
+        jax.monitoring.unregister_scalar_listener(listen)
+    of_program = "update 1: compiling a_new_program, {} (0 s)"
+    stages = ("tracing", "lowering", "XLA")
+    assert [*dict.fromkeys(seen)] == [of_program.format(own) for own in stages]
+    assert description() == ""
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "compiled a_new_program in 0 s (tracing 0 s, lowering 0 s, XLA 0 s)"
+    )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.gpu.call import cdiv
-from credit_jax.kernels.gpu.groups import TILE, TILES, row_major
+from credit_jax.kernels.gpu.dense import TILE, TILES, row_major
 from credit_jax.ops.conv import NO_PADDING, AnyPadding, Padding, checked_padding
 from credit_jax.ops.padding import IntPair, conv_out_size, pad, pad_spatial
 from credit_jax.ops.space_to_depth import (

@@ -80,13 +80,21 @@ class Incidence:
         self, values: Float[Array, "batch edge *_"]
     ) -> Float[Array, "batch point *_"]:
         """Returns the sum over the edges at each point; 0 where there is none."""
-        return linear(self._sum, self.spread, values, self.layout.axis)
+
+        def total(values: Array) -> Array:
+            return self._reduced(values, 0.0, jnp.sum)
+
+        return linear(total, self.spread, values, self.layout.axis)
 
     def spread(
         self, values: Float[Array, "batch point *_"]
     ) -> Float[Array, "batch edge *_"]:
         """Returns the value at the point of each edge; 0 for padding edges."""
-        return linear(self._spread, self.sum, values, self.layout.axis)
+
+        def spread(values: Array) -> Array:
+            return _taken(values, self.layout.of_shard(self.point), 0.0)
+
+        return linear(spread, self.sum, values, self.layout.axis)
 
     def max(
         self, values: Float[Array, "batch edge *_"]
@@ -96,12 +104,6 @@ class Incidence:
         It is -inf where there is none.
         """
         return self._reduced(lax.stop_gradient(values), -jnp.inf, jnp.max)
-
-    def _sum(self, values: Array) -> Array:
-        return self._reduced(values, 0.0, jnp.sum)
-
-    def _spread(self, values: Array) -> Array:
-        return _taken(values, self.layout.of_shard(self.point), 0.0)
 
     def _reduced(
         self, values: Array, fill: float, reduction: Callable[..., Array]

@@ -14,8 +14,7 @@ from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.placement import gather_rows
 from credit_jax.parallel.rows.layout import Field
 
-# Heads of every point; memory tokens that all points attend to.
-HeadFields = Float[Array, "batch rows lon head dim"]
+# Memory tokens that all points attend to.
 MemoryTokens = Float[Array, "token head dim"]
 
 
@@ -37,10 +36,14 @@ def full_attention(
     """
     q = query.data
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    keys, values = (
-        jnp.concatenate([_tokens(memory, len(q)), _flat(gather_rows(field))], 1)
-        for memory, field in ((memory_key, key), (memory_value, value))
-    )
+
+    def with_memory(memory: Array, field: Field) -> Array:
+        tokens = jnp.broadcast_to(memory[None], (len(q), *memory.shape))
+        return jnp.concatenate(
+            [tokens, gather_rows(field).reshape(len(q), -1, *q.shape[3:])], 1
+        )
+
+    keys, values = with_memory(memory_key, key), with_memory(memory_value, value)
     logits = jnp.einsum("byxhd,bnhd->byxhn", q, keys, preferred_element_type=wide)
     weights = jax.nn.softmax(logits * q.shape[-1] ** -0.5, -1).astype(q.dtype)
     return query.like(jnp.einsum("byxhn,bnhd->byxhd", weights, values))
@@ -108,11 +111,3 @@ def merge_heads(field: Field) -> Field:
     """Merges heads (batch, lat, lon, head, dim) into channels (head dim)."""
     x = field.data
     return replace(field, data=x.reshape(*x.shape[:3], -1))
-
-
-def _flat(x: HeadFields) -> Float[Array, "batch point head dim"]:
-    return x.reshape(len(x), -1, *x.shape[3:])
-
-
-def _tokens(memory: MemoryTokens, batch: int) -> Float[Array, "batch token head dim"]:
-    return jnp.broadcast_to(memory[None], (batch, *memory.shape))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Shaped
 from credit_jax.parallel.collectives import axis_size
 from credit_jax.parallel.domain.output_layout import consecutive_rows
 from credit_jax.parallel.mesh.axes import DOMAIN
-from credit_jax.parallel.rows.layout import Field, Layout, block_layout
+from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
@@ -56,15 +56,28 @@ def halo_exchange(
     """
     if halo_width < 0:
         raise ValueError(f"halo_width is {halo_width}; expected 0 or more rows")
-    field = x if isinstance(x, Field) else _as_field(x, dim, axis, size)
-    layout = field.layout
+    if not isinstance(x, Field):
+        num_shards, length = axis_size(axis), x.shape[dim]
+        rows = num_shards * length if size is None else size
+        split = axis if num_shards > 1 else None
+        layout = block_layout(rows, num_shards, split, dim % x.ndim)
+        if layout.length != length:
+            raise ValueError(
+                f"{rows} rows over {num_shards} shards are blocks of {layout.length}, "
+                f"but dim {dim} of the local array {x.shape} has {length}"
+            )
+        x = Field(x, layout)
+    layout = x.layout
     if not layout.is_block:
         raise ValueError(
             "the rows of the field are not in equal blocks; "
             "reshard(field, field.layout.to_blocks()) puts them there"
         )
-    need = _halo_layout(layout, halo_width, periodic)
-    return reshard(field, need, scope=HALO).data
+    firsts = range(0, layout.num_shards * layout.length, layout.length)
+    starts = [first - halo_width if first < layout.size else None for first in firsts]
+    length = layout.length + 2 * halo_width
+    need = consecutive_rows(layout, starts, length, periodic=periodic)
+    return reshard(x, need, scope=HALO).data
 
 
 def trim(
@@ -121,25 +134,3 @@ class HaloExchange:
     ) -> Shaped[Array, "*narrower"]:
         """See `credit_jax.parallel.domain.halo_exchange.trim`."""
         return trim(x, halo_before, halo_after, dim)
-
-
-def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
-    num_shards = axis_size(axis)
-    axis = axis if num_shards > 1 else None
-    length = x.shape[dim]
-    rows = num_shards * length if size is None else size
-    layout = block_layout(rows, num_shards, axis, dim % x.ndim)
-    if layout.length != length:
-        raise ValueError(
-            f"{rows} rows over {num_shards} shards are blocks of {layout.length}, but "
-            f"dim {dim} of the local array {x.shape} has {length}"
-        )
-    return Field(x, layout)
-
-
-def _halo_layout(layout: Layout, width: int, periodic: bool) -> Layout:
-    """Returns the layout of each block with `width` rows before and after it."""
-    firsts = range(0, layout.num_shards * layout.length, layout.length)
-    starts = [first - width if first < layout.size else None for first in firsts]
-    length = layout.length + 2 * width
-    return consecutive_rows(layout, starts, length, periodic=periodic)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -37,13 +35,24 @@ def pad_globe(
     lat_dim, lon_dim = lat_lon_dims(field)
     rows, columns = dim_size(field, lat_dim), dim_size(field, lon_dim)
     check_padding(mode, lat, lon, rows, columns)
-    source = _source_rows(mode, lat, rows)
+    # The row that each row of the padded field is a copy of.
+    edge = 1 if mode == "mirror" else 0
+    north = [lat[0] - 1 - i + edge for i in range(lat[0])]
+    south = [rows - 1 - i - edge for i in range(lat[1])]
+    source = [*north, *range(rows), *south]
     if lat_dim == field.layout.dim:
         field = select(field, lat_dim, source, out=out)
         if mode == "earth" and any(lat):
             field = field.like(_turn_beyond_poles(field.data, field.layout, lat, rows))
     elif any(lat):
-        field = _pad_whole_columns(field, mode, lat, source)
+        added = select(field, lat_dim, [*north, *south])
+        if mode == "earth":
+            turned = [(i - columns // 2) % columns for i in range(columns)]
+            layout = field.layout if field.layout.dim == lon_dim else None
+            added = select(added, lon_dim, turned, out=layout)
+        parts = jnp.split(added.data, [lat[0]], lat_dim)
+        padded = jnp.concatenate([parts[0], field.data, parts[1]], lat_dim)
+        field = field.like(padded)
     index = [i % columns for i in range(-lon[0], columns + lon[1])]
     return select(field, lon_dim, index, out=out)
 
@@ -67,14 +76,6 @@ def check_padding(
         )
 
 
-def _source_rows(mode: str, lat: IntPair, rows: int) -> list[int]:
-    """Returns the global row that each row of the padded field is a copy of."""
-    edge = 1 if mode == "mirror" else 0
-    north = [lat[0] - 1 - i + edge for i in range(lat[0])]
-    south = [rows - 1 - i - edge for i in range(lat[1])]
-    return [*north, *range(rows), *south]
-
-
 def _turn_beyond_poles(data: Array, target: Layout, lat: IntPair, rows: int) -> Array:
     """Rolls the rows beyond the poles by half the globe in longitude."""
     needed = np.asarray(target.rows)
@@ -85,26 +86,6 @@ def _turn_beyond_poles(data: Array, target: Layout, lat: IntPair, rows: int) -> 
     mine = jnp.asarray(beyond)[axis_index(target.axis)]
     mine = mine.reshape((1,) * target.dim + shape)
     return jnp.where(mine, turned, data)
-
-
-def _pad_whole_columns(
-    field: Field, mode: str, lat: IntPair, source: Sequence[int]
-) -> Field:
-    """Adds rows beyond the poles if latitude is not the sharded dim."""
-    lat_dim, lon_dim = lat_lon_dims(field)
-    rows = field.data.shape[lat_dim]
-    beyond = [*source[: lat[0]], *source[lat[0] + rows :]]
-    added = select(field, lat_dim, beyond)
-    if mode == "earth":
-        columns = dim_size(field, lon_dim)
-        turned = [(i - columns // 2) % columns for i in range(columns)]
-        added = select(added, lon_dim, turned, out=_split_along(lon_dim, field.layout))
-    north, south = jnp.split(added.data, [lat[0]], lat_dim)
-    return field.like(jnp.concatenate([north, field.data, south], lat_dim))
-
-
-def _split_along(dim: int, layout: Layout) -> Layout | None:
-    return layout if layout.dim == dim else None
 
 
 def crop_globe(

@@ -69,7 +69,7 @@ def avg_pool2d_field(
     local, target = _rows_of_windows(field, windows, out)
     sums = local.data.astype(jnp.promote_types(local.data.dtype, jnp.float32))
     for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
-        size = _size(field, dim)
+        size = dim_size(field, dim)
         points = window.points(size, include_padding=count_include_pad)
         num, low = _span(local, target, window, dim)
         sums = window_sum(sums, window, num, dim, low=low)
@@ -139,10 +139,6 @@ def _span(
     if dim != target.dim or target.num_shards == 1:
         return window.count(local.data.shape[dim]), window.padding[0]
     return target.length, 0
-
-
-def _size(field: Field, dim: int) -> int:
-    return field.layout.size if dim == field.layout.dim else field.data.shape[dim]
 
 
 def adaptive_avg_pool2d_field(

@@ -12,7 +12,7 @@ from credit_jax.ops import area_taps, linear_taps, nearest_taps
 from credit_jax.ops.resize import Taps
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.rearrange import dim_size
-from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import in_rows, reshard
 from credit_jax.parallel.rows.take import take_rows
 
@@ -114,20 +114,29 @@ def _resize(
             target = field.layout.to_blocks(points) if out is None else out
             field = _resize_rows(field, make_taps(before, points), target)
         elif points != before:
-            data = _resize_whole(field.data, make_taps(before, points), dim)
+            data, taps = field.data, make_taps(before, points)
+            if taps.is_copy:
+                data = _take_nearest(data, taps.low[None], None, dim)
+            else:
+                lead = (slice(None),) * dim
+                weight = _along(jnp.asarray(taps.weight), data.ndim, dim)
+                data = _blend(data[*lead, taps.low], data[*lead, taps.high], weight)
             field = field.like(data)
     return field
 
 
 def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
     """Reshards to the input rows that output rows need, then interpolates locally."""
-    spans = [_span(rows, taps) for rows in target.rows]
-    need = field.layout.with_rows(
-        [range(low, high + 1) if high >= 0 else [] for low, high in spans],
-        field.layout.size,
-    )
-    local = reshard(field, need).data
-    low, high = _local_taps(target, taps, spans)
+    low = np.zeros((target.num_shards, target.length), np.int32)
+    high, needed = np.zeros_like(low), list[Sequence[int]]()
+    for d, rows in enumerate(np.asarray(target.rows)):
+        real = rows >= 0
+        first = taps.low[rows[real]].min(initial=field.layout.size)
+        last = taps.high[rows[real]].max(initial=-1)
+        needed.append(range(first, last + 1))
+        low[d, real] = taps.low[rows[real]] - first
+        high[d, real] = taps.high[rows[real]] - first
+    local = reshard(field, field.layout.with_rows(needed, field.layout.size)).data
     axis, dim = target.axis, target.dim
     if taps.is_copy:
         return Field(_take_nearest(local, low, axis, dim), target)
@@ -137,18 +146,6 @@ def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
         take_rows(local, low, axis, dim), take_rows(local, high, axis, dim), mine
     )
     return Field(data, target)
-
-
-def _resize_whole(data: Array, taps: Taps, dim: int) -> Array:
-    """Interpolates along a dim that is not sharded."""
-    if taps.is_copy:
-        return _take_nearest(data, taps.low[None], None, dim)
-    lead = (slice(None),) * dim
-    return _blend(
-        data[(*lead, taps.low)],
-        data[(*lead, taps.high)],
-        _along(jnp.asarray(taps.weight), data.ndim, dim),
-    )
 
 
 def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
@@ -161,27 +158,6 @@ def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) ->
     apart = data.reshape(*shape[: dim + 1], 1, *shape[dim + 1 :])
     wide = (*shape[: dim + 1], times, *shape[dim + 1 :])
     return jnp.broadcast_to(apart, wide).reshape(*shape[:dim], count, *shape[dim + 1 :])
-
-
-def _span(rows_of_shard: tuple[int, ...], taps: Taps) -> tuple[int, int]:
-    """Returns the first and last input row that a shard needs; (0, -1) for none."""
-    rows = [g for g in rows_of_shard if g >= 0]
-    if not rows:
-        return 0, PADDING
-    return int(taps.low[rows].min()), int(taps.high[rows].max())
-
-
-def _local_taps(
-    target: Layout, taps: Taps, spans: list[tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the local positions of the two input rows of each output row."""
-    low = np.zeros((target.num_shards, target.length), np.int32)
-    high = np.zeros_like(low)
-    for d, (rows, (first, _)) in enumerate(zip(target.rows, spans, strict=True)):
-        for i, g in enumerate(rows):
-            if g >= 0:
-                low[d, i], high[d, i] = taps.low[g] - first, taps.high[g] - first
-    return low, high
 
 
 def _along(values: Array, num_dims: int, dim: int) -> Array:

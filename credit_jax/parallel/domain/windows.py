@@ -10,6 +10,7 @@ of windows, in row-major order.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import jax.numpy as jnp
@@ -30,8 +31,9 @@ def window_layout(layout: Layout, size: int, window: int) -> Layout:
         size: number of rows, a multiple of `window`.
         window: number of rows of a window along the sharded dim.
     """
-    per_shard = -(-(size // window) // layout.num_shards)
-    return layout.with_rows(_blocks(size, window * per_shard, layout), size)
+    length = -(-(size // window) // layout.num_shards) * window
+    ends = [min(d * length, size) for d in range(layout.num_shards + 1)]
+    return layout.with_rows([range(*pair) for pair in pairwise(ends)], size)
 
 
 def group_layout(layout: Layout, size: int, window: int) -> Layout:
@@ -55,13 +57,6 @@ def group_layout(layout: Layout, size: int, window: int) -> Layout:
         for d in range(layout.num_shards)
     ]
     return layout.with_rows(rows_per_shard, size)
-
-
-def _blocks(size: int, length: int, layout: Layout) -> list[range]:
-    return [
-        range(min(d * length, size), min((d + 1) * length, size))
-        for d in range(layout.num_shards)
-    ]
 
 
 def partition(

@@ -12,6 +12,7 @@ In the mesh, dp is the axis `dp_shard` (`data: fsdp2`) or `dp_replicate` (`data:
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -181,7 +182,8 @@ def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
     Raises:
         ValueError: this process owns no device of the mesh.
     """
-    return local_dp_ranks(mesh)[0], _dp_size(mesh)
+    size = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    return local_dp_ranks(mesh)[0], size
 
 
 def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
@@ -224,10 +226,6 @@ def shares_samples(mesh: Mesh) -> bool:
         != device.process_index
         for coords, device in np.ndenumerate(mesh.devices)
     )
-
-
-def _dp_size(mesh: Mesh) -> int:
-    return int(np.prod([mesh.shape.get(axis, 1) for axis in BATCH_AXES]))
 
 
 def _dp_rank(mesh: Mesh, coords: Sequence[int]) -> int:

@@ -89,10 +89,20 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
     degrees, names, problems = _read(section)
     data = section.get("data")
     problems += data_problems(data, degrees.get(DP_REPLICATE), degrees.get(DP_SHARD))
-    rest = _rest(data, degrees)
+    rest = None  # the axis that takes all remaining devices
+    if degrees.get(DP_SHARD) == REST or data == "none":
+        rest = DP_SHARD
+    elif data == "ddp" and DP_REPLICATE not in degrees:
+        rest = DP_REPLICATE
     degrees = dict.fromkeys(ORDER, 1) | degrees
     degrees.setdefault(ETP, degrees[TP])
-    problems += _pipeline_problems(degrees[PP])
+    if (pp := degrees[PP]) != 1:
+        problems.append(
+            f"pp is {pp}, but no model has pipeline stages: with m micro-batches they "
+            f"would idle {pp - 1} / (m + {pp - 1}) of the time, {(pp - 1) / pp:.0%} at "
+            "CREDIT's 1, and fsdp splits parameters without that (docs/scaling.md); "
+            "use pp: 1 and data: fsdp2"
+        )
     problems += degree_problems(
         tp=degrees[TP],
         domain=degrees[DOMAIN],
@@ -131,8 +141,8 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
             if section.get(key) is None:
                 continue
             number = whole_number(section[key])
-            if number is None or not _allowed(degree, number):
-                least = "-1 (the rest) or " if degree == DP_SHARD else ""
+            least = "-1 (the rest) or " if degree == DP_SHARD else ""
+            if number is None or (number < 1 and not (least and number == REST)):
                 problems.append(
                     f"{key} must be {least}an integer >= 1, got {got(section[key])}"
                 )
@@ -146,28 +156,6 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
         if said:
             names[degree], degrees[degree] = next(iter(said.items()))
     return degrees, names, problems
-
-
-def _pipeline_problems(pp: int) -> list[str]:
-    if pp == 1:
-        return []
-    return [
-        f"pp is {pp}, but no model has pipeline stages: with m micro-batches they "
-        f"would idle {pp - 1} / (m + {pp - 1}) of the time, {(pp - 1) / pp:.0%} at "
-        "CREDIT's 1, and fsdp splits parameters without that (docs/scaling.md); "
-        "use pp: 1 and data: fsdp2"
-    ]
-
-
-def _allowed(degree: str, number: int) -> bool:
-    return number >= 1 or (degree == DP_SHARD and number == REST)
-
-
-def _rest(data: str | None, degrees: Degrees) -> str | None:
-    """Returns the axis that takes all remaining devices, if any."""
-    if degrees.get(DP_SHARD) == REST or data == "none":
-        return DP_SHARD
-    return DP_REPLICATE if data == "ddp" and DP_REPLICATE not in degrees else None
 
 
 def _fill(

@@ -1,7 +1,7 @@
 """Checks model sizes against the parallel degrees."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from credit_jax.config.messages import divisors
@@ -177,7 +177,13 @@ def model_notes(
             f"{height} rows over domain {domain} are uneven ({listed}); results "
             "are exact nonetheless"
         )
-    uneven = list(_uneven(config, domain, ulysses))
+    uneven = [
+        f"stage {index} {kind} {share:.2f}"
+        for index, stage in enumerate(_stages(config))
+        if stage.depth
+        for kind, share in stage.shares(domain, ulysses).items()
+        if share > NOTED
+    ]
     if uneven:
         notes.append(
             f"windows of attention over domain {domain} are uneven, the busiest shard "
@@ -220,10 +226,22 @@ def validate_sharding_constraints(
     height = None if config is None else _height(config)
     if config is not None and height:
         domain = -(-height // local_h)
-        notes += [*_block_notes(height, local_h, domain), *model_notes(config, domain)]
-        levels = _stage_rows(config, domain)
+        block = -(-height // domain)
+        if block != local_h:
+            notes.append(
+                f"{height} rows over domain {domain} are {block} a shard, not "
+                f"{local_h}: equal blocks are as small as they can be"
+            )
+        notes += model_notes(config, domain)
+        levels = [
+            (-(-stage.height // domain), stage.local_window if stage.depth else 1)
+            for stage in (_stages(config) if domain > 1 else ())
+        ]
     if window_sizes is not None:
-        levels = _halved(local_h, window_sizes)
+        levels = [
+            (local_h // 2**level, size if isinstance(size, int) else size[0])
+            for level, size in enumerate(window_sizes)
+        ]
     for level, (rows, window) in enumerate(levels):
         if window > 1 and rows % window:
             notes.append(
@@ -234,48 +252,10 @@ def validate_sharding_constraints(
     return notes
 
 
-def _block_notes(height: int, local_h: int, domain: int) -> Iterator[str]:
-    block = -(-height // domain)
-    if block != local_h:
-        yield (
-            f"{height} rows over domain {domain} are {block} a shard, not {local_h}: "
-            "equal blocks are as small as they can be"
-        )
-
-
-def _halved(
-    local_h: int, window_sizes: Sequence[int | Sequence[int]]
-) -> list[tuple[int, int]]:
-    """Returns (rows of a shard, rows of a window) of each level, halving the rows."""
-    return [
-        (local_h // 2**level, size if isinstance(size, int) else size[0])
-        for level, size in enumerate(window_sizes)
-    ]
-
-
-def _stage_rows(config: ModelSizes, domain: int) -> list[tuple[int, int]]:
-    """Returns (rows of a shard, rows of a window) of each stage; 1 for no attention."""
-    if domain == 1:
-        return []
-    return [
-        (-(-stage.height // domain), stage.local_window if stage.depth else 1)
-        for stage in _stages(config)
-    ]
-
-
 def _stages(config: ModelSizes) -> Sequence[StageSizes]:
     """Returns the stages of a model's geometry; empty for a model without stages."""
     geometry = config.geometry()
     return () if geometry is None else geometry.stages
-
-
-def _uneven(config: ModelSizes, domain: int, ulysses: int) -> Iterator[str]:
-    """Yields attentions whose windows are distributed unevenly over shards."""
-    for index, stage in enumerate(_stages(config)):
-        shares = stage.shares(domain, ulysses) if stage.depth else {}
-        for kind, share in shares.items():
-            if share > NOTED:
-                yield f"stage {index} {kind} {share:.2f}"
 
 
 def _listed_blocks(size: int, num_shards: int) -> str:

@@ -123,8 +123,8 @@ class Packing:
             ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
             pairs = zip(np.split(vector, ends), shapes, strict=True)
             return [part.reshape(shape) for part, shape in pairs]
-        place = PartitionSpec() if isinstance(vector, PartitionSpec) else _whole(vector)
-        return [place] * len(shapes)
+        is_spec = isinstance(vector, PartitionSpec)
+        return [PartitionSpec() if is_spec else _whole(vector)] * len(shapes)
 
 
 @cache

@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any
+
+from jax._src.distributed import global_state
 
 from credit_jax.io.activity import activity
 
@@ -18,51 +20,19 @@ _turns: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-@runtime_checkable
-class Coordinator(Protocol):
-    """The client of JAX's coordination service: values by key, and barriers."""
-
-    def key_value_set(self, key: str, value: str) -> None:
-        """Sets the value of a new key; an existing key is an error."""
-        ...
-
-    def key_value_try_get(self, key: str) -> str:
-        """Returns the value of a key; a missing key is an error."""
-        ...
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Blocks until the key has a value, and returns it."""
-        ...
-
-    def wait_at_barrier(
-        self,
-        barrier_id: str,
-        timeout_in_ms: int,
-        process_ids: Sequence[int] | None = None,
-    ) -> None:
-        """Blocks until these processes, or all, have reached the barrier."""
-        ...
-
-
-def coordinator() -> Coordinator:
-    """Returns the client of this process, in a run of several processes."""
-    from jax._src.distributed import global_state
-
+def coordinator() -> Any:
+    """Returns the client of JAX's coordination service: values by key, and barriers."""
     assert global_state.client is not None, "a run of several processes has one"
     return global_state.client
 
 
 def num_processes() -> int:
     """Returns the number of processes; unlike `jax.process_count` without a backend."""
-    from jax._src.distributed import global_state
-
     return global_state.num_processes
 
 
 def process_number() -> int:
     """Returns the number of this process; as `num_processes`, without a backend."""
-    from jax._src.distributed import global_state
-
     return global_state.process_id
 
 

@@ -4,12 +4,14 @@
 PMI (Cray MPICH and PALS, as under PBS), indexed jobs of Kubernetes, and TPU pods. The
 first process is the coordinator. Its host is that of `JAX_COORDINATOR_ADDRESS`, that of
 `MASTER_ADDR`, or the first host of the job; its port is derived from the job number.
+JAX's own detection knows neither torchrun, Open MPI 5 nor PMI, and gives each process
+of a host one GPU, however many there are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,38 @@ Environment = Mapping[str, str]
 
 # Range of private ports, the same as in JAX's cluster detection.
 _FIRST_PORT, _NUM_PORTS = 61440, 4096
-_LOCALHOST = "127.0.0.1"
+_JAX = ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS")
+_OMPI = "OMPI_COMM_WORLD"
+# By launcher: the variables that tell it, of which the first two are the number of a
+# process and the number of all; the index of a process on its host; the number there.
+# In order of precedence: torchrun and mpirun may run within a SLURM job, and srun may
+# set the variables of PMI.
+_LAUNCHERS: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
+    "JAX's variables": (_JAX, (), ()),
+    "torchrun": (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        ("LOCAL_RANK",),
+        ("LOCAL_WORLD_SIZE",),
+    ),
+    "Open MPI": (
+        (f"{_OMPI}_RANK", f"{_OMPI}_SIZE"),
+        (f"{_OMPI}_LOCAL_RANK",),
+        (f"{_OMPI}_LOCAL_SIZE",),
+    ),
+    # A batch script itself has no job step and is not one of the processes.
+    "SLURM": (
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+        ("SLURM_LOCALID",),
+        (),
+    ),
+    # `mpiexec` of Cray MPICH, PALS, MPICH and Intel MPI.
+    "PMI": (
+        ("PMI_RANK", "PMI_SIZE"),
+        ("PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "MPI_LOCALRANKID"),
+        ("PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    ),
+    "Kubernetes": (("JOB_COMPLETION_INDEX", *_JAX[1:]), (), ()),
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +76,24 @@ class Launch:
     local_processes: int | None = None
     bound: bool = False
 
+    def check(self, names: str) -> None:
+        """Checks the numbers and the coordinator, which `names` gave.
+
+        Raises:
+            ValueError: the process is none of the run, or there is no port.
+        """
+        if not 0 <= self.process < self.num_processes:
+            raise ValueError(
+                f"{names}: process {self.process} of {self.num_processes} processes; "
+                f"their numbers are 0 to {self.num_processes - 1}"
+            )
+        port = re.fullmatch(r".+:(\d{1,5})", self.coordinator or "")
+        if port is None or not 0 < int(port[1]) < 65536:
+            raise ValueError(
+                f"{names}: the coordinator must be HOST:PORT, such as node001:61440, "
+                f"with a port of 1 to 65535, got {self.coordinator!r}"
+            )
+
 
 def launch_by_hand(
     coordinator: str | None, process: int | None, num_processes: int | None
@@ -57,23 +108,16 @@ def launch_by_hand(
     Raises:
         ValueError: some of the options are missing, or they are inconsistent.
     """
-    arguments = {
-        "--coordinator": coordinator,
-        "--process": process,
-        "--processes": num_processes,
-    }
-    missing = [name for name, value in arguments.items() if value is None]
-    if len(missing) == len(arguments):
+    if coordinator is None and process is None and num_processes is None:
         return None
     if coordinator is None or process is None or num_processes is None:
         raise ValueError(
             "--coordinator HOST:PORT, --process I and --processes N belong together; "
-            f"missing: {', '.join(missing)}"
+            f"got {coordinator}, {process} and {num_processes}"
         )
-    return _checked(
-        Launch("the command line", process, num_processes, coordinator),
-        "--coordinator, --process, --processes",
-    )
+    launch = Launch("the command line", process, num_processes, coordinator)
+    launch.check("--coordinator, --process, --processes")
+    return launch
 
 
 def find_launch(environ: Environment) -> Launch | None:
@@ -85,11 +129,39 @@ def find_launch(environ: Environment) -> Launch | None:
     Raises:
         ValueError: the variables are inconsistent, or none gives the coordinator.
     """
-    for find in _LAUNCHERS:
-        launch = find(environ)
-        if launch is not None:
-            return launch
-    return None
+    for launcher, (names, ranks, counts) in _LAUNCHERS.items():
+        if names[0] not in environ:
+            continue
+        missing = [name for name in names if name not in environ]
+        if missing and _JAX[1] in names:
+            raise ValueError(
+                f"{names[0]} is set, but not {' and '.join(missing)}; set "
+                f"{' and '.join(names[1:])} (HOST:PORT of the first process), in the "
+                "manifest of an indexed Kubernetes job"
+            )
+        if missing:
+            continue
+        process, count = (_number(environ, name) for name in names[:2])
+        local, local_count = (
+            next((_number(environ, name) for name in each if name in environ), None)
+            for each in (ranks, counts)
+        )
+        if launcher == "SLURM":
+            local_count = _tasks_of_node(environ)
+        if count == 1:
+            return None
+        coordinator = _coordinator(environ, launcher, count, local_count)
+        bound = launcher == "SLURM" and _is_bound(environ)
+        launch = Launch(
+            launcher, process, count, coordinator, local, local_count, bound
+        )
+        launch.check(", ".join(names))
+        return launch
+    workers = environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    if len(workers) < 2 or environ.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu":
+        return None
+    worker = _number(environ, "TPU_WORKER_ID") if "TPU_WORKER_ID" in environ else 0
+    return Launch("TPU pod", worker, len(workers), None)
 
 
 def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
@@ -99,165 +171,16 @@ def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
     launcher makes only its own GPUs visible to each process (`srun --gpus-per-task`,
     `--gpu-bind`), each uses all of them.
     """
-    local_rank, count = launch.local_process, launch.local_processes
-    visible = _num_gpus(environ)
-    if (
-        launch.bound
-        or local_rank is None
-        or count is None
-        or count == 1
-        or visible < count
-    ):
-        return None
-    share = visible // count
-    return list(range(local_rank * share, (local_rank + 1) * share))
-
-
-def _num_gpus(environ: Environment) -> int:
-    """Returns the number of visible GPUs, as far as it is known without a driver."""
     named = environ.get("CUDA_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES"))
     if named is not None:
-        return len([name for name in named.split(",") if name.strip()])
-    return sum(
-        bool(re.fullmatch(r"nvidia\d+", p.name)) for p in Path("/dev").glob("nvidia*")
-    )
-
-
-# ------------------------------------------------------------------ launchers
-
-
-def _jax(environ: Environment) -> Launch | None:
-    """JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID and JAX_NUM_PROCESSES."""
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
-    missing = [name for name in names if name not in environ]
-    if missing and names[1] in environ:
-        raise ValueError(
-            f"JAX_PROCESS_ID is set, but not {' and '.join(missing)}; set all of "
-            f"{', '.join(names)}, or none of them"
-        )
-    if missing:
+        visible = len([name for name in named.split(",") if name.strip()])
+    else:
+        visible = len([*Path("/dev").glob("nvidia[0-9]*")])
+    local, count = launch.local_process, launch.local_processes
+    if launch.bound or local is None or not count or not 1 < count <= visible:
         return None
-    process, count = (_number(environ, name) for name in names[1:])
-    launch = Launch("JAX's variables", process, count, environ[names[0]])
-    return _checked(launch, ", ".join(names))
-
-
-def _torchrun(environ: Environment) -> Launch | None:
-    """`torchrun`, which listens on MASTER_PORT; the coordinator uses the next port."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in environ for name in names):
-        return None
-    rank, size, local = (_number(environ, name) for name in names[:3])
-    coordinator = f"{environ['MASTER_ADDR']}:{_number(environ, 'MASTER_PORT') + 1}"
-    address = environ.get("JAX_COORDINATOR_ADDRESS", coordinator)
-    local_size = _optional(environ, "LOCAL_WORLD_SIZE")
-    return _several("torchrun", rank, size, address, local, local_size, names=names)
-
-
-def _open_mpi(environ: Environment) -> Launch | None:
-    """`mpirun` of Open MPI 4 and 5."""
-    if "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    names = [
-        f"OMPI_COMM_WORLD_{name}"
-        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    ]
-    rank, size, local, local_size = (_number(environ, name) for name in names)
-    # Version 4 gives the address of mpirun, which runs on the first host.
-    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
-    match = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri)
-    hosts = [next(filter(None, match.groups()))] if match else []
-    job = uri.split(".")[0] or environ.get("PMIX_NAMESPACE", "")
-    # Version 5: prterun-HOST-PID@1.
-    namespace = re.match(r"prterun-(.+)-\d+@", environ.get("PMIX_NAMESPACE", ""))
-    hosts += [namespace[1]] if namespace else []
-    coordinator = _coordinator(environ, "Open MPI", size, local_size, job, hosts)
-    return _several("Open MPI", rank, size, coordinator, local, local_size, names=names)
-
-
-def _slurm(environ: Environment) -> Launch | None:
-    """`srun`; a batch script itself has no job step and is not one of the processes."""
-    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    if any(name not in environ for name in names):
-        return None
-    rank, size, local = (_number(environ, name) for name in names)
-    # Tasks of every host, such as "4(x2),3".
-    counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    local_size = _tasks_here(counts, _optional(environ, "SLURM_NODEID") or 0)
-    hosts = [first_host(environ.get("SLURM_STEP_NODELIST", ""))]
-    job = environ.get("SLURM_JOB_ID", "")
-    coordinator = _coordinator(environ, "SLURM", size, local_size, job, hosts)
-    return _several(
-        "SLURM",
-        rank,
-        size,
-        coordinator,
-        local,
-        local_size,
-        names=names,
-        bound=_is_bound(environ),
-    )
-
-
-def _pmi(environ: Environment) -> Launch | None:
-    """`mpiexec` of Cray MPICH, PALS, MPICH and Intel MPI."""
-    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
-        return None
-    rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
-    local = _first_number(
-        environ, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "MPI_LOCALRANKID"
-    )
-    local_size = _first_number(
-        environ, "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS"
-    )
-    job = environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", ""))
-    coordinator = _coordinator(environ, "PMI", size, local_size, job, [])
-    names = ("PMI_RANK", "PMI_SIZE")
-    return _several("PMI", rank, size, coordinator, local, local_size, names=names)
-
-
-def _kubernetes(environ: Environment) -> Launch | None:
-    """An indexed job, whose manifest must set the coordinator and the completions."""
-    if "JOB_COMPLETION_INDEX" not in environ:
-        return None
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES")
-    missing = [name for name in names if name not in environ]
-    if missing:
-        raise ValueError(
-            "this pod of an indexed Kubernetes job knows its number "
-            "(JOB_COMPLETION_INDEX), but not how many there are and where the first "
-            f"is; set {' and '.join(missing)} in the manifest: the number of "
-            "completions, and JOB-0.SERVICE:PORT"
-        )
-    process = _number(environ, "JOB_COMPLETION_INDEX")
-    size = _number(environ, "JAX_NUM_PROCESSES")
-    coordinator = environ["JAX_COORDINATOR_ADDRESS"]
-    return _several("Kubernetes", process, size, coordinator, names=names)
-
-
-def _tpu(environ: Environment) -> Launch | None:
-    """The workers of a TPU pod, where JAX finds the coordinator."""
-    workers = environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    if len(workers) < 2 or environ.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu":
-        return None
-    worker = _optional(environ, "TPU_WORKER_ID") or 0
-    return Launch("TPU pod", worker, len(workers), None)
-
-
-# In order of precedence: torchrun and mpirun may run within a SLURM job, and srun may
-# set the variables of PMI.
-_LAUNCHERS: Sequence[Callable[[Environment], Launch | None]] = (
-    _jax,
-    _torchrun,
-    _open_mpi,
-    _slurm,
-    _pmi,
-    _kubernetes,
-    _tpu,
-)
-
-
-# -------------------------------------------------------------------- helpers
+    share = visible // count
+    return list(range(local * share, (local + 1) * share))
 
 
 def first_host(nodes: str) -> str:
@@ -282,24 +205,18 @@ def _is_bound(environ: Environment) -> bool:
     return bool(environ.get("SLURM_GPUS_PER_TASK")) or "gpu" in per_task
 
 
-def _tasks_here(counts: str, node: int) -> int | None:
-    """Returns the number of tasks of a node, from a list such as SLURM's "4(x2),3"."""
+def _tasks_of_node(environ: Environment) -> int | None:
+    """Number of tasks of this node, from SLURM's list of all, such as "4(x2),3"."""
     tasks: list[int] = []
-    for part in filter(None, counts.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            return None
-        tasks += [int(match[1])] * int(match[2] or 1)
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        tasks += [int(count)] * int(times or 1)
+    node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else 0
     return tasks[node] if node < len(tasks) else None
 
 
 def _coordinator(
-    environ: Environment,
-    launcher: str,
-    size: int,
-    local_size: int | None,
-    job: str,
-    hosts: Sequence[str],
+    environ: Environment, launcher: str, count: int, local_count: int | None
 ) -> str:
     """Returns host:port of the first process.
 
@@ -308,68 +225,37 @@ def _coordinator(
     """
     if "JAX_COORDINATOR_ADDRESS" in environ:
         return environ["JAX_COORDINATOR_ADDRESS"]
-    port = _FIRST_PORT + int("".join(re.findall(r"\d", job)) or 0) % _NUM_PORTS
-    candidates = [
+    if launcher == "torchrun":
+        # It listens on MASTER_PORT itself.
+        return f"{environ['MASTER_ADDR']}:{_number(environ, 'MASTER_PORT') + 1}"
+    job = environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", ""))
+    hosts = [
         environ.get("MASTER_ADDR", ""),
-        _LOCALHOST if size in (1, local_size) else "",
-        *hosts,
-        _first_of_pbs(environ),
-        first_host(environ.get("SLURM_NODELIST", "")),
+        "127.0.0.1" if count == local_count else "",
     ]
-    host = next(filter(None, candidates), None)
+    if launcher == "Open MPI":
+        # Version 4 gives the address of mpirun, which runs on the first host, version 5
+        # a namespace prterun-HOST-PID@1.
+        uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+        namespace = environ.get("PMIX_NAMESPACE", "")
+        job = uri.split(".")[0] or namespace
+        address = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri)
+        prterun = re.match(r"prterun-(.+)-\d+@", namespace)
+        hosts += [m[m.lastindex or 0] for m in (address, prterun) if m]
+    hosts.append(first_host(environ.get("SLURM_STEP_NODELIST", "")))
+    nodes = Path(environ.get("PBS_NODEFILE", ""))
+    if nodes.is_file():
+        hosts.append(nodes.read_text().split("\n", 1)[0].strip())
+    hosts.append(first_host(environ.get("SLURM_NODELIST", "")))
+    host = next(filter(None, hosts), None)
     if host is None:
         raise ValueError(
-            f"{launcher} started {size} processes on several hosts, but no variable "
+            f"{launcher} started {count} processes on several hosts, but no variable "
             "names the host of the first one; set MASTER_ADDR to it, or give "
             "--coordinator HOST:PORT --process I --processes N"
         )
+    port = _FIRST_PORT + int("".join(re.findall(r"\d", job)) or 0) % _NUM_PORTS
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _first_of_pbs(environ: Environment) -> str:
-    """Returns the first host of a PBS job, or ""."""
-    path = Path(environ.get("PBS_NODEFILE", ""))
-    return path.read_text().split("\n", 1)[0].strip() if path.is_file() else ""
-
-
-def _several(
-    launcher: str,
-    process: int,
-    num_processes: int,
-    coordinator: str,
-    local_process: int | None = None,
-    local_processes: int | None = None,
-    *,
-    names: Sequence[str],
-    bound: bool = False,
-) -> Launch | None:
-    """Returns the checked launch, or None for a run of a single process."""
-    launch = Launch(
-        launcher,
-        process,
-        num_processes,
-        coordinator,
-        local_process,
-        local_processes,
-        bound,
-    )
-    return _checked(launch, ", ".join(names)) if num_processes > 1 else None
-
-
-def _checked(launch: Launch, names: str) -> Launch:
-    process, count, where = launch.process, launch.num_processes, launch.coordinator
-    if not 0 <= process < count:
-        raise ValueError(
-            f"{names}: process {process} of {count} processes; their numbers are "
-            f"0 to {count - 1}"
-        )
-    port = re.fullmatch(r".+:(\d{1,5})", where or "")
-    if port is None or not 0 < int(port[1]) < 65536:
-        raise ValueError(
-            f"{names}: the coordinator must be HOST:PORT, such as node001:61440, with "
-            f"a port of 1 to 65535, got {where!r}"
-        )
-    return launch
 
 
 def _number(environ: Environment, name: str) -> int:
@@ -379,11 +265,3 @@ def _number(environ: Environment, name: str) -> int:
             f"the environment variable {name} must be a number, got {value!r}"
         )
     return int(value)
-
-
-def _optional(environ: Environment, name: str) -> int | None:
-    return _number(environ, name) if name in environ else None
-
-
-def _first_number(environ: Environment, *names: str) -> int | None:
-    return next((_number(environ, name) for name in names if name in environ), None)

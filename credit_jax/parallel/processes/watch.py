@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from credit_jax.parallel.processes.exit_code import RESUME
@@ -47,28 +48,23 @@ class Watch:
     """Watches the other processes of a run in a thread.
 
     Attributes:
-        process: index of this process.
         connections: connections by process: to process 0, or of process 0 to all
             others.
         silence: seconds without a message after which a process is considered lost.
         end: function (exit code, message) that ends this process.
     """
 
-    process: int
     connections: Mapping[int, socket.socket]
     silence: float
     end: Callable[[int, str], None] = _end
-    _peers: dict[int, _Peer] = field(default_factory=dict)
     _failed: bool = False
     _ended: tuple[int, str] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         """Starts the thread."""
-        now = time.monotonic()
-        for number, connection in self.connections.items():
+        for connection in self.connections.values():
             connection.settimeout(self.silence)
-            self._peers[number] = _Peer(number, connection, now)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -96,7 +92,8 @@ class Watch:
     def end_all(self, code: int, text: str) -> None:
         """Ends this and all other processes with an exit code and a reason."""
         self._failed = True
-        self._announce_and_end(code, text)
+        self._send_all(f"{_FAILED} {code} {text}")
+        self.end(code, text)
 
     def wait(self) -> None:
         """Waits a few seconds for the watch to end this process.
@@ -106,60 +103,48 @@ class Watch:
         """
         self._thread.join(2 * _GRACE)
 
-    # ------------------------------------------------------------- the thread
-
     def _run(self) -> None:
-        beaten = 0.0
+        beaten = -self.silence
         with selectors.DefaultSelector() as selector:
-            for peer in self._peers.values():
-                selector.register(peer.connection, selectors.EVENT_READ, peer)
-            while self._peers:
+            for number, connection in self.connections.items():
+                peer = _Peer(number, connection, time.monotonic())
+                selector.register(connection, selectors.EVENT_READ, peer)
+            while selector.get_map():
                 if time.monotonic() - beaten >= self.silence / 8:
                     self._send_all(_BEAT)
                     beaten = time.monotonic()
                 for key, _ in selector.select(min(1.0, self.silence / 8)):
                     if not self._read(key.data):
                         selector.unregister(key.fileobj)
-                        self._peers.pop(key.data.number, None)
-                self._check_silence()
+                for key in selector.get_map().values():
+                    if time.monotonic() - key.data.heard > self.silence:
+                        self._lose(key.data, f"it was silent for {self.silence:g} s")
                 if self._ended is not None:
-                    self._announce_and_end(*self._ended)
+                    self.end_all(*self._ended)
                     return
 
     def _read(self, peer: _Peer) -> bool:
         """Reads messages of a process; returns False if it sends no more."""
-        try:
+        data = b""
+        with suppress(OSError):
             data = peer.connection.recv(4096)
-        except OSError:
-            data = b""
         if not data:
             self._lose(peer, "its connection was closed")
             return False
         peer.heard = time.monotonic()
         *lines, peer.received = (peer.received + data.decode()).split("\n")
-        return all(self._take(peer, line) for line in lines)
-
-    def _take(self, peer: _Peer, line: str) -> bool:
-        word, _, rest = line.partition(" ")
-        if word == _FAILED:
+        for line in lines:
+            word, _, rest = line.partition(" ")
             code, _, text = rest.partition(" ")
-            self._fail(int(code), text)
-            return False
-        if word == _BYE:
-            if int(rest) not in _DONE:
+            if word == _BYE and int(code) not in _DONE:
                 time.sleep(_GRACE)
-                self._fail(
-                    int(rest),
-                    f"process {peer.number} ended with exit code {rest}; "
-                    "see what it printed",
-                )
-            return False
+                ended = f"process {peer.number} ended with exit code {code}"
+                self._fail(int(code), f"{ended}; see what it printed")
+            elif word == _FAILED:
+                self._fail(int(code), text)
+            if word != _BEAT:
+                return False
         return True
-
-    def _check_silence(self) -> None:
-        for peer in self._peers.values():
-            if time.monotonic() - peer.heard > self.silence:
-                self._lose(peer, f"it was silent for {self.silence:g} s")
 
     def _lose(self, peer: _Peer, how: str) -> None:
         self._fail(
@@ -172,30 +157,21 @@ class Watch:
         if self._ended is None and not self._failed:
             self._ended = code, text
 
-    def _announce_and_end(self, code: int, text: str) -> None:
-        self._send_all(f"{_FAILED} {code} {text}")
-        self.end(code, text)
-
     def _send_all(self, line: str) -> None:
         with self._lock:
             # Also to those that have left, as they wait for this process to leave.
             for connection in self.connections.values():
-                try:
+                with suppress(OSError):  # reading reports the failure
                     connection.sendall(f"{line}\n".encode())
-                except OSError:
-                    continue  # reading reports the failure
 
 
 _watches: list[Watch] = []
 
 
-def watch_others(
-    process: int, connections: Mapping[int, socket.socket], silence: float
-) -> None:
+def watch_others(connections: Mapping[int, socket.socket], silence: float) -> None:
     """Starts a `Watch` of the other processes, until this one leaves."""
-    watch = Watch(process, connections, silence)
-    watch.start()
-    _watches.append(watch)
+    _watches.append(Watch(connections, silence))
+    _watches[-1].start()
 
 
 def leave_others(code: int) -> None:

@@ -7,7 +7,7 @@ shard needs; the needed range is then sliced from [low rows | own block | high r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -97,10 +97,19 @@ def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) ->
     # In the order of the rows: the farthest neighbor below has the first ones.
     sent = [(hop, slice(block - width, block)) for hop, width in reversed(below)]
     sent += [(-hop, slice(0, width)) for hop, width in above]
-    received = _from_neighbors(x, have, sent)
+    shards = range(have.num_shards)
+    parts = [lax.slice_in_dim(x, rows.start, rows.stop, axis=dim) for _, rows in sent]
+    pairs = [[(s, s + hop) for s in shards if s + hop in shards] for hop, _ in sent]
+    received = [keep_moved(part) for part in ppermute_each(parts, have.axis, pairs)]
     pieces = [*received[: len(below)], x, *received[len(below) :]]
     extended = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
-    rows = _cut(extended, pattern.starts, need.length, have.axis, dim)
+    # What a shard needs beyond the array are zeros.
+    starts, length = np.asarray(pattern.starts), need.length
+    before = max(0, -int(starts.min()))
+    after = max(0, int(starts.max()) + length - extended.shape[dim])
+    extended = pad_dim(extended, dim, (before, after))
+    index = starts[:, None] + before + np.arange(length)
+    rows = take_rows(extended, index, have.axis, dim)
     return keep_rows(rows, pattern.valid, have.axis, dim)
 
 
@@ -139,29 +148,3 @@ def _hops(width: int, block: int) -> list[tuple[int, int]]:
     """Returns (distance, rows) of the neighbors that together give `width` rows."""
     count = -(-width // block)
     return [(k, min(block, width - (k - 1) * block)) for k in range(1, count + 1)]
-
-
-def _from_neighbors(
-    x: Array, have: Layout, sent: Sequence[tuple[int, slice]]
-) -> list[Array]:
-    """Sends rows of all shards to the shards at given distances, (distance, rows)."""
-    shards = range(have.num_shards)
-    pieces = [
-        lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim) for _, rows in sent
-    ]
-    pairs = [
-        [(s, s + hop) for s in shards if 0 <= s + hop < have.num_shards]
-        for hop, _ in sent
-    ]
-    return [keep_moved(got) for got in ppermute_each(pieces, have.axis, pairs)]
-
-
-def _cut(
-    extended: Array, starts: tuple[int, ...], length: int, axis: str | None, dim: int
-) -> Array:
-    """Returns `length` rows from `starts[shard]` on, with zeros beyond the array."""
-    before = max(0, -min(starts))
-    after = max(0, max(starts) + length - extended.shape[dim])
-    extended = pad_dim(extended, dim, (before, after))
-    index = np.asarray(starts)[:, None] + before + np.arange(length)
-    return take_rows(extended, index, axis, dim)

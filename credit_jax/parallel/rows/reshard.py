@@ -65,36 +65,25 @@ def in_rows(field: Field) -> Field:
 def _reshard(x: Array, have: Layout, need: Layout) -> Array:
     strips = max(have.strips, need.strips)
     if strips > 1:
-        return _reshard_strips(x, have, need, strips)
+        # A layout in rows is converted to one of consecutive strips.
+        batch, rows, points, *rest = x.shape
+        if have.strips == 1:
+            x = x.reshape(batch, rows * strips, points // strips, *rest)
+        have, after = have.in_strips(strips), need.in_strips(strips)
+        if have.rows != after.rows:
+            x = exchange_rows(x, have, _exchange_pattern(have.rows, after.rows))
+        if need.strips == 1:
+            x = x.reshape(batch, need.length, -1, *rest)
+        return x
     if need.rows == have.rows:
         # Padding rows have any value in the field, but must be zeros in the result.
         return keep_rows(x, np.asarray(have.rows) >= 0, have.axis, have.dim)
     if have.num_shards == 1:
-        return _reshard_one_shard(x, have, need)
+        local = {row: i for i, row in enumerate(have.rows[0]) if row >= 0}
+        check_rows_exist(local, need.rows)
+        local[PADDING] = PADDING
+        return take_static(x, [local[row] for row in need.rows[0]], have.dim)
     halo = _halo_pattern(have, need)
     if halo is not None:
         return exchange_halo(x, have, need, halo)
     return exchange_rows(x, have, _exchange_pattern(have.rows, need.rows))
-
-
-def _reshard_strips(x: Array, have: Layout, need: Layout, strips: int) -> Array:
-    """`_reshard` if one layout is in strips, or both are with equally many.
-
-    A layout in rows is converted to one of consecutive strips.
-    """
-    batch, rows, points, *rest = x.shape
-    if have.strips == 1:
-        x = x.reshape(batch, rows * strips, points // strips, *rest)
-    have, after = have.in_strips(strips), need.in_strips(strips)
-    if have.rows != after.rows:
-        x = exchange_rows(x, have, _exchange_pattern(have.rows, after.rows))
-    if need.strips == 1:
-        x = x.reshape(batch, need.length, -1, *rest)
-    return x
-
-
-def _reshard_one_shard(x: Array, have: Layout, need: Layout) -> Array:
-    where = {row: i for i, row in enumerate(have.rows[0]) if row >= 0}
-    check_rows_exist(where, need.rows)
-    where[PADDING] = PADDING
-    return take_static(x, [where[row] for row in need.rows[0]], have.dim)

@@ -64,13 +64,20 @@ def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
         return x
     columns = _as_transpose(index, x.shape[dim])
     if columns:
-        return _transpose_rows(x, columns, dim)
+        shape = x.shape
+        matrix = x.reshape(*shape[:dim], -1, columns, *shape[dim + 1 :])
+        return jnp.swapaxes(matrix, dim, dim + 1).reshape(shape)
     runs = _runs(index)
     if len(runs) > MAX_PIECES:
         rows = np.asarray(index)[None]
         return keep_rows(_gather(x, rows, rows >= 0, None, dim), rows >= 0, None, dim)
-    if _is_zero_padding(runs):
-        return _pad(x, runs, dim)
+    ranges = [run for run in runs if run[0] >= 0]
+    if len(ranges) == 1 and ranges[0][1] == 1 and len(runs) > 1:
+        # One ascending slice between zero rows.
+        first, _, count = ranges[0]
+        low, high = (n if start < 0 else 0 for start, _, n in (runs[0], runs[-1]))
+        rows = lax.slice_in_dim(x, first, first + count, axis=dim)
+        return pad_dim(rows, dim, (low, high))
     pieces = [_piece(x, start, step, count, dim) for start, step, count in runs]
     return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, dim)
 
@@ -97,7 +104,11 @@ def _runs(index: Sequence[int]) -> list[tuple[int, int, int]]:
     runs: list[list[int]] = []
     previous = None
     for row in index:
-        step = None if previous is None else _step(previous, row)
+        step = None
+        if previous is not None and max(previous, row) < 0:
+            step = 0
+        elif previous is not None and min(previous, row) >= 0:
+            step = row - previous if abs(row - previous) == 1 else None
         if step is None:
             runs.append([row, 0 if row < 0 else 1, 1])
         elif runs[-1][2] == 1 or runs[-1][1] == step:
@@ -107,26 +118,6 @@ def _runs(index: Sequence[int]) -> list[tuple[int, int, int]]:
             runs.append([row, 0 if row < 0 else 1, 1])
         previous = row
     return [(start, step, count) for start, step, count in runs]
-
-
-def _step(previous: int, row: int) -> int | None:
-    if previous < 0 or row < 0:
-        return 0 if previous < 0 and row < 0 else None
-    return row - previous if abs(row - previous) == 1 else None
-
-
-def _is_zero_padding(runs: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the runs are one ascending slice between zero rows."""
-    real = [step for start, step, _ in runs if start >= 0]
-    return len(real) == 1 and real[0] == 1 and len(runs) > 1
-
-
-def _pad(x: Array, runs: Sequence[tuple[int, int, int]], dim: int) -> Array:
-    low = runs[0][2] if runs[0][0] < 0 else 0
-    high = runs[-1][2] if runs[-1][0] < 0 else 0
-    start, _, count = next(run for run in runs if run[0] >= 0)
-    rows = lax.slice_in_dim(x, start, start + count, axis=dim)
-    return pad_dim(rows, dim, (low, high))
 
 
 def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:
@@ -216,9 +207,3 @@ def _as_transpose(index: Sequence[int], size: int) -> int | None:
         return None
     by_columns = np.arange(size).reshape(-1, columns).T.reshape(-1)
     return columns if (np.asarray(index) == by_columns).all() else None
-
-
-def _transpose_rows(x: Array, columns: int, dim: int) -> Array:
-    shape = x.shape
-    matrix = x.reshape(*shape[:dim], -1, columns, *shape[dim + 1 :])
-    return jnp.swapaxes(matrix, dim, dim + 1).reshape(shape)

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from credit_jax.parallel.processes.connect import described
+from credit_jax.parallel.processes import connect
+from credit_jax.parallel.processes.connect import ProcessesMissingError, meet
 from credit_jax.parallel.processes.launch import Launch
-from credit_jax.parallel.processes.meeting import ProcessesMissingError, meet
 from tests.support.processes import free_port
 
 
@@ -147,8 +147,12 @@ def test_a_port_in_use() -> None:
     assert issubclass(ProcessesMissingError, OSError), "an error of the user"
 
 
-def test_a_line_for_each_process() -> None:
-    line = described(launch(3, 8, 61440), 4)
+def test_a_line_for_each_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "_unannounced", [launch(3, 8, 61440)])
+    connect.announce()
+    line = capsys.readouterr().out
     assert line.startswith("process 3 of 8 on ")
-    assert ", 4 devices, started by " in line
-    assert line.endswith("coordinator 127.0.0.1:61440")
+    assert ", 8 devices, started by " in line
+    assert line.endswith("coordinator 127.0.0.1:61440\n")

@@ -33,8 +33,8 @@ def three(silence: float) -> tuple[list[Watch], list[Ended], list[socket.socket]
     pairs = [socket.socketpair() for _ in range(2)]
     ended = [Ended(), Ended()]
     watches = [
-        Watch(0, {1: pairs[0][0], 2: pairs[1][0]}, silence, end=ended[0]),
-        Watch(1, {0: pairs[0][1]}, silence, end=ended[1]),
+        Watch({1: pairs[0][0], 2: pairs[1][0]}, silence, end=ended[0]),
+        Watch({0: pairs[0][1]}, silence, end=ended[1]),
     ]
     for watch in watches:
         watch.start()
