@@ -19,7 +19,7 @@ from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.perturbation import Amplitude
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.named_fields.units import differ
+from credit_jax.named_fields.units import UNIT_OF, conversion, differ
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms.base import variable_of
 
@@ -94,9 +94,11 @@ def singular_vectors(
 
     def product(vector: np.ndarray) -> np.ndarray:
         tangents = linear.tangent_linear(unflattened(vector.ravel()))
-        squares = {
-            key: _weighed(to_host(tangents[key]), roots[key] ** 2) for key in roots
-        }
+        squares = {}
+        for key, root in roots.items():
+            # Of the leads the last counts.
+            squares[key] = np.zeros_like(fields := to_host(tangents[key]))
+            squares[key][-1] = fields[-1] * (root**2)[:, :, 0]
         gradient = linear.adjoint(squares)
         parts = [to_host(gradient[key])[:1] / root for key, root in roots.items()]
         return np.concatenate([np.float64(part).ravel() for part in parts])
@@ -131,13 +133,6 @@ def _root(weights: NormWeights, key: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.sqrt(whole)[None, :, None]
 
 
-def _weighed(fields: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The last of some leads, weighed; zeros elsewhere."""
-    weighed = np.zeros_like(fields)
-    weighed[-1] = fields[-1] * weights[:, :, 0]
-    return weighed
-
-
 def area_weights(
     state: State, latitude: np.ndarray, factors: Mapping[str, Any] | None = None
 ) -> dict[str, np.ndarray]:
@@ -161,22 +156,12 @@ def area_weights(
 
 
 # Of the total energy of a dry atmosphere, J/kg, in layers of equal mass, by CF's
-# standard names, in m/s, K and Pa; T0 = 270 K, p0 = 1000 hPa (Ehrendorfer and Errico
-# 1995).
+# standard names, in SI units; T0 = 270 K, p0 = 1000 hPa (Ehrendorfer and Errico 1995).
 ENERGY = {
     "eastward_wind": 0.5,
     "northward_wind": 0.5,
     "air_temperature": 0.5 * 1004.0 / 270.0,
     "surface_air_pressure": 0.5 * 287.0 * 270.0 / 1e10,
-}
-
-
-# The units of these, in which changes are those of the factors.
-_UNITS = {
-    "eastward_wind": ("m/s",),
-    "northward_wind": ("m/s",),
-    "air_temperature": ("K", "degC"),
-    "surface_air_pressure": ("Pa",),
 }
 
 
@@ -200,14 +185,17 @@ def energy_factors(
     """
     described = {v.key: outputs.attributes_of(v) for v in outputs.variables}
     names = {key: str(x.get("standard_name", "")) for key, x in described.items()}
-    factors = {key: ENERGY[names[key]] for key in keys if names.get(key, "") in ENERGY}
-    for key in factors:
-        units, expected = str(described[key].get("units", "")), _UNITS[names[key]]
-        if all(differ(units, unit) for unit in expected):
+    factors = {}
+    for key in (key for key in keys if names.get(key, "") in ENERGY):
+        expected = UNIT_OF[names[key]]
+        units = str(described[key].get("units", ""))
+        change = conversion(units, expected)
+        if change is None and differ(units, expected):
             raise ValueError(
-                f"{where}: {variable_of(key)} is in {units}, expected "
-                f"{' or '.join(expected)}; {instead}"
+                f"{where}: {variable_of(key)} is in {units}, expected {expected}; "
+                f"{instead}"
             )
+        factors[key] = ENERGY[names[key]] * (change[0] if change else 1.0) ** 2
     if not factors:
         raise ValueError(
             f"{where}: no prognostic variable of the data has one of the standard "
@@ -264,17 +252,11 @@ class SingularMembers:
     and the area of squares in units of the amplitude of each variable and level. This
     is the norm, at the start and at the end, too, unless that is the energy. The
     vectors of a start date are computed once for all members that follow one another.
-
-    Attributes:
-        plan: selects number, lead and amplitude of the vectors.
-        model: model on its mesh.
-        weights: weights of `Forecaster.weights`.
-        outputs: variables and coordinates of the forecasts.
     """
 
-    plan: ForecastPlan
+    plan: ForecastPlan  # selects number, lead and amplitude of the vectors
     model: ParallelModel
-    weights: Any
+    weights: Any  # of `Forecaster.weights`
     outputs: Outputs
     _map: ForecastMap | None = None
     _vectors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
@@ -292,18 +274,20 @@ class SingularMembers:
             else self.vectors(start)
             for start in starts
         }
+        changes: dict[str, np.ndarray] = {}
         keys = dict.fromkeys(key for start in starts for key in self._vectors[start])
-        return {
-            key: np.stack([self._change(task, key) for task in tasks]) for key in keys
-        }
-
-    def _change(self, task: Task, key: str) -> np.ndarray:
-        vectors = self._vectors[task.start]
-        if key not in vectors or task.member == 0:
-            assert self._map is not None, "made with the first vectors"
-            return np.zeros_like(self._map.state[key][0, :, 0])
-        number, odd = divmod(task.member - 1, 2)
-        return -vectors[key][number] if odd else vectors[key][number]
+        for key in keys:
+            each = []
+            for task in tasks:
+                number, odd = divmod(task.member - 1, 2)
+                vectors = self._vectors[task.start]
+                if key not in vectors or task.member == 0:
+                    assert self._map is not None, "made with the first vectors"
+                    each.append(np.zeros_like(self._map.state[key][0, :, 0]))
+                else:
+                    each.append(-vectors[key][number] if odd else vectors[key][number])
+            changes[key] = np.stack(each)
+        return changes
 
     def vectors(self, start: int) -> dict[str, np.ndarray]:
         """Key -> (vector, level, lat, lon) of a start date, of size 1.
@@ -328,20 +312,22 @@ class SingularMembers:
             self._map = forecast
         forecast.compiled_as(self._map)
         size = self._size(forecast.state)
-        norm = size if config.norm == "deviation" else self._energy(forecast, size)
+        norm = size
+        if config.norm != "deviation":
+            texts = "inference.perturbation.norm: energy", "take norm: deviation"
+            energies = energy_factors(self.outputs, size, *texts)
+            norm = area_weights(forecast.state, self.outputs.latitude, energies)
         vectors = singular_vectors(forecast, forecast.state, config.vectors, norm)
         initial = {key: x[:, :, 0] for key, x in vectors.initial.items()}
-        factors = np.array([_factor(initial, size, k) for k in range(config.vectors)])
-        return {key: x * factors[:, None, None, None] for key, x in initial.items()}
-
-    def _energy(
-        self, forecast: ForecastMap, usable: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Key -> (level, lat, lon) weights of the energy of the perturbed variables."""
-        where = "inference.perturbation.norm: energy"
-        instead = "take norm: deviation"
-        factors = energy_factors(self.outputs, usable, where, instead)
-        return area_weights(forecast.state, self.outputs.latitude, factors)
+        factors = []
+        for k in range(config.vectors):
+            # A vector's size becomes 1, and its largest value positive.
+            values = [(np.sqrt(size[key]) * x[k]).ravel() for key, x in initial.items()]
+            joined = np.concatenate(values)
+            sign = np.sign(joined[np.abs(joined).argmax()])
+            factors.append(np.float32(sign / np.linalg.norm(joined)))
+        scale = np.array(factors)[:, None, None, None]
+        return {key: x * scale for key, x in initial.items()}
 
     def _size(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Key -> (level, lat, lon) weights of squares of the perturbed variables."""
@@ -363,14 +349,3 @@ class SingularMembers:
         share = dict.fromkeys(usable, 1 / len(usable))
         weights = area_weights(state, latitude, share)
         return {key: weights[key] / size**2 for key, size in usable.items()}
-
-
-def _factor(
-    initial: Mapping[str, np.ndarray], size: Mapping[str, np.ndarray], number: int
-) -> np.float32:
-    """The factor that makes a vector's size 1, and its largest value positive."""
-    values = np.concatenate(
-        [(np.sqrt(size[key]) * x[number]).ravel() for key, x in initial.items()]
-    )
-    sign = np.sign(values[np.abs(values).argmax()])
-    return np.float32(sign / np.linalg.norm(values))

@@ -12,9 +12,9 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.config.messages import got
-from credit_jax.forecast.outputs import OutputVariable
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.named_fields.coordinates import SAME_DEGREES
+from credit_jax.named_fields.variables import Variable
 from credit_jax.physics.harmonics import (
     legendre_functions,
     legendre_slopes,
@@ -344,7 +344,7 @@ class StateCovariance:
 
 def covariance_of(
     covariance: BackgroundCovariance,
-    variables: Sequence[OutputVariable],
+    variables: Sequence[Variable],
     latitude: np.ndarray,
     longitude: np.ndarray,
 ) -> StateCovariance:

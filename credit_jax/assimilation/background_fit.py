@@ -21,10 +21,10 @@ from credit_jax.config.assimilation import BackgroundConfig
 from credit_jax.config.dates import duration
 from credit_jax.config.messages import got
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.grid_file import GridVariable
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
+from credit_jax.named_fields.variables import Variable
 
 # Largest default truncation: background errors are smooth, and Legendre functions
 # of higher degrees take gigabytes.
@@ -120,7 +120,7 @@ def fit_forecasts(
 
 
 def _winds(
-    config: BackgroundConfig, variables: Mapping[str, GridVariable], where: str
+    config: BackgroundConfig, variables: Mapping[str, Variable], where: str
 ) -> tuple[str, ...]:
     """Names of the eastward and the northward wind, or ().
 

@@ -15,8 +15,8 @@ import xarray as xr
 from credit_jax.config.assimilation import Reason
 from credit_jax.config.messages import counted
 from credit_jax.data.calendars import calendar_of, to_labels
-from credit_jax.forecast.outputs import OutputVariable
-from credit_jax.named_fields.units import comparable, differ
+from credit_jax.named_fields.units import comparable, conversion, differ
+from credit_jax.named_fields.variables import Variable
 
 _NUMBERS = ("latitude", "longitude", "level", "value", "error")
 _NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")
@@ -41,7 +41,7 @@ class TrajectoryGrid:
         predicted: names of variables that a forecast has, but not its start.
     """
 
-    variables: Mapping[str, OutputVariable]
+    variables: Mapping[str, Variable]
     latitude: np.ndarray
     longitude: np.ndarray
     times: np.ndarray
@@ -343,6 +343,34 @@ def find_faults(
         lambda row: f"{row['variable']} at {row['time']} repeats an earlier row",
     )
     return Faults(reasons, first)
+
+
+def in_units_of(
+    table: pd.DataFrame, grid: TrajectoryGrid, operators: Iterable[str]
+) -> pd.DataFrame:
+    """Observations, with errors and levels, converted to the units of the model.
+
+    Args:
+        table, grid, operators: see `find_faults`. Units that are not known, or cannot
+            be converted, stay.
+    """
+    table, names = table.copy(), table["variable"]
+    for column, known, values, spreads in (
+        (_UNITS, grid.units, "value", ["error"]),
+        (_LEVEL_UNITS, grid.level_units, "level", []),
+    ):
+        units = _texts(table, column)
+        for name, unit in {*zip(names, units, strict=True)}:
+            to = known.get(name, "")
+            change = conversion(unit, to) if differ(unit, to) else None
+            if name in operators or change is None:
+                continue
+            rows = (names == name) & (units == unit)
+            table.loc[rows, values] = table.loc[rows, values] * change[0] + change[1]
+            for spread in spreads:
+                table.loc[rows, spread] *= abs(change[0])
+            table.loc[rows, column] = to
+    return table
 
 
 def notes_on_units(

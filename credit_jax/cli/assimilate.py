@@ -17,7 +17,12 @@ import numpy as np
 from credit_jax.assimilation import read_background, read_observations
 from credit_jax.assimilation.background import covariance_of
 from credit_jax.assimilation.cycling import FORECASTS, Cycling, trajectory_grid
-from credit_jax.assimilation.observations import find_faults, notes_on_units, usable
+from credit_jax.assimilation.observations import (
+    find_faults,
+    in_units_of,
+    notes_on_units,
+    usable,
+)
 from credit_jax.assimilation.operators import Observer, operators_of
 from credit_jax.cli.commands import DIVERGED, OK, CommandError, run_module
 from credit_jax.cli.forecast.model import (
@@ -119,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     )
     grid = trajectory_grid(outputs, plan.schedule, 0, section.cycles - 1)
     operators = operators_of(section.operators, grid)
+    table = in_units_of(table, grid, section.operators)
     faults = find_faults(table, grid, plan.schedule.num_steps, section.operators)
     observations, left_out = usable(table, faults, section.leave_out)
     notes = [f"left out: {line}" for line in left_out]

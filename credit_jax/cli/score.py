@@ -19,7 +19,7 @@ from credit_jax.cli.commands import FAILED, OK, CommandError, print_line, run_mo
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
 from credit_jax.evaluation.offline import dims_of_scores, grid_of, score_files
@@ -108,16 +108,13 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--forecast: {args.forecast} has no lead time above 0")
     config = _config(record, files)
     options = score_options(args, config, record.training_dates)
-    coordinates = files.grid.latitude, files.grid.longitude
-    comparison = open_comparison(
-        options, files.grid.variables, coordinates, valid_times(files)
-    )
+    comparison = open_comparison(options, files.grid.table, valid_times(files))
     for note in comparison.notes:
         print_line(f"note: {note}", "yellow")
     attributes = attributes_of(files.where, comparison, record.provenance)
     refuse_other_scores(args.out, "--out", attributes)
     with writable_folder(args.out, "--out") as out:
-        grid = grid_of(*coordinates, regions)
+        grid = grid_of(files.grid.latitude, files.grid.longitude, regions)
         count = len(files.starts)
         sums = score_files(
             files,

@@ -167,7 +167,8 @@ class ForecastReader:
 
     @cached_property
     def _checks(self) -> ChannelChecks:
-        return ChannelChecks(self.data, self.pipeline, self.schema, self._noted)
+        read = self.data.schema
+        return ChannelChecks(self.data, self.pipeline, self.schema, read, self._noted)
 
     @property
     def _noted(self) -> bool:

@@ -23,13 +23,9 @@ DAYS = 365.25
 
 @dataclasses.dataclass(frozen=True)
 class FurtherInputs(OpenedData):
-    """The inputs other than x of a data section; fields are read on access.
+    """The inputs other than x of a data section; fields are read on access."""
 
-    Attributes:
-        schemas: input of the model -> its channels, before preblocks.
-    """
-
-    schemas: Mapping[str, ChannelSchema]
+    schemas: Mapping[str, ChannelSchema]  # by input, before preblocks
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,10 +49,15 @@ class FurtherInputs(OpenedData):
 
     def vectors(self, start: np.datetime64) -> dict[str, np.ndarray]:
         """Computes the inputs that encode times of a step, (size,) each."""
+        steps = {INPUT_TIMES: range(1 - self.data.history_len, 1), TARGET_TIME: (1,)}
+
+        def times(which: str) -> np.ndarray:
+            if which not in steps:
+                return self.times(which, start)
+            return np.stack([self.time(start, step) for step in steps[which]])
+
         return {
-            name: encode_times(
-                np.concatenate([self._times(kind, start) for kind in which])
-            )
+            name: encode_times(np.concatenate([*map(times, which)]))
             for name, which in self.data.time_encoding.items()
         }
 
@@ -84,45 +85,34 @@ class FurtherInputs(OpenedData):
         """The grids of an input of the model."""
         return self.only(self.data.sources_of(name)).grids()
 
-    def _times(self, which: str, start: np.datetime64) -> np.ndarray:
-        """The times of one entry of `time_encoding`."""
-        if which not in (INPUT_TIMES, TARGET_TIME):
-            return self.times(which, start)
-        steps = range(1 - self.data.history_len, 1) if which == INPUT_TIMES else (1,)
-        return np.stack([self.time(start, step) for step in steps])
-
 
 @dataclasses.dataclass(frozen=True)
 class InputData(OpenedData):
-    """The sources of x, and the further inputs of a model.
+    """The sources of x, and the further inputs of a model."""
 
-    Attributes:
-        schema: the channels of x, and those of y that are read, without transforms.
-        further: inputs of the model other than x; None if there are none.
-    """
-
-    schema: ChannelSchema
+    schema: ChannelSchema  # of x, and of y as it is read, without transforms
     further: FurtherInputs | None
+
+    @property
+    def _every(self) -> OpenedData:
+        """All sources, those of the further inputs among them."""
+        sources, clocks = dict(self.sources), dict(self.clocks)
+        if self.further is not None:
+            sources |= self.further.sources
+            clocks |= self.further.clocks
+        return OpenedData(self.data, sources, clocks, self.calendar)
 
     def coordinates(self) -> Coordinates:
         """See `OpenedData.coordinates`; those of the further inputs are among them."""
-        others = {} if self.further is None else self.further.sources
-        opened = OpenedData(
-            self.data, {**self.sources, **others}, self.clocks, self.calendar
-        )
-        return opened.coordinates()
+        return self._every.coordinates()
 
     def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
         """See `OpenedData.path_of`; those of the further inputs are among them."""
-        path = super().path_of(key, time, step)
-        if path is None and self.further is not None:
-            return self.further.path_of(key, time, step)
-        return path
+        return self._every.path_of(key, time, step)
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `OpenedData.units`; those of the further inputs are among them."""
-        units = super().units()
-        return units if self.further is None else units | self.further.units()
+        return self._every.units()
 
 
 def further_inputs(

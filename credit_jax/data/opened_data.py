@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
+from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.clock import SourceClock, common_calendar, source_clock
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates
+from credit_jax.transforms.build import predicted_names
 
 
 def arrange(
@@ -59,18 +61,12 @@ class OpenedData:
     """The sources of a data section; fields are read on access.
 
     Training, forecasts, truth and the further inputs of a model are all opened as this.
-
-    Attributes:
-        data: the section, with the variables that are read.
-        sources: name -> opened source.
-        clocks: name -> maps times of the calendar to times of that source.
-        calendar: calendar of the start times, in which steps are counted.
     """
 
-    data: DataConfig
+    data: DataConfig  # with the variables that are read
     sources: dict[str, Source]
-    clocks: dict[str, SourceClock]
-    calendar: str
+    clocks: dict[str, SourceClock]  # from the calendar to times of each source
+    calendar: str  # of the start times, in which steps are counted
 
     @property
     def timestep(self) -> pd.Timedelta:
@@ -132,6 +128,33 @@ class OpenedData:
         return {k: unit for s in self.sources.values() for k, unit in s.units().items()}
 
 
+@dataclass(frozen=True)
+class NamedData:
+    """A data section, and the names of its variables in forecasts.
+
+    Attributes:
+        data: the section.
+        names: key of a variable -> its key in forecasts, where a preblock `rename`
+            gives it another one.
+        moved: keys of variables that forecasts have on other levels, to which a
+            preblock `hybrid_level_interp` brings them.
+    """
+
+    data: DataConfig
+    names: Mapping[str, str] = field(default_factory=dict)
+    moved: frozenset[str] = frozenset()
+
+    @classmethod
+    def before(cls, preblocks: PreblocksConfig, data: DataConfig) -> NamedData:
+        """The data that some preblocks make the model's input from.
+
+        Raises:
+            ValueError, OSError: a `rename` or `hybrid_level_interp` is invalid, or the
+                file of a rename cannot be read.
+        """
+        return cls(data, *predicted_names(preblocks))
+
+
 def open_data(
     data: DataConfig,
     open_files: OpenFiles | None = None,
@@ -161,7 +184,7 @@ def open_data(
     clocks = {name: _clock(data, source) for name, source in sources.items()}
     calendar = common_calendar(data, clocks)
     if any(clock.mode != "cyclic" for clock in clocks.values()):
-        _check_same_calendar(calendar, like)
+        (like or Coordinates()).check_calendar(calendar, "data")
     clocks = {name: replace(clock, master=calendar) for name, clock in clocks.items()}
     return OpenedData(data, sources, clocks, calendar)
 
@@ -171,17 +194,3 @@ def _clock(data: DataConfig, source: Source) -> SourceClock:
         return source_clock(data, source.config, source.calendar, source.coverage())
     except ValueError as error:
         raise ValueError(f"data.source.{source.name}: {error}") from None
-
-
-def _check_same_calendar(calendar: str, like: Coordinates | None) -> None:
-    """Checks that times are in the calendar of a run.
-
-    Raises:
-        ValueError: they are in another one.
-    """
-    if like is not None and like.calendar not in (None, calendar):
-        raise ValueError(
-            f"data: the times of its files are in the calendar {calendar}, but those "
-            f"of {like.where} in {like.calendar}; convert the files, or name the "
-            "calendar of the run in data.calendar"
-        )

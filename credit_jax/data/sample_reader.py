@@ -195,7 +195,8 @@ class SampleReader:
     def _checks(self) -> ChannelChecks:
         noted = self.dataset.data.on_outlier == "note"
         row = 0 if self.rows is None else self.rows.start or 0
-        return ChannelChecks(self.dataset, self.pipeline, self.schema, noted, row)
+        data, read = self.dataset, self.dataset.schema
+        return ChannelChecks(data, self.pipeline, self.schema, read, noted, row)
 
     def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
         """The inputs of the model other than x."""

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,38 +28,8 @@ from credit_jax.transforms import Pipeline, TreeSchema
 READ_ORDER = ("dynamic_forcing", "static", "prognostic")
 SCHEMA_FILE = "channel_schema.yaml"
 SCHEMA_VERSION = 1
-
-
-Direction = Literal["input", "output"]
-
-
-@runtime_checkable
-class Frame(Protocol):
-    """One frame of an array of a model."""
-
-    @property
-    def channels(self) -> int:
-        """Its number of channels."""
-        ...
-
-
-@runtime_checkable
-class ModelChannels(Protocol):
-    """The channel counts in the config of a model."""
-
-    @property
-    def x(self) -> Frame:
-        """The input."""
-        ...
-
-    @property
-    def output(self) -> Frame:
-        """The prediction."""
-        ...
-
-    def channel_sum(self, direction: Direction) -> str:
-        """The sum of channels as text, such as "channels 4 x levels 8 + ..."."""
-        ...
+# Attributes of groups in that file.
+_SAVED = ("var_key", "n_levels", "n_time")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +47,6 @@ class ChannelGroup:
     n_levels: int
     n_time: int
     levels: CoordinateValues | None = dataclasses.field(default=None, compare=False)
-
-    def as_credit(self) -> dict[str, Any]:
-        """The entries of CREDIT's channel_schema.yaml."""
-        return {name: getattr(self, name) for name in ("var_key", "n_levels", "n_time")}
 
     @property
     def source(self) -> str:
@@ -134,22 +100,23 @@ class ChannelSchema:
         targets: list[ChannelGroup] = []
         for name, source in data.sources_of(input_name).items():
             history = source.history_len or data.history_len
-            kinds = [(inputs, kind, history) for kind in INPUT_TYPES]
-            kinds += [(targets, kind, 1) for kind in OUTPUT_TYPES]
             levels = axes[name].levels if name in axes else None
             levels = None if len(levels or ()) != num_levels[name] else levels
-            for groups, kind, times in kinds:
-                field = getattr(source.variables, kind)
-                if field is None:
-                    continue
-                key = f"{name}/{kind}"
-                groups += [
-                    ChannelGroup(f"{key}/3d/{v}", num_levels[name], times, levels)
-                    for v in field.vars_3D
-                ]
-                groups += [
-                    ChannelGroup(f"{key}/2d/{v}", 1, times) for v in field.vars_2D
-                ]
+            for groups, kinds, times in (
+                (inputs, INPUT_TYPES, history),
+                (targets, OUTPUT_TYPES, 1),
+            ):
+                for kind in kinds:
+                    if (field := getattr(source.variables, kind)) is None:
+                        continue
+                    key, count = f"{name}/{kind}", num_levels[name]
+                    groups += [
+                        ChannelGroup(f"{key}/3d/{v}", count, times, levels)
+                        for v in field.vars_3D
+                    ]
+                    groups += [
+                        ChannelGroup(f"{key}/2d/{v}", 1, times) for v in field.vars_2D
+                    ]
         return cls(tuple(inputs), tuple(targets))
 
     def after(self, pipeline: Pipeline) -> "ChannelSchema":
@@ -181,17 +148,21 @@ class ChannelSchema:
         A name is that of the variable with its levels, "T (8 levels)", or the whole key
         if the variable's name is not unique.
         """
-        return {"input": _names(self.input), "target": _names(self.target)}
+        return {which: _names(self.groups(which)) for which in ("input", "target")}
+
+    def groups(self, which: str) -> tuple[ChannelGroup, ...]:
+        """The variables of "input", or else of the target."""
+        return self.input if which == "input" else self.target
 
     @property
     def num_input_channels(self) -> int:
         """Channels of x."""
-        return _total(self.input)
+        return sum(group.n_levels for group in self.input)
 
     @property
     def num_target_channels(self) -> int:
         """Channels of y."""
-        return _total(self.target)
+        return sum(group.n_levels for group in self.target)
 
     def input_slices(self) -> dict[str, slice]:
         """var_key -> its channels in x."""
@@ -227,13 +198,12 @@ class ChannelSchema:
 
     def _place_of(self, channel: int, which: str) -> tuple[ChannelGroup, int]:
         """The group of a channel, and its index within the group."""
-        groups = self.target if which == "target" else self.input
-        slices = _slices(groups)
-        for group in groups:
+        slices = _slices(self.groups(which))
+        for group in self.groups(which):
             place = slices[group.var_key]
             if place.start <= channel < place.stop:
                 return group, channel - place.start
-        raise IndexError(f"channel {channel} of {slices[groups[-1].var_key].stop}")
+        raise IndexError(f"channel {channel} of {[*slices.values()][-1].stop}")
 
     def advance(self, x: Array | np.ndarray, y: Array | np.ndarray) -> Array:
         """Returns x of the next step, with what y predicts of it.
@@ -267,11 +237,10 @@ class ChannelSchema:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes CREDIT's channel_schema.yaml atomically."""
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "input": [group.as_credit() for group in self.input],
-            "target": [group.as_credit() for group in self.target],
-        }
+        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        for which in ("input", "target"):
+            groups = self.groups(which)
+            content[which] = [{k: getattr(g, k) for k in _SAVED} for g in groups]
         with new_file(path) as partial, partial.open("w") as file:
             yaml.safe_dump(content, file, sort_keys=False)
 
@@ -291,7 +260,10 @@ class ChannelSchema:
                 f"expected {SCHEMA_VERSION}"
             )
         try:
-            parts = [_groups(content[key]) for key in ("input", "target")]
+            parts = [
+                tuple(ChannelGroup(*(each[k] for k in _SAVED)) for each in content[key])
+                for key in ("input", "target")
+            ]
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{os.fspath(path)}: not a channel schema ({error!r}); expected lists "
@@ -313,38 +285,6 @@ def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
     }
 
 
-def channel_problems(
-    schema: ChannelSchema, model: ModelChannels, where: str = "data.source"
-) -> list[str]:
-    """Compares the channels of the data with those of a model.
-
-    Args:
-        schema: the channels of the data.
-        model: the validated config of the model.
-        where: dotted path of the data's variables.
-
-    Returns:
-        One line for the input and one for the output if they differ, with the sums of
-        both sides.
-    """
-    sides: tuple[tuple[Direction, int, tuple[ChannelGroup, ...]], ...] = (
-        ("input", model.x.channels, schema.input),
-        ("output", model.output.channels, schema.target),
-    )
-    return [
-        f"model: has {count} {direction} channels, but {where} has {_total(groups)}: "
-        f"model {model.channel_sum(direction)} = {count}; data {_sum(groups)}; change "
-        f"the model's channels, or the variables of {where}"
-        for direction, count, groups in sides
-        if count != _total(groups)
-    ]
-
-
-def _groups(entries: list[dict]) -> tuple[ChannelGroup, ...]:
-    keys = ("var_key", "n_levels", "n_time")
-    return tuple(ChannelGroup(*(entry[key] for key in keys)) for entry in entries)
-
-
 def _slices(groups: tuple[ChannelGroup, ...]) -> dict[str, slice]:
     slices, start = {}, 0
     for group in groups:
@@ -361,12 +301,3 @@ def _names(groups: tuple[ChannelGroup, ...]) -> tuple[str, ...]:
         levels = f" ({group.n_levels} levels)" if group.n_levels > 1 else ""
         names.append((group.variable if unique else group.var_key) + levels)
     return tuple(names)
-
-
-def _total(groups: tuple[ChannelGroup, ...]) -> int:
-    return sum(group.n_levels for group in groups)
-
-
-def _sum(groups: tuple[ChannelGroup, ...]) -> str:
-    terms = " + ".join(f"{group.variable} {group.n_levels}" for group in groups)
-    return f"{terms} = {_total(groups)}"

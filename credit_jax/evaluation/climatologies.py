@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,14 +16,15 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.mean_fields import part_of_year
-from credit_jax.data.named_data import NamedData
-from credit_jax.evaluation.grid_file import GridFile, GridVariable, LevelSelection
+from credit_jax.data.opened_data import NamedData
+from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.evaluation.references import (
     Reference,
     open_dataset,
     open_reference,
 )
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.variables import LevelSelection, Variables
 
 HOUR, DAY, MONTH = "hour", "dayofyear", "month"
 _MEAN = "_mean"
@@ -32,31 +33,6 @@ _SIZES = {HOUR: 24, DAY: 366, MONTH: 12}
 _DAYS_OF_LEAP_YEAR, _FEBRUARY, _LEAP_DAY = 366, 2, (2, 29)
 # Limits of the times of the training period that are averaged, and of their memory.
 MAX_TIMES, MAX_BYTES = 1000, 2 * 2**30
-
-
-@runtime_checkable
-class ClimatologyFields(Protocol):
-    """Climatological fields at given times."""
-
-    @property
-    def where(self) -> str:
-        """Description for errors and for the attributes of scores."""
-        ...
-
-    @property
-    def variables(self) -> Mapping[str, GridVariable]:
-        """The available variables by name."""
-        ...
-
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latitudes and longitudes, degrees."""
-        ...
-
-    def read(
-        self, time: np.datetime64, selection: LevelSelection
-    ) -> Float[np.ndarray, "channel lat lon"]:
-        """All wanted levels of all wanted variables at a time, float32."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,19 +48,12 @@ class FileClimatology:
     file: GridFile
 
     @property
-    def where(self) -> str:
-        return self.file.where
-
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.file.latitude, self.file.longitude
-
-    @property
-    def variables(self) -> Mapping[str, GridVariable]:
+    def table(self) -> Variables:
         variables = self.file.variables
         means = {
             k.removesuffix(_MEAN): v for k, v in variables.items() if k.endswith(_MEAN)
         }
-        return {**means, **variables}
+        return replace(self.file.table, table={**means, **variables})
 
     def read(
         self, time: np.datetime64, selection: LevelSelection
@@ -108,8 +77,8 @@ class FileClimatology:
             matches = labels <= value if dim == HOUR else labels == value
             if not matches.any():
                 raise ValueError(
-                    f"{self.where}: has no {dim} {value} of {time.isoformat()[:16]}"
-                    f"; it has {_listed(labels)}"
+                    f"{self.file.where}: has no {dim} {value} of "
+                    f"{time.isoformat()[:16]}; it has {_listed(labels)}"
                 )
             places[dim] = int(np.argmax(np.where(matches, labels, -1)))
         return places
@@ -131,13 +100,13 @@ class FileClimatology:
                 labels = np.arange(size) + (dim != HOUR)
             else:
                 raise ValueError(
-                    f"{self.where}: the dim {dim} of size {size} has no coordinate; "
-                    f"name its labels, from {0 if dim == HOUR else 1} on"
+                    f"{self.file.where}: the dim {dim} of size {size} has no "
+                    f"coordinate; name its labels, from {0 if dim == HOUR else 1} on"
                 )
             numbers = labels.dtype.kind in "iuf"
             if not numbers or np.unique(labels).size < size:
                 raise ValueError(
-                    f"{self.where}: the labels of {dim} are {_listed(labels)}, "
+                    f"{self.file.where}: the labels of {dim} are {_listed(labels)}, "
                     "expected different numbers"
                 )
             by_dim[dim] = labels
@@ -146,42 +115,28 @@ class FileClimatology:
 
 @dataclass(frozen=True, eq=False)
 class TrainingClimatology:
-    """The mean of the training period, by season, and by hour if memory allows.
-
-    Attributes:
-        reference: the training data.
-        times: the times that are averaged.
-        by_hour: whether hours of the day are averaged separately.
-        selection: the variables of the means.
-        means: (season, hour) -> (channel, lat, lon); (-1, -1) is the mean of all times.
-        left_out: number of times that could not be read.
-    """
+    """The mean of the training period, by season, and by hour if memory allows."""
 
     reference: Reference
-    times: np.ndarray
-    by_hour: bool
+    times: np.ndarray  # those that are averaged
+    by_hour: bool  # whether hours of the day are averaged separately
     selection: LevelSelection
+    # (season, hour) -> (channel, lat, lon); (-1, -1) is the mean of all times.
     means: Mapping[tuple[int, int], np.ndarray]
-    left_out: int = 0
+    left_out: int = 0  # number of times that could not be read
 
     @property
-    def where(self) -> str:
+    def table(self) -> Variables:
         parts = "season and hour" if self.by_hour else "season"
         first, last = (str(self.times[i])[:16] for i in (0, -1))
         omission = (
             f", without {self.left_out} that cannot be read" if self.left_out else ""
         )
-        return (
+        text = (
             f"means by {parts} of {len(self.times)} times of the training period, "
             f"{first} to {last}{omission}"
         )
-
-    @property
-    def variables(self) -> Mapping[str, GridVariable]:
-        return self.reference.variables
-
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.reference.coordinates()
+        return replace(self.reference.table, where=text)
 
     def read(
         self, time: np.datetime64, selection: LevelSelection
@@ -283,8 +238,8 @@ def _fields(
         yield time, fields
     if not num_read:
         raise ValueError(
-            f"{reference.where}: none of {len(times)} times can be read; the first: "
-            f"{fault}"
+            f"{reference.table.where}: none of {len(times)} times can be read; the "
+            f"first: {fault}"
         )
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from credit_jax.data.calendars import shift_all
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import LevelSelection
+from credit_jax.named_fields.variables import LevelSelection
 
 
 @runtime_checkable

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from credit_jax.data.calendars import calendar_of, shift_all, to_labels
 from credit_jax.evaluation.forecast_files import stacked, valid_time
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import LevelSelection
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.variables import LevelSelection
 
 # Folders of start dates: 20010601_0000Z, and 2001-06-01T00Z of CREDIT's gen1.
 _START = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)[_T](\d\d)(\d\d)?Z")
@@ -27,21 +27,13 @@ _DAY = np.timedelta64(1, "D")
 
 @dataclass(frozen=True, eq=False)
 class NetcdfForecasts:
-    """CREDIT's layout: folders of start dates, with files of one or several steps.
+    """CREDIT's layout: folders of start dates, with files of one or several steps."""
 
-    Attributes:
-        where: the folder above.
-        starts: see `ForecastFiles`.
-        leads: see `ForecastFiles`.
-        calendar: see `ForecastFiles`.
-        places: (start, member) -> valid time -> file and position of the time in it.
-        open_files: the files that are open.
-    """
-
-    where: str
+    where: str  # the folder above
     starts: np.ndarray
     leads: np.ndarray
     calendar: str
+    # (start, member) -> valid time -> file and position of the time in it.
     places: Mapping[tuple[int, int], Mapping[np.datetime64, tuple[Path, int]]]
     open_files: OpenFiles
 
@@ -67,7 +59,9 @@ class NetcdfForecasts:
         return np.concatenate(members)
 
     def _open(self, path: Path) -> GridFile:
-        return GridFile(str(path), self.open_files.dataset(path), ("time",))
+        dataset, time = self.open_files.dataset(path), ("time",)
+        timed = time if "time" in dataset.dims else ()
+        return GridFile(str(path), dataset, time, timed)
 
 
 def start_folders(place: Path) -> list[Path]:

@@ -90,7 +90,7 @@ def _read(
     for number, start in enumerate(files.starts):
         persistence = comparison.persistence(start)
         for lead in range(len(files.leads)):
-            forecast = files.read(number, lead, comparison.forecast)
+            forecast = files.read(number, lead, comparison.to_truth.levels)
             references = comparison.at(valid_time(files, number, lead)) | persistence
             forecast = forecast[:num_members]
             yield forecast, {name: x[None] for name, x in references.items()}

@@ -2,67 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from credit_jax.config.data import DateRange, in_training
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
-from credit_jax.evaluation.comparison import (
-    ScoreComparison,
-    compare,
-    in_units_of,
-    levels_in,
-)
+from credit_jax.evaluation.comparison import ScoreComparison, compare
 from credit_jax.evaluation.forecast_files import ForecastFiles
-from credit_jax.evaluation.grid_file import GridVariable, align
 from credit_jax.evaluation.netcdf_forecasts import open_netcdf, start_folders
 from credit_jax.evaluation.references import open_truth
 from credit_jax.evaluation.scores import NONE_TRAINED
 from credit_jax.evaluation.zarr_forecasts import open_zarr
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.variables import Variables
 
 NO_CLIMATOLOGY = "none"
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The references that forecasts are compared with.
+    """The references that forecasts are compared with."""
 
-    Attributes:
-        truth: data, or a path: see `open_truth`.
-        climatology: path of mean fields; "none" omits climatology; None takes means of
-            the training period.
-        training: the data of that period; None if unknown.
-        variables: names of those that are compared; all by default.
-        training_dates: date ranges that the weights were trained on; those of
-            `training` if there are none.
-        open_files: files that are open already.
-    """
-
-    truth: str | NamedData
-    climatology: str | None = None
+    truth: str | NamedData  # data, or a path: see `open_truth`
+    climatology: str | None = None  # a path, or "none"; None: means of `training`
     training: NamedData | None = None
-    variables: tuple[str, ...] = ()
-    training_dates: tuple[DateRange, ...] = ()
+    variables: tuple[str, ...] = ()  # all by default
+    training_dates: tuple[DateRange, ...] = ()  # of the weights
     open_files: OpenFiles | None = None
 
 
 def open_comparison(
-    options: ScoreOptions,
-    variables: Mapping[str, GridVariable],
-    coordinates: tuple[np.ndarray, np.ndarray],
-    times: np.ndarray,
+    options: ScoreOptions, forecast: Variables, times: np.ndarray
 ) -> ScoreComparison:
     """Opens the references of some forecasts.
 
     Args:
         options: names the references.
-        variables: variables of the forecasts, by name.
-        coordinates: latitudes and longitudes of the forecasts.
+        forecast: variables of the forecasts.
         times: all start dates and valid times.
 
     Raises:
@@ -71,65 +51,37 @@ def open_comparison(
     """
     files = options.open_files or OpenFiles()
     truth = open_truth(options.truth, times, files)
-    comparison = compare(variables, coordinates, truth, options.variables)
-    problems = truth.problems(times, [*comparison.in_truth])
+    comparison = compare(forecast, truth, options.variables)
+    problems = truth.problems(times, [*comparison.scored.table])
     if problems:
         raise ValueError("; ".join(problems))
-    comparison = replace(comparison, notes=(*comparison.notes, *truth.notes(times)))
-    comparison = _with_training_dates(comparison, options, times)
-    return _with_climatology(comparison, options, coordinates, files)
-
-
-def _with_training_dates(
-    comparison: ScoreComparison, options: ScoreOptions, times: np.ndarray
-) -> ScoreComparison:
-    """The comparison with what is known of the training period."""
+    notes = [*comparison.notes, *truth.notes(times)]
     ranges = options.training_dates
     if not ranges and options.training is not None:
         ranges = options.training.data.ranges
-    if not ranges:
-        return comparison
-    seen = in_training(times, ranges)
-    if not seen:
-        return replace(comparison, training_dates=NONE_TRAINED)
-    return replace(comparison, training_dates=seen, notes=(*comparison.notes, seen))
-
-
-def _with_climatology(
-    comparison: ScoreComparison,
-    options: ScoreOptions,
-    coordinates: tuple[np.ndarray, np.ndarray],
-    files: OpenFiles,
-) -> ScoreComparison:
-    if options.climatology == NO_CLIMATOLOGY:
-        return comparison
+    seen = in_training(times, ranges) if ranges else ""
+    notes += [seen] if seen else []
+    dates = seen or (NONE_TRAINED if ranges else comparison.training_dates)
     if options.climatology is None and options.training is None:
-        note = (
+        notes.append(
             "no climatology is known, so that anomalies are not scored; give "
             "--climatology FILE"
         )
-        return replace(comparison, notes=(*comparison.notes, note))
-    if options.climatology is None:
-        assert options.training is not None, "checked above"
-        option = "the training data"
+    comparison = replace(comparison, notes=tuple(notes), training_dates=dates)
+    if options.climatology is not None and options.climatology != NO_CLIMATOLOGY:
+        climatology = open_climatology(options.climatology, files)
+    elif options.climatology is None and options.training is not None:
         climatology = training_climatology(
             options.training,
-            lambda reference: levels_in(comparison.channels, reference, option),
+            lambda reference: (
+                comparison.scored.align(reference.table, complete=True).other_levels
+            ),
             open_files=files,
         )
-        selection = climatology.selection
     else:
-        option = f"--climatology: {options.climatology}"
-        climatology = open_climatology(options.climatology, files)
-        selection = levels_in(comparison.channels, climatology, "--climatology")
-    places = align(*coordinates, climatology.coordinates(), option)
-    places = in_units_of(comparison.channels, climatology, places)
-    return replace(
-        comparison,
-        climatology=climatology,
-        in_climatology=selection,
-        to_climatology=places,
-    )
+        return comparison
+    places = comparison.scored.align(climatology.table, complete=True)
+    return replace(comparison, climatology=climatology, to_climatology=places)
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:

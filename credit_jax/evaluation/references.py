@@ -20,47 +20,28 @@ from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import near_times, rounding_of, to_labels
-from credit_jax.data.named_data import NamedData
-from credit_jax.data.opened_data import OpenedData, open_data
+from credit_jax.data.opened_data import NamedData, OpenedData, open_data
 from credit_jax.data.sources.source import Source, field_key, variables_of
-from credit_jax.evaluation.grid_file import (
-    GridFile,
-    GridVariable,
-    LevelSelection,
-    in_hectopascal,
-    level_units,
-)
+from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.named_fields.coordinates import LevelValues
+from credit_jax.named_fields.variables import (
+    LevelSelection,
+    Variable,
+    Variables,
+    labeled_levels,
+)
 from credit_jax.transforms.base import variable_of
 
 TIMES = ("time", "valid_time")
 
 
 @runtime_checkable
-class Reference(Protocol):
-    """Fields at given times."""
+class ReferenceFields(Protocol):
+    """Fields at given times, of a truth or a climatology."""
 
     @property
-    def where(self) -> str:
-        """Description for errors and for the attributes of scores."""
-        ...
-
-    @property
-    def variables(self) -> Mapping[str, GridVariable]:
-        """The available variables by name."""
-        ...
-
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latitudes and longitudes, degrees."""
-        ...
-
-    def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        """Lists what is missing at some times, one line each."""
-        ...
-
-    def notes(self, times: np.ndarray) -> list[str]:
-        """Lists what is read otherwise than a file says, one line each."""
+    def table(self) -> Variables:
+        """The available variables; its origin is an attribute of scores, too."""
         ...
 
     def read(
@@ -70,91 +51,74 @@ class Reference(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class FileReference:
-    """A NetCDF file or a Zarr store with times.
+@runtime_checkable
+class Reference(ReferenceFields, Protocol):
+    """A truth."""
 
-    Attributes:
-        file: opened.
-        time: name of its time dim.
-    """
-
-    file: GridFile
-    time: str
-
-    @property
-    def where(self) -> str:
-        return self.file.where
-
-    @property
-    def variables(self) -> Mapping[str, GridVariable]:
-        return self.file.variables
-
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.file.latitude, self.file.longitude
+    def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
+        """Lists what is missing at some times, one line each."""
+        ...
 
     def notes(self, times: np.ndarray) -> list[str]:
-        places = near_times(times, self._labels, self.where)
-        note = rounding_of(times, self._labels[places], self.where)
+        """Lists what is read otherwise than a file says, one line each."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FileReference:
+    """A NetCDF file or a Zarr store with times."""
+
+    file: GridFile
+    time: str  # name of its dim
+
+    @property
+    def table(self) -> Variables:
+        return self.file.table
+
+    def notes(self, times: np.ndarray) -> list[str]:
+        places = near_times(times, self._labels, self.file.where)
+        note = rounding_of(times, self._labels[places], self.file.where)
         return [] if note is None else [note]
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        dataset, labels = self.file.dataset, self._labels
-        constant = [name for name in names if self.time not in dataset[name].dims]
-        if constant:
-            return [
-                f"{self.where}: {', '.join(constant)}: no dim {self.time}, and would "
-                "be compared with forecasts of all times; leave it out with "
-                "--variables, or give it times"
-            ]
-        missing = times[near_times(times, labels, self.where) < 0]
+        labels = self._labels
+        missing = times[near_times(times, labels, self.file.where) < 0]
         if not len(missing):
             return []
         return [
-            f"{self.where} lacks {len(missing)} of {len(times)} times, the first is "
-            f"{str(missing[0])[:16]}; it has {len(labels)} from "
+            f"{self.file.where} lacks {len(missing)} of {len(times)} times, the first "
+            f"is {str(missing[0])[:16]}; it has {len(labels)} from "
             f"{str(labels.min())[:16]} to {str(labels.max())[:16]}"
         ]
 
     def read(
         self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
-        (position,) = near_times(np.array([time]), self._labels, self.where).tolist()
-        place = {self.time: position}
-        fields = [
-            self.file.read(name, place, levels) for name, levels in selection.items()
-        ]
-        return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
+        labels = near_times(np.array([time]), self._labels, self.file.where)
+        return self.file.channels({self.time: int(labels[0])}, selection)
 
     @cached_property
     def _labels(self) -> np.ndarray:
-        return to_labels(self.file.dataset[self.time].values, self.where)
+        return to_labels(self.file.dataset[self.time].values, self.file.where)
 
 
 @dataclass(frozen=True, eq=False)
 class DataReference:
-    """The predicted variables of a data section.
+    """The predicted variables of a data section."""
 
-    Attributes:
-        where: description of the section, for errors.
-        opened: the sources.
-        names, moved: see `NamedData`; it has no variables that are moved.
-    """
-
-    where: str
+    where: str  # description of the section
     opened: OpenedData
     names: Mapping[str, str]
     moved: frozenset[str]
 
     @property
-    def variables(self) -> Mapping[str, GridVariable]:
-        return {name: variable for name, (_, variable) in self._known.items()}
-
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+    def table(self) -> Variables:
         grid = self.opened.rows_and_columns()
-        if grid is not None:
-            return grid
-        raise ValueError(f"{self.where}: no file has latitudes and longitudes of rows")
+        if grid is None:
+            raise ValueError(
+                f"{self.where}: no file has latitudes and longitudes of rows"
+            )
+        return Variables(self.where, self._known, *grid)
 
     def notes(self, times: np.ndarray) -> list[str]:
         notes = [
@@ -196,43 +160,42 @@ class DataReference:
             for kind in source.config.variables.by_type:
                 fields = source.read(kind, source_times)
                 fields_by_key |= {key: field[:, 0] for key, field in fields.items()}
-        arrays = {name: fields_by_key[self._known[name][0]] for name in selection}
-        chosen = [
-            array if selection[name] is None else array[list(selection[name] or ())]
-            for name, array in arrays.items()
+        arrays = [
+            fields_by_key[self._known[name].key][levels and [*levels]]
+            if levels
+            else fields_by_key[self._known[name].key]
+            for name, levels in selection.items()
         ]
-        return np.concatenate(chosen).astype(np.float32, copy=False)
+        return np.concatenate(arrays).astype(np.float32, copy=False)
 
     def _source_times(self, source: Source, times: np.ndarray) -> np.ndarray:
         return np.unique(self.opened.clocks[source.name].input_times(times)[..., -1])
 
     @cached_property
-    def _known(self) -> dict[str, tuple[str, GridVariable]]:
-        """Name -> key and description, from the first source that has the variable."""
-        by_name: dict[str, tuple[str, GridVariable]] = {}
+    def _known(self) -> dict[str, Variable]:
+        """Name -> variable, from the first source that has it."""
+        by_name: dict[str, Variable] = {}
         for source in self.opened.sources.values():
-            units = source.units()
-            stored = source.axes().levels
+            units, stored = source.units(), source.axes().levels
             listed = source.config.level_values or stored or range(source.num_levels)
-            unit = getattr(stored, "unit", "")
-            levels = in_hectopascal(LevelValues(listed, unit))
-            about = {"level_units": level_units(levels, {"units": unit})}
+            about = {"units": getattr(stored, "unit", "")}
+            levels, level_units = labeled_levels(listed, about)
             for kind in source.config.variables.by_type:
                 for dims, variable in variables_of(source.config, kind):
                     key = field_key(source.name, kind, dims, variable)
                     if key in self.moved:
                         continue
-                    unit = units.get(key, ("", ""))[0]
-                    described = GridVariable(units=unit)
+                    described = Variable(key, units=units.get(key, ("",))[0])
                     if dims == "3d":
-                        described = GridVariable(levels, unit, **about)
-                    name = variable_of(self.names.get(key, key))
-                    by_name.setdefault(name, (key, described))
+                        described = replace(
+                            described, levels=levels, level_units=level_units
+                        )
+                    by_name.setdefault(variable_of(self.names.get(key, key)), described)
         return by_name
 
     def _only(self, names: Sequence[str]) -> dict[str, Source]:
         """The sources, restricted to some variables."""
-        keys = {self._known[name][0] for name in names}
+        keys = {self._known[name].key for name in names}
         chosen = {}
         for name, source in self.opened.sources.items():
             fields: dict[str, Any] = {}
@@ -289,7 +252,8 @@ def open_truth(
             f"--truth: {path} has no dim {' or '.join(TIMES)}; it has "
             f"{', '.join(map(str, dataset.dims))}"
         )
-    return FileReference(GridFile(path, dataset, (dims[0],)), dims[0])
+    time = dims[0]
+    return FileReference(GridFile(path, dataset, (time,), (time,)), time)
 
 
 def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.evaluation.forecast_files import stacked
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import LevelSelection, open_dataset
+from credit_jax.evaluation.references import open_dataset
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.variables import LevelSelection
 
 # Names of the dims of start dates, lead times and members.
 STARTS = ("time", "init_time")
@@ -25,18 +26,12 @@ MEMBERS = ("number", "realization", "member", "sample", "ensemble")
 
 @dataclass(frozen=True, eq=False)
 class ZarrForecasts:
-    """A Zarr store in WeatherBench's layout.
-
-    Attributes:
-        grid: the store.
-        time, lead: names of the dims of start dates and lead times.
-        member: name of the dim of members, or None.
-    """
+    """A Zarr store in WeatherBench's layout."""
 
     grid: GridFile
-    time: str
+    time: str  # names of the dims of start dates, lead times and members
     lead: str
-    member: str | None
+    member: str | None  # None without an ensemble
 
     @property
     def where(self) -> str:
@@ -119,4 +114,5 @@ def open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:
                 "once; which of the forecasts is meant cannot be known"
             )
     others = (time, *([member] if member else []), lead)
-    return ZarrForecasts(GridFile(path, dataset, others), time, lead, member)
+    grid = GridFile(path, dataset, others, (time, lead))
+    return ZarrForecasts(grid, time, lead, member)

@@ -20,11 +20,6 @@ from jaxtyping import Array
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.comparison import ScoreComparison
-from credit_jax.evaluation.grid_file import (
-    GridVariable,
-    in_hectopascal,
-    level_units,
-)
 from credit_jax.evaluation.mesh_sums import MeshSums
 from credit_jax.evaluation.offline import dims_of_scores, grid_of
 from credit_jax.evaluation.opening import ScoreOptions, open_comparison
@@ -33,8 +28,6 @@ from credit_jax.evaluation.sums import ScoreDims, ScoreSums
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.named_fields.coordinates import LevelValues
-from credit_jax.named_fields.units import text_of
 
 FOLDER = "sums"
 
@@ -167,26 +160,11 @@ def online_scores(
     Raises:
         FileNotFoundError, ValueError: data for the comparison are missing.
     """
-    variables = {}
-    for variable in outputs.variables:
-        attributes = outputs.attributes_of(variable)
-        texts = [str(attributes.get(key, "")) for key in ("units", "long_name")]
-        values, units = None, ""
-        if variable.levels is not None:
-            about = outputs.attributes_of_levels(variable.level_dim)
-            levels = LevelValues(variable.levels, text_of(about, "units"))
-            values = in_hectopascal(levels)
-            units = level_units(values, about)
-        variables[variable.name] = GridVariable(values, *texts, level_units=units)
     grid = grid_of(outputs.latitude, outputs.longitude, regions)
     keys = {variable.name: variable.key for variable in outputs.variables}
     MeshSums(model.mesh, grid, size, schedule.num_members)
-    coordinates = outputs.latitude, outputs.longitude
-    comparison = open_comparison(options, variables, coordinates, _times(schedule))
-    channels = {
-        keys[name]: channel_levels
-        for name, channel_levels in comparison.forecast.items()
-    }
+    comparison = open_comparison(options, outputs.table, _times(schedule))
+    channels = {keys[name]: x for name, x in comparison.to_truth.levels.items()}
     measure = MeshSums(model.mesh, grid, size, schedule.num_members, channels)
     leads = [schedule.lead(step).to_timedelta64() for step in schedule.written]
     dims = dims_of_scores(comparison, grid, np.array(leads), schedule.num_members)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.config.messages import got, nearest
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import STANDARD
+from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.coordinates import listed
+from credit_jax.named_fields.variables import (
+    LEVEL,
+    Variable,
+    Variables,
+    labeled_levels,
+)
 from credit_jax.plan.forecast import ForecastPlan, levels_of
 from credit_jax.transforms import Pipeline
 from credit_jax.transforms.base import HEIGHT, PRESSURE, variable_of
 
-LEVEL = "level"
 # Name of a level coordinate that a block makes -> its CF attributes.
 _COORDINATE_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     PRESSURE: {"units": "hPa"},
@@ -31,47 +38,47 @@ _COORDINATE_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class OutputVariable:
-    """A variable of the files.
-
-    Attributes:
-        key: key of the field, "SOURCE/field_type/3d or 2d/NAME".
-        levels: values of its level coordinate; None for a variable without levels.
-        chosen: positions of these levels in the field; None is all.
-        level_dim: name of that coordinate.
-    """
-
-    key: str
-    levels: np.ndarray | None = None
-    chosen: tuple[int, ...] | None = None
-    level_dim: str = LEVEL
-
-    @property
-    def name(self) -> str:
-        """The name of the variable in files."""
-        return self.key.split("/")[-1]
-
-
-@dataclass(frozen=True, eq=False)
 class Outputs:
-    """The variables of the files, and the coordinates of their values.
+    """The variables of the files, and the coordinates of their values."""
 
-    Attributes:
-        variables: variables in the order in which they are written.
-        latitude, longitude: (lat,) and (lon,) degrees, or both (y, x) on a curvilinear
-            grid.
-        calendar: calendar of the valid times.
-        attributes: CF attributes by variable, and those of "time", which the config
-            names; CREDIT's files have no others.
-        described: CF attributes by key, of the data files and of derived fields.
-    """
-
-    variables: tuple[OutputVariable, ...]
-    latitude: np.ndarray
+    variables: tuple[Variable, ...]  # in the order in which they are written
+    latitude: np.ndarray  # (lat,) degrees, or (y, x) on a curvilinear grid
     longitude: np.ndarray
-    calendar: str = STANDARD
+    calendar: str = STANDARD  # of the valid times
+    # CF attributes that the config names, by variable, and those of "time"; then those
+    # of data files and derived fields, by key.
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        config: OutputConfig,
+        counts: Mapping[str, int],
+        levels: Mapping[str, Sequence[float] | None],
+        reader: ForecastReader,
+        grid: tuple[np.ndarray, np.ndarray],
+        calendar: str,
+    ) -> Outputs:
+        """The fields of a step that a config chooses; predicted ones come first.
+
+        Args:
+            config, levels: see `choose_outputs`.
+            counts: key -> number of levels of every field that a step makes.
+            reader: reader of the forecasts.
+            grid: see `latitude` and `longitude`.
+            calendar: see `Outputs`.
+
+        Raises:
+            ValueError: see `choose_outputs` and `read_attributes`.
+        """
+        order = [key for key in reader.schema.target_slices() if key in counts]
+        order += [key for key in counts if key not in order]
+        shapes, pipeline = {key: counts[key] for key in order}, reader.pipeline
+        variables = choose_outputs(config, shapes, levels, pipeline)
+        attributes = read_attributes(config.metadata)
+        described = pipeline.described(reader.data.attributes())
+        return cls(variables, *grid, calendar, attributes, described)
 
     @property
     def curvilinear(self) -> bool:
@@ -84,11 +91,27 @@ class Outputs:
         return ("y", "x") if self.curvilinear else ("latitude", "longitude")
 
     @property
+    def table(self) -> Variables:
+        """The variables by name, with their units, and pressures in hPa."""
+        table = {}
+        for v in self.variables:
+            known = self.attributes_of(v)
+            names = ("units", "long_name")
+            about: dict[str, Any] = {key: str(known.get(key, "")) for key in names}
+            if v.levels is not None:
+                labels = labeled_levels(
+                    v.levels, self.attributes_of_levels(v.level_dim)
+                )
+                about |= dict(zip(("levels", "level_units"), labels, strict=True))
+            table[v.name] = replace(v, **about)
+        return Variables("the forecast", table, self.latitude, self.longitude)
+
+    @property
     def selection(self) -> dict[str, tuple[int, ...] | None]:
         """Key -> positions of levels, for `ForecastStep`."""
         return {variable.key: variable.chosen for variable in self.variables}
 
-    def attributes_of(self, variable: OutputVariable) -> dict[str, Any]:
+    def attributes_of(self, variable: Variable) -> dict[str, Any]:
         """CF attributes of a variable: those of the config come first."""
         return {
             **self.described.get(variable.key, {}),
@@ -144,8 +167,6 @@ def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
     if plan.schedule.num_steps > 1:
         forcing = _shapes_on(model, reader.forcing([task], 1), size)
     shapes = ForecastStep(model, plan.rollout).shapes(first, forcing)
-    order = [key for key in plan.schema.target_slices() if key in shapes]
-    order += [key for key in shapes if key not in order]
     grid = reader.pipeline.grid
     if grid is None:
         latitude, longitude = reader.data.latitude_longitude()
@@ -156,21 +177,9 @@ def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
             "the weight file of the regrid block gives no latitudes and longitudes "
             "of rows and columns, which forecasts are written with"
         )
-    config = plan.inference.output
-    variables = choose_outputs(
-        config,
-        {key: shapes[key] for key in order},
-        levels_of(plan.config, plan.schema),
-        reader.pipeline,
-    )
-    return Outputs(
-        variables,
-        latitude,
-        longitude,
-        plan.schedule.calendar,
-        read_attributes(config.metadata),
-        reader.pipeline.described(reader.data.attributes()),
-    )
+    levels = levels_of(plan.config, plan.schema)
+    grid, calendar = (latitude, longitude), plan.schedule.calendar
+    return Outputs.of(plan.inference.output, shapes, levels, reader, grid, calendar)
 
 
 def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
@@ -192,7 +201,7 @@ def choose_outputs(
     shapes: Mapping[str, int],
     levels: Mapping[str, Sequence[float] | None],
     pipeline: Pipeline,
-) -> tuple[OutputVariable, ...]:
+) -> tuple[Variable, ...]:
     """Chooses the variables that are written, in the order of `shapes`, as in CREDIT.
 
     Args:
@@ -215,9 +224,12 @@ def choose_outputs(
         )
     missing = [key for key in asked if key not in shapes]
     if missing:
+        known = {variable_of(key): key for key in shapes}
+        near = nearest(variable_of(missing[0]), known)
+        meant = "" if near is None else f" (nearest: {known[near]!r})"
         raise ValueError(
             f"{where}: {', '.join(missing)}: not predicted; there are: "
-            f"{', '.join(shapes)}{_meant(missing[0], shapes)}"
+            f"{', '.join(shapes)}{meant}"
         )
     chosen = []
     for key in (name for name in shapes if name in asked):
@@ -227,22 +239,29 @@ def choose_outputs(
                 raise ValueError(
                     f"{where}: {key} has no levels, got levels {requested}"
                 )
-            chosen.append(OutputVariable(key))
+            chosen.append(Variable(key))
             continue
         dim, values = _levels_of(key, shapes[key], levels, pipeline)
-        positions = _positions(requested, values, f"{where}: {key}")
-        if positions is not None:
+        positions = None
+        if requested is not None:
+            every = values.tolist()
+            if absent := sorted({*requested} - {*every}):
+                raise ValueError(
+                    f"{where}: {key}: levels {listed(absent)} are not predicted; there "
+                    f"are: {listed(every)}"
+                )
+            positions = tuple(i for i, x in enumerate(every) if x in requested)
             values = values[list(positions)]
-        chosen.append(OutputVariable(key, values, positions, dim))
-    _check_names(chosen)
+        chosen.append(Variable(key, values, positions, dim))
+    keys: dict[str, str] = {}
+    for variable in chosen:
+        other = keys.setdefault(variable.name, variable.key)
+        if other != variable.key:
+            raise ValueError(
+                f"{where}: {other} and {variable.key} would both be written as "
+                f"{variable.name}; name one of them, or rename the other"
+            )
     return tuple(chosen)
-
-
-def _meant(name: str, keys: Iterable[str]) -> str:
-    """The end of an error: the key whose variable is most like that of a name."""
-    known = {variable_of(key): key for key in keys}
-    candidate = nearest(variable_of(name), known)
-    return "" if candidate is None else f" (nearest: {known[candidate]!r})"
 
 
 def _levels_of(
@@ -264,36 +283,6 @@ def _levels_of(
     if values is not None and len(values) == count:
         return LEVEL, np.array(values)
     return (LEVEL if values is None else f"{LEVEL}_{count}"), np.arange(count)
-
-
-def _positions(
-    requested: Sequence[float] | None, values: np.ndarray, where: str
-) -> tuple[int, ...] | None:
-    """Positions of the chosen levels, in the order of the field."""
-    if requested is None:
-        return None
-    missing = sorted(set(requested) - set(values.tolist()))
-    if missing:
-        raise ValueError(
-            f"{where}: levels {_listed(missing)} are not predicted; there are: "
-            f"{_listed(values.tolist())}"
-        )
-    return tuple(i for i, level in enumerate(values.tolist()) if level in requested)
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
-
-
-def _check_names(variables: Sequence[OutputVariable]) -> None:
-    keys: dict[str, str] = {}
-    for variable in variables:
-        other = keys.setdefault(variable.name, variable.key)
-        if other != variable.key:
-            raise ValueError(
-                f"inference.output.variables: {other} and {variable.key} would both be "
-                f"written as {variable.name}; name one of them, or rename the other"
-            )
 
 
 def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:

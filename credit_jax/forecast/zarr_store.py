@@ -29,9 +29,11 @@ from credit_jax.data.calendars import STANDARD, as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
-from credit_jax.forecast.outputs import Outputs, OutputVariable
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_folder
+from credit_jax.named_fields.units import DEGREES
+from credit_jax.named_fields.variables import Variable
 
 MANY_LEVELS = 8 * 2**20
 TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
@@ -44,8 +46,8 @@ _COORDINATES: dict[str, dict[str, Any]] = {
     MEMBER: {"standard_name": "realization", "long_name": "ensemble member"},
     "level": {"long_name": "level", "axis": "Z"},
     "pressure": {"standard_name": "air_pressure", "units": "hPa", "axis": "Z"},
-    "latitude": {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
-    "longitude": {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
+    "latitude": {**DEGREES["latitude"], "axis": "Y"},
+    "longitude": {**DEGREES["longitude"], "axis": "X"},
 }
 
 
@@ -112,7 +114,7 @@ class ZarrStore:
         """The steps that are in the store, the initial state included."""
         return (0, *self.schedule.written)
 
-    def dims(self, variable: OutputVariable) -> tuple[str, ...]:
+    def dims(self, variable: Variable) -> tuple[str, ...]:
         """Names of the dims of a variable."""
         members = (MEMBER,) if self.schedule.num_members > 1 else ()
         levels = () if variable.levels is None else (variable.level_dim,)
@@ -227,7 +229,7 @@ class ZarrStore:
         )
         array[...] = values
 
-    def _variable(self, group: Any, variable: OutputVariable) -> None:
+    def _variable(self, group: Any, variable: Variable) -> None:
         dims, sizes = self.dims(variable), self._sizes()
         shape = tuple(sizes[dim] for dim in dims)
         space = self.outputs.space

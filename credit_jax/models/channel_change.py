@@ -15,7 +15,6 @@ from typing import Literal
 import jax
 import numpy as np
 
-from credit_jax.data.schema import Direction
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.init import initialize
@@ -24,6 +23,7 @@ from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.state_dict.problems import compare_shapes, raise_problems
 
 Fill = Literal["zero", "mean", "copy"]
+Direction = Literal["input", "output"]
 # Whether the output of the last layer has the channels outermost, or innermost (of the
 # points of a patch).
 CHANNELS_FIRST = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -24,16 +24,13 @@ PerChannel = Float[np.ndarray, " channel"]
 ColumnNames: TypeAlias = tuple[Any, ...]
 
 
+# Arrays are (channel,), in the dtype of the file; a channel is a level or a grid point.
+# `channels_last`: whether channels are the last dim of a field, or the second.
+
+
 @dataclass(frozen=True, eq=False)
 class StandardScaler:
-    """bridgescaler's DStandardScaler(Tensor): `(x - mean) / sqrt(variance)`.
-
-    Attributes:
-        mean: (channel,) in the dtype of the file; a channel is a level or a grid point.
-        variance: (channel,) population variance.
-        columns: names or indices of the channels.
-        channels_last: whether channels are the last dim of an array, or the second.
-    """
+    """bridgescaler's DStandardScaler(Tensor): `(x - mean) / sqrt(variance)`."""
 
     mean: PerChannel
     variance: PerChannel
@@ -43,13 +40,7 @@ class StandardScaler:
 
 @dataclass(frozen=True, eq=False)
 class DeepStandardScaler:
-    """bridgescaler's DeepStandardScaler: `(x - mean) / deviation`, channels last.
-
-    Attributes:
-        mean: (channel,).
-        deviation: (channel,) sample standard deviation.
-        channels_last: True.
-    """
+    """bridgescaler's DeepStandardScaler: `(x - mean) / deviation`, of samples."""
 
     mean: PerChannel
     deviation: PerChannel
@@ -58,14 +49,7 @@ class DeepStandardScaler:
 
 @dataclass(frozen=True, eq=False)
 class MinMaxScaler:
-    """bridgescaler's DMinMaxScaler(Tensor): `(x - min) / (max - min)`.
-
-    Attributes:
-        minimum: (channel,) smallest value seen.
-        maximum: (channel,) largest value seen.
-        columns: names or indices of the channels.
-        channels_last: whether channels are the last dim of an array, or the second.
-    """
+    """bridgescaler's DMinMaxScaler(Tensor): `(x - min) / (max - min)`."""
 
     minimum: PerChannel
     maximum: PerChannel
@@ -79,16 +63,10 @@ class QuantileScaler:
 
     Attributes:
         centroids: a (centroid, 2) array of means and weights for each channel.
-        minimum: (channel,) smallest value seen.
-        maximum: (channel,) largest value seen.
         size: (channel,) number of values seen.
         distribution: distribution of transformed values: uniform, normal or logistic.
-        min_val: lower bound of quantiles before the distribution is applied.
-        max_val: upper bound of them.
-        fast_transform: whether the transform interpolates between knots.
-        num_knots: number of these knots.
-        columns: names or indices of the channels.
-        channels_last: whether channels are the last dim of an array, or the second.
+        min_val, max_val: bounds of quantiles before the distribution is applied.
+        fast_transform: whether the transform interpolates between `num_knots` knots.
     """
 
     centroids: tuple[Float[np.ndarray, "_ 2"], ...]
@@ -133,15 +111,18 @@ def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
             f"scaler file {path}: expected {{data_type: {{source: {{variable: scaler "
             "as a string of JSON}}}, as `credit preprocess` writes it"
         )
-    return {
-        data_type: {
-            source: {
-                key: _named(text, f"{path}, {key}") for key, text in scalers.items()
-            }
-            for source, scalers in sources.items()
-        }
-        for data_type, sources in nested.items()
-    }
+    parsed: dict[str, dict[str, dict[str, Scaler]]] = {}
+    for data_type, sources in nested.items():
+        by_source = parsed.setdefault(data_type, {})
+        for source, scalers in sources.items():
+            by_key = by_source.setdefault(source, {})
+            for key, scaler in scalers.items():
+                try:
+                    by_key[key] = parse_scaler(scaler)
+                except (ValueError, KeyError, TypeError) as error:
+                    what = f"scaler file {path}, {key}"
+                    raise ValueError(f"{what}: {error}") from error
+    return parsed
 
 
 def parse_scaler(text: str) -> Scaler:
@@ -160,8 +141,28 @@ def parse_scaler(text: str) -> Scaler:
             f"got type {values['type']!r}, expected one of {', '.join(_CLASSES)} "
             "(each with or without the ending Tensor)"
         )
+    scaler, keys = _CLASSES[name]
     try:
-        return _CLASSES[name](values)
+        arrays = {name: _array(values, key) for name, key in keys.items()}
+        about: dict[str, Any] = {}
+        if scaler is not DeepStandardScaler:
+            columns = values.get("x_columns_")
+            names = () if columns is None else np.asarray(columns).tolist()
+            last = bool(values.get("channels_last", True))
+            about = {"columns": tuple(names), "channels_last": last}
+        if scaler is QuantileScaler:
+            if values.get("centroids_") is None:
+                raise KeyError("centroids_")
+            centroids = (np.asarray(c, np.float64) for c in values["centroids_"])
+            about |= {
+                "centroids": tuple(centroids),
+                "distribution": values["distribution"],
+                "min_val": float(values["min_val"]),
+                "max_val": float(values["max_val"]),
+                "fast_transform": bool(values.get("fast_transform", False)),
+                "num_knots": int(values.get("n_knots", 256)),
+            }
+        return scaler(**arrays, **about)
     except KeyError as error:
         raise ValueError(
             f"{values['type']} has no {error.args[0]}: it is not fitted"
@@ -187,10 +188,8 @@ def take_channels(scaler: Scaler, places: Int[np.ndarray, " n"]) -> Scaler:
             return value[places]
         return tuple(value[k] for k in places) if isinstance(value, tuple) else value
 
-    named = {
-        attribute.name: getattr(scaler, attribute.name) for attribute in fields(scaler)
-    }
-    return replace(scaler, **{name: taken(value) for name, value in named.items()})
+    names = (attribute.name for attribute in fields(scaler))
+    return replace(scaler, **{name: taken(getattr(scaler, name)) for name in names})
 
 
 def channel_variance(scaler: Scaler) -> PerChannel | None:
@@ -258,13 +257,6 @@ def _is_nested(value: Any, depth: int = 3) -> bool:
     )
 
 
-def _named(text: str, where: str) -> Scaler:
-    try:
-        return parse_scaler(text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"scaler file {where}: {error}") from error
-
-
 def _decode_array(values: dict[str, Any]) -> Any:
     """A JSON `object_hook` that decodes bridgescaler's two array encodings."""
     if "__numpy__" in values:
@@ -283,53 +275,15 @@ def _array(values: Mapping[str, Any], name: str) -> Shaped[np.ndarray, " channel
     return np.atleast_1d(np.asarray(values[name]))
 
 
-def _common(values: Mapping[str, Any]) -> dict[str, Any]:
-    columns = values.get("x_columns_")
-    listed = np.asarray(columns).tolist() if columns is not None else []
-    return {
-        "columns": tuple(listed),
-        "channels_last": bool(values.get("channels_last", True)),
-    }
-
-
-def _standard(values: Mapping[str, Any]) -> StandardScaler:
-    mean, variance = _array(values, "mean_x_"), _array(values, "var_x_")
-    return StandardScaler(mean, variance, **_common(values))
-
-
-def _deep_standard(values: Mapping[str, Any]) -> DeepStandardScaler:
-    return DeepStandardScaler(_array(values, "mean_"), _array(values, "sd_"))
-
-
-def _min_max(values: Mapping[str, Any]) -> MinMaxScaler:
-    low, high = _array(values, "min_x_"), _array(values, "max_x_")
-    return MinMaxScaler(low, high, **_common(values))
-
-
-def _quantile(values: Mapping[str, Any]) -> QuantileScaler:
-    if values.get("centroids_") is None:
-        raise KeyError("centroids_")
-    return QuantileScaler(
-        centroids=tuple(
-            np.asarray(centroids, np.float64) for centroids in values["centroids_"]
-        ),
-        minimum=_array(values, "min_"),
-        maximum=_array(values, "max_"),
-        size=_array(values, "size_"),
-        distribution=values["distribution"],
-        min_val=float(values["min_val"]),
-        max_val=float(values["max_val"]),
-        fast_transform=bool(values.get("fast_transform", False)),
-        num_knots=int(values.get("n_knots", 256)),
-        **_common(values),
-    )
-
-
-_CLASSES: dict[str, Callable[[Mapping[str, Any]], Scaler]] = {
-    "DStandardScaler": _standard,
-    "DMinMaxScaler": _min_max,
-    "DQuantileScaler": _quantile,
-    "DeepStandardScaler": _deep_standard,
+# Class of bridgescaler -> ours, and its arrays by their keys.
+_CLASSES: dict[str, tuple[type[Scaler], dict[str, str]]] = {
+    "DStandardScaler": (StandardScaler, {"mean": "mean_x_", "variance": "var_x_"}),
+    "DMinMaxScaler": (MinMaxScaler, {"minimum": "min_x_", "maximum": "max_x_"}),
+    "DQuantileScaler": (
+        QuantileScaler,
+        {"minimum": "min_", "maximum": "max_", "size": "size_"},
+    ),
+    "DeepStandardScaler": (DeepStandardScaler, {"mean": "mean_", "deviation": "sd_"}),
 }
 
 

@@ -7,8 +7,10 @@ values in another order is put in order; all else is an error with both values.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -28,6 +30,7 @@ _OF_SPACING = 0.25
 _MOST_HPA = 1200.0
 
 CoordinateValues: TypeAlias = tuple[float, ...]
+_LOG = logging.getLogger("credit_jax")
 
 
 class LevelValues(CoordinateValues):
@@ -64,18 +67,11 @@ def attributes_of(levels: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class GridCoordinates:
-    """The coordinates of the fields of one source.
+    """The coordinates of the fields of a source; None: unknown, or not along a dim."""
 
-    Attributes:
-        latitude, longitude: degrees of rows and of columns; None if they are unknown
-            or vary along rows or columns.
-        levels: values of the levels of 3-D variables, in order; None if unknown.
-        where: origin, for errors.
-    """
-
-    latitude: CoordinateValues | None = None
-    longitude: CoordinateValues | None = None
-    levels: CoordinateValues | None = None
+    latitude: CoordinateValues | None = None  # degrees of rows
+    longitude: CoordinateValues | None = None  # of columns
+    levels: CoordinateValues | None = None  # of 3-D variables, in order
     where: str = field(default="the data", compare=False)
 
     def over(self, other: GridCoordinates) -> GridCoordinates:
@@ -86,11 +82,7 @@ class GridCoordinates:
         return GridCoordinates(*(b if a is None else a for a, b in pairs), where=where)
 
     @property
-    def values(
-        self,
-    ) -> tuple[
-        CoordinateValues | None, CoordinateValues | None, CoordinateValues | None
-    ]:
+    def values(self) -> tuple[CoordinateValues | None, ...]:
         """Latitudes, longitudes and levels."""
         return self.latitude, self.longitude, self.levels
 
@@ -105,18 +97,10 @@ UNKNOWN = GridCoordinates()
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of the fields of a run.
+    """The coordinates of the fields of a run."""
 
-    Attributes:
-        latitude, longitude: degrees of the rows and columns of x and y; None if they
-            are unknown or vary along rows or columns.
-        calendar: calendar of the times; None if unknown.
-        sources: name of a source -> its coordinates as they are read.
-        where: origin, for errors.
-    """
-
-    latitude: CoordinateValues | None = None
-    longitude: CoordinateValues | None = None
+    latitude: CoordinateValues | None = None  # degrees of the rows of x and y
+    longitude: CoordinateValues | None = None  # of columns
     calendar: str | None = None
     sources: Mapping[str, GridCoordinates] = field(default_factory=dict)
     where: str = "the data"
@@ -141,6 +125,21 @@ class Coordinates:
         """Those of x and y."""
         return GridCoordinates(self.latitude, self.longitude, None, self.where)
 
+    def check_calendar(self, calendar: str | None, where: str) -> None:
+        """Checks that dates are in the calendar of the run, if both are known.
+
+        Raises:
+            ValueError: they are in another one.
+
+        >>> Coordinates(calendar="noleap").check_calendar("noleap", "data")
+        """
+        if None not in (self.calendar, calendar) and calendar != self.calendar:
+            raise ValueError(
+                f"{where}: the dates are in the calendar {calendar}, expected "
+                f"{self.calendar} as in {self.where}; convert the files, or name that "
+                "calendar in data.calendar"
+            )
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> Coordinates:
         """The inverse of `to_json`."""
@@ -156,9 +155,7 @@ class Coordinates:
             )
             for name, axes in values.get("sources", {}).items()
         }
-        latitude, longitude = (
-            as_values(values.get(name)) for name in ("latitude", "longitude")
-        )
+        latitude, longitude = map(as_values, map(values.get, ("latitude", "longitude")))
         return cls(latitude, longitude, values.get("calendar"), sources, where)
 
 
@@ -177,12 +174,13 @@ def places_of(
     requested_where: str,
     *,
     some: bool = False,
+    of_run: bool = False,
 ) -> np.ndarray | None:
     """Returns the positions of coordinate values in another coordinate.
 
     Longitudes that differ by 360 degrees are equal, and so are levels in units that can
     be converted (see `readings`). Levels that one side only numbers, from 0 or from 1,
-    are taken in order if there are as many on the other side.
+    are taken in order, with a note, if there are as many on the other side.
 
     Args:
         requested: values of one origin, in order; None if unknown.
@@ -191,6 +189,7 @@ def places_of(
         where: file of `available`, for the error.
         requested_where: file or origin of `requested`, for the error.
         some: whether `available` may have further values, which are left out.
+        of_run: whether `requested` are those of a run, whose values no numbers replace.
 
     Returns:
         (requested,) positions; None if they are 0, 1, 2, ..., and where a side is
@@ -206,18 +205,30 @@ def places_of(
     requested, available = (np.asarray(x, np.float64).ravel() for x in pair)
     check_once(available, kind, where)
     if kind == "level" and is_numbered(requested, available):
+        if of_run and counts(available):
+            raise _differ(*pair, kind, where, requested_where)
+        _note(
+            f"{where}: its levels {_listed(pair[1])} are taken in order as "
+            f"{_listed(pair[0])} of {requested_where}: one side only numbers them"
+        )
         return None
     readable = [_places(requested, available * factor, kind) for factor in factors]
     complete = some or len(available) == len(requested)
     fits = [x for x in readable if x is not None and complete]
     if len(fits) > 1 and factors[0] != 1.0:
-        raise ValueError(_ambiguous(*pair, where, requested_where))
+        raise _ambiguous(*pair, where, requested_where)
     if not fits:
-        raise ValueError(_differ(*pair, kind, where, requested_where))
+        raise _differ(*pair, kind, where, requested_where)
     places = fits[0]
     whole = len(available) == len(places)
     in_order = whole and np.array_equal(places, np.arange(len(places)))
     return None if in_order else places
+
+
+@cache
+def _note(text: str) -> None:
+    """Logs a note, once."""
+    _LOG.warning("note: %s", text)
 
 
 def readings(levels: Any, other: Any) -> tuple[float, ...]:
@@ -296,20 +307,14 @@ def common_places(
     check_once(theirs, kind, where)
     factors = readings(ours, theirs) if kind == "level" else (1.0,)
     values = np.asarray(theirs, np.float64)
-    shared = [_common(ours, values * factor, kind) for factor in factors]
+    shared = list[list[tuple[int, int]]]()
+    for factor in factors:
+        near = (_places(np.array([x]), values * factor, kind) for x in ours)
+        shared.append([(k, int(x[0])) for k, x in enumerate(near) if x is not None])
     best = max(shared, key=len, default=[])
     if best and factors[0] != 1.0 and sum(len(x) == len(best) for x in shared) > 1:
-        raise ValueError(_ambiguous(ours, theirs, where, "the other"))
+        raise _ambiguous(ours, theirs, where, "the other")
     return best
-
-
-def _common(ours: Any, theirs: np.ndarray, kind: Kind) -> list[tuple[int, int]]:
-    pairs = []
-    for place, value in enumerate(ours):
-        other = _places(np.array([value]), theirs, kind)
-        if other is not None:
-            pairs.append((place, int(other[0])))
-    return pairs
 
 
 def is_numbered(ours: Any, theirs: Any) -> bool:
@@ -349,7 +354,16 @@ def _places(
     ):
         return None
     period = 360.0 if kind == "longitude" else None
-    limit = _limit(requested, kind, period)
+    # Less than a quarter of the spacing.
+    limit = np.full(requested.shape, SAME_DEGREES)
+    if kind == "level":
+        limit = SAME_LEVEL * np.maximum(np.abs(requested), 1e-12)
+    ordered = np.sort(requested % period if period else requested)
+    gaps = np.diff(ordered)
+    if period and requested.size > 1:
+        gaps = np.append(gaps, ordered[0] + period - ordered[-1])
+    if gaps.size and gaps.min() > 0:
+        limit = np.minimum(limit, _OF_SPACING * gaps.min())
     order = np.argsort(available % period if period else available, kind="stable")
     values = available[order] % period if period else available[order]
     asked = requested % period if period else requested
@@ -369,25 +383,8 @@ def _places(
     return places if np.unique(places).size == places.size else None
 
 
-def _limit(
-    requested: Float[np.ndarray, " requested"], kind: Kind, period: float | None
-) -> Float[np.ndarray, " requested"]:
-    """Largest difference of equal values: less than a quarter of their spacing."""
-    if kind == "level":
-        limit = SAME_LEVEL * np.maximum(np.abs(requested), 1e-12)
-    else:
-        limit = np.full(requested.shape, SAME_DEGREES)
-    ordered = np.sort(requested % period if period else requested)
-    gaps = np.diff(ordered)
-    if period and requested.size > 1:
-        gaps = np.append(gaps, ordered[0] + period - ordered[-1])
-    if gaps.size and gaps.min() > 0:
-        limit = np.minimum(limit, _OF_SPACING * gaps.min())
-    return limit
-
-
-def _ambiguous(levels: Any, other: Any, path: str, origin: str) -> str:
-    return (
+def _ambiguous(levels: Any, other: Any, path: str, origin: str) -> ValueError:
+    return ValueError(
         f"{path}: its levels {_listed(other)} are those of {origin}, "
         f"{_listed(levels)}, in hPa as well as in Pa, and one of both says no units; "
         "give its level coordinate the attribute units"
@@ -396,34 +393,42 @@ def _ambiguous(levels: Any, other: Any, path: str, origin: str) -> str:
 
 def _differ(
     requested: Any, available: Any, kind: Kind, where: str, requested_where: str
-) -> str:
+) -> ValueError:
     if kind == "level":
-        return (
+        return ValueError(
             f"{where}: has the levels {_listed(available)}, but {requested_where} has "
             f"{_listed(requested)}; give both the same levels"
         )
-    requested, available = np.asarray(requested), np.asarray(available)
+    texts = (
+        " x ".join(map(str, x.shape)) + f" {kind}s run from {x.flat[0]:g} to "
+        f"{x.flat[-1]:g}"
+        if x.size
+        else f"there is no {kind}"
+        for x in map(np.asarray, (available, requested))
+    )
     worst = ""
-    if len(requested) == len(available) and len(requested):
-        distance = np.abs(requested - available)
+    if np.shape(requested) == np.shape(available) != (0,):
+        distance = np.abs(np.subtract(requested, available))
         worst = f", up to {distance.max():g} degrees apart"
-    return (
-        f"{where}: {_described(available, kind)}, but in {requested_where} "
-        f"{_described(requested, kind)}{worst}; they are not the same places. Bring "
-        "both to one grid"
+    return ValueError(
+        f"{where}: {f', but in {requested_where} '.join(texts)}{worst}; they are not "
+        "the same places. Bring both to one grid"
     )
 
 
-def _described(values: np.ndarray, kind: Kind) -> str:
-    if not values.size:
-        return f"there is no {kind}"
-    return f"{len(values)} {kind}s run from {values[0]:g} to {values[-1]:g}"
+def listed(values: Any) -> str:
+    """Values of levels for people; "none" where there are none.
+
+    >>> listed([500.0, 850.0])
+    '500, 850'
+    """
+    return ", ".join(f"{x:g}" for x in (() if values is None else values)) or "none"
 
 
 def _listed(values: Any) -> str:
     shown = np.asarray(values, float).ravel()
-    listed = f"{shown[:20].tolist()}{' ...' if shown.size > 20 else ''}"
-    return " ".join((listed, *attributes_of(values).values()))
+    text = f"{shown[:20].tolist()}{' ...' if shown.size > 20 else ''}"
+    return " ".join((text, *attributes_of(values).values()))
 
 
 def are_numbered_alike(values: Any, numbers: Any) -> bool:
@@ -441,27 +446,48 @@ def are_numbered_alike(values: Any, numbers: Any) -> bool:
     return np.array_equal(ours, theirs)
 
 
-def notes_on_calendar(
-    like: Coordinates | None, calendar: str | None, where: str
-) -> list[str]:
-    """The note on data whose dates are in another calendar than those of a run.
-
-    Args:
-        like: coordinates of the run; None if unknown.
-        calendar: calendar of the data; None if unknown.
-        where: origin of the data.
-
-    >>> notes_on_calendar(Coordinates(calendar="noleap"), "noleap", "the forecasts")
-    []
-    """
-    if like is None or calendar is None or like.calendar in (None, calendar):
-        return []
-    return [
-        f"{where}: its dates are in the calendar {calendar}, those of {like.where} in "
-        f"{like.calendar}; they are taken as they are written"
-    ]
-
-
 def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.ndarray:
     """Puts an axis of an array in order; `places` are those of `places_of`."""
     return array if places is None else np.take(array, places, axis=axis)
+
+
+def grid_places(
+    requested: tuple[Any, Any], available: tuple[Any, Any], where: str, origin: str
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The positions of the rows and columns of a grid in another; see `places_of`.
+
+    Args:
+        requested: latitudes and longitudes, (lat,) and (lon,), or both (y, x) on a
+            curvilinear grid, whose points must be in order; None if unknown.
+        available: those of the other grid.
+        where, origin: origins of `available` and of `requested`, for the error.
+
+    Raises:
+        ValueError: the grids differ.
+    """
+    places = list[np.ndarray | None]()
+    kinds: tuple[Kind, ...] = ("latitude", "longitude")
+    for kind, first, other in zip(kinds, requested, available, strict=True):
+        if first is None or other is None or np.ndim(first) == np.ndim(other) == 1:
+            places.append(places_of(first, other, kind, where, origin))
+            continue
+        turned = np.shape(first) == np.shape(other) and np.subtract(first, other)
+        if turned is False or np.abs((turned + 180) % 360 - 180).max() > SAME_DEGREES:
+            raise _differ(first, other, kind, where, origin)
+        places.append(None)
+    return places[0], places[1]
+
+
+def check_order(
+    places: Iterable[np.ndarray | None], what: str, where: str, origin: str
+) -> None:
+    """Checks that positions of `places_of` are in order.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if any(place is not None for place in places):
+        raise ValueError(
+            f"{where}: {what} are in another order than those of {origin}, expected "
+            "the same; bring them to that order"
+        )

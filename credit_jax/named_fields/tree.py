@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -75,47 +75,34 @@ def named_pair(
     Raises:
         ValueError: an entry or a variable is missing.
     """
-    prediction, target = (_flat(tree, entry) for entry in (PREDICTION, TARGET))
+    pair = []
+    for entry in (PREDICTION, TARGET):
+        if entry not in tree:
+            of_target = ", args: {in_key: y, out_key: y_target_processed}"
+            block = "{type: reconstruct" + (of_target if entry == TARGET else "") + "}"
+            raise ValueError(
+                f"{entry}: the postblocks make no such fields; add {block} and what "
+                "undoes the scaling to postblocks.per_step"
+            )
+        pair.append(by_key(tree[entry]))
     keys = list(targets)
     if include_computed:
-        keys += sorted(set(prediction) - set(keys))
-    _check(keys, prediction, target)
-    counts = {key: prediction[key].shape[1] for key in keys}
-    return (
-        _joined(prediction, keys),
-        _joined(target, keys),
-        ChannelLayout.of(counts),
-    )
-
-
-def widened(field: Array) -> Array:
-    """Casts a field to float32, unless its dtype is wider."""
-    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
-
-
-def _flat(tree: FieldTree, entry: str) -> dict[str, Array]:
-    if entry not in tree:
-        of_target = ", args: {in_key: y, out_key: y_target_processed}"
-        block = "{type: reconstruct" + (of_target if entry == TARGET else "") + "}"
-        raise ValueError(
-            f"{entry}: the postblocks make no such fields; add {block} and what undoes "
-            "the scaling to postblocks.per_step"
-        )
-    return by_key(tree[entry])
-
-
-def _check(
-    keys: Sequence[str], prediction: Mapping[str, Array], target: Mapping[str, Array]
-) -> None:
-    for entry, fields in ((PREDICTION, prediction), (TARGET, target)):
-        missing = [key for key in keys if key not in fields]
-        if missing:
+        keys += sorted(set(pair[0]) - set(keys))
+    for entry, fields in zip((PREDICTION, TARGET), pair, strict=True):
+        if missing := [key for key in keys if key not in fields]:
             raise ValueError(
                 f"{entry} has no {', '.join(missing)}. If a postblock computes it, let "
                 "the same postblock run on the target (key: y_target_processed), or "
                 "set include_computed_diagnostics: false"
             )
+    prediction, target = (
+        jnp.concatenate([widened(fields[key]) for key in keys], axis=1)
+        for fields in pair
+    )
+    counts = {key: pair[0][key].shape[1] for key in keys}
+    return prediction, target, ChannelLayout.of(counts)
 
 
-def _joined(fields: Mapping[str, Array], keys: Sequence[str]) -> Array:
-    return jnp.concatenate([widened(fields[key]) for key in keys], axis=1)
+def widened(field: Array) -> Array:
+    """Casts a field to float32, unless its dtype is wider."""
+    return field.astype(jnp.promote_types(field.dtype, jnp.float32))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+# Key of a variable -> its unit and the file or checkpoint that says so.
+VariableUnits: TypeAlias = Mapping[str, tuple[str, str]]
 
 # Texts in lower case that pint reads as something else, or not at all.
 _ALIASES = {
@@ -26,6 +29,19 @@ _ALIASES = {
 _WATER = re.compile(r" of (liquid )?water( equivalent)?$", re.IGNORECASE)
 # Density of water, kg m-3, by which depths of it are masses.
 _OF_WATER = 1000.0
+
+# Standard name -> SI unit.
+UNIT_OF: Mapping[str, str] = {
+    "eastward_wind": "m/s",
+    "northward_wind": "m/s",
+    "air_temperature": "K",
+    "surface_air_pressure": "Pa",
+}
+# CF's attributes of latitudes and longitudes.
+DEGREES: Mapping[str, Mapping[str, str]] = {
+    "latitude": {"standard_name": "latitude", "units": "degrees_north"},
+    "longitude": {"standard_name": "longitude", "units": "degrees_east"},
+}
 
 # Argument of a block that is the key of a variable -> unit of that variable.
 EXPECTED: Mapping[str, str] = {
@@ -128,3 +144,39 @@ def differ(one: str, other: str) -> bool:
 def comparable(one: str, other: str) -> bool:
     """Whether `differ` can tell: both units are known, or they are the same."""
     return one.split() == other.split() or None not in (unit_of(one), unit_of(other))
+
+
+def unique_names(variables: Sequence[tuple[str, str]]) -> list[str]:
+    """The names of (name, key) pairs; keys where a name occurs twice.
+
+    >>> unique_names([("T", "A/T"), ("T", "B/T"), ("Q", "A/Q")])
+    ['A/T', 'B/T', 'Q']
+    """
+    names = [name for name, _ in variables]
+    return [name if names.count(name) == 1 else key for name, key in variables]
+
+
+def unit_problems(base: VariableUnits, units: VariableUnits) -> list[str]:
+    """A line for each variable of a run that has another unit in its base.
+
+    Variables are matched by their names, or by the whole keys where several variables
+    are called so. Names of units that are not known differ from none.
+
+    Args:
+        base: units of the base.
+        units: units of the run.
+    """
+    expected, here = (
+        dict(zip(unique_names([(k.split("/", 2)[2], k) for k in x]), x, strict=True))
+        for x in (base, units)
+    )
+    problems = []
+    for name, key in here.items():
+        unit, path = units[key]
+        recorded, where = base[expected[name]] if name in expected else (unit, path)
+        if differ(unit, recorded):
+            problems.append(
+                f"{path}: variable {name.split('/')[-1]!r} has units {unit!r}, "
+                f"expected {recorded!r} as in {where}; bring the file to that unit"
+            )
+    return problems

@@ -39,7 +39,7 @@ def write_channels(
     levels: Mapping[str, Sequence[float] | None],
     described: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Writes the channels, in order.
+    """Writes the channels, in order; "level" is null without levels.
 
     Args:
         path: path of the file.
@@ -47,36 +47,18 @@ def write_channels(
         levels: source -> values of its level coordinate, None if unknown.
         described: key of a variable -> its unit and names, those that are known.
     """
-    content = {
-        name: [
-            entry for group in channels for entry in _entries(group, levels, described)
-        ]
-        for name, channels in groups.items()
-    }
+    content: dict[str, list[dict[str, Any]]] = {name: [] for name in groups}
+    for name, group in ((name, g) for name, some in groups.items() for g in some):
+        values: Sequence[float | None] = [None]
+        if "/3d/" in group.var_key:
+            known = levels.get(group.source) or ()
+            fits = len(known) == group.n_levels
+            values = list(known) if fits else list(range(group.n_levels))
+        attributes = {"units": None, **described.get(group.var_key, {})}
+        for level in values:
+            entry = {"key": group.var_key, "variable": group.variable, "level": level}
+            content[name].append(entry | attributes)
     path.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
-
-
-def _entries(
-    group: ChannelGroup,
-    levels: Mapping[str, Sequence[float] | None],
-    described: Mapping[str, Mapping[str, str]],
-) -> list[dict[str, Any]]:
-    """One entry for each level of a variable; "level" is null without levels."""
-    values: Sequence[float | None] = [None]
-    if "/3d/" in group.var_key:
-        known = levels.get(group.source) or ()
-        fits = len(known) == group.n_levels
-        values = list(known) if fits else list(range(group.n_levels))
-    attributes = {"units": None, **described.get(group.var_key, {})}
-    return [
-        {
-            "key": group.var_key,
-            "variable": group.variable,
-            "level": level,
-            **attributes,
-        }
-        for level in values
-    ]
 
 
 def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -90,9 +72,17 @@ def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
         names = dict.fromkeys((_INPUT, _OUTPUT, *content))
         channels = {name: [dict(entry) for entry in content[name]] for name in names}
         for name, entries in channels.items():
-            _check_unique(
-                path, name, [(entry["key"], entry["level"]) for entry in entries]
-            )
+            seen = dict[tuple[Any, Any], int]()
+            for place, entry in enumerate(entries):
+                key, level = entry["key"], entry["level"]
+                first = seen.setdefault((key, level), place)
+                if first != place:
+                    at = "" if level is None else f" at level {level}"
+                    raise ValueError(
+                        f"{path}: {name} channels {first} and {place} are both "
+                        f"{key}{at}; expected each channel once. Do not use this "
+                        "package"
+                    )
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: no list of channels of {_INPUT} and {_OUTPUT} ({error!r}); the "
@@ -101,21 +91,13 @@ def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
     return channels
 
 
-def _check_unique(path: Path, name: str, channels: list[tuple[Any, Any]]) -> None:
-    for place, channel in enumerate(channels):
-        first = channels.index(channel)
-        if first != place:
-            key, level = channel
-            at = "" if level is None else f" at level {level}"
-            raise ValueError(
-                f"{path}: {name} channels {first} and {place} are both {key}{at}; "
-                "expected each channel once. Do not use this package"
-            )
-
-
-def order_of(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """(key, number of channels) of the variables of `read_channels`, in order."""
-    counts: dict[str, int] = {}
+def groups_of(entries: Sequence[Mapping[str, Any]]) -> tuple[ChannelGroup, ...]:
+    """The variables of `read_channels`, in order; their times are not recorded."""
+    levels: dict[str, list[float | None]] = {}
     for entry in entries:
-        counts[entry["key"]] = counts.get(entry["key"], 0) + 1
-    return list(counts.items())
+        levels.setdefault(entry["key"], []).append(entry["level"])
+    return tuple(
+        ChannelGroup(key, len(values), 1, None if None in values else tuple(known))
+        for key, values in levels.items()
+        for known in ([float(x) for x in values if x is not None],)
+    )

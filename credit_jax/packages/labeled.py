@@ -21,16 +21,10 @@ from credit_jax.data import ChannelGroup
 from credit_jax.data.calendars import calendar_of, names_of_times, to_labels
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
-from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.named_fields.axes import horizontal, level_values
-from credit_jax.named_fields.coordinates import (
-    SAME_DEGREES,
-    Kind,
-    LevelValues,
-    as_values,
-    places_of,
-)
-from credit_jax.named_fields.units import differ, text_of
+from credit_jax.named_fields.coordinates import LevelValues, grid_places, places_of
+from credit_jax.named_fields.units import conversion, differ, text_of
 from credit_jax.packages.package import Package, is_package, open_package
 from credit_jax.packages.stepping import (
     LatLon,
@@ -169,21 +163,10 @@ class DatasetForecaster:
         """The variables that are returned, those of the files of the command."""
         states = self.states
         config = (states.config.inference or InferenceConfig()).output
-        order = [key for key in states.schema.target_slices() if key in fields]
-        order += [key for key in fields if key not in order]
-        outputs = Outputs(
-            choose_outputs(
-                config,
-                {key: fields[key].shape[1] for key in order},
-                self._levels_of_sources,
-                states.reader.pipeline,
-            ),
-            states.latitude,
-            states.longitude,
-            states.reader.data.calendar,
-            read_attributes(config.metadata),
-            states.reader.pipeline.described(states.reader.data.attributes()),
-        )
+        counts = {key: x.shape[1] for key, x in fields.items()}
+        grid = states.latitude, states.longitude
+        levels, calendar = self._levels_of_sources, states.reader.data.calendar
+        outputs = Outputs.of(config, counts, levels, states.reader, grid, calendar)
         checkpoint = states.checkpoint
         is_of_package = isinstance(checkpoint, Package)
         return checkpoint.described(outputs) if is_of_package else outputs
@@ -270,7 +253,8 @@ class DatasetForecaster:
         """(level, time, lat, lon) of a variable; only what is needed is read."""
         name = str(array.name)
         units, expected = text_of(array.attrs, "units"), self._units.get(group.var_key)
-        if units and expected and differ(units, expected):
+        change = conversion(units, expected or "") or (1.0, 0.0)
+        if change == (1.0, 0.0) and differ(units, expected or ""):
             raise ValueError(
                 f"{_WHERE}: {name} is in {units!r}; expected {expected!r}: convert it"
             )
@@ -290,6 +274,8 @@ class DatasetForecaster:
         if TIME not in array.dims:
             array = array.expand_dims(TIME)
         values = array.transpose(*deep, TIME, *space).values
+        if change != (1.0, 0.0):
+            values = np.multiply(values, change[0], dtype=float) + change[1]
         return np.asarray(values if deep else values[None], np.float32)
 
     def _on_grid(
@@ -298,7 +284,7 @@ class DatasetForecaster:
         """A variable with rows and columns in order, and the names of these dims."""
         ndim = grid[0].ndim
         latitude, longitude = horizontal(array.to_dataset(), _WHERE, ndim)
-        axes: dict[Kind, Any] = {"latitude": latitude, "longitude": longitude}
+        axes = {"latitude": latitude, "longitude": longitude}
         missing = [kind for kind, values in axes.items() if values is None]
         if missing:
             raise ValueError(
@@ -307,28 +293,12 @@ class DatasetForecaster:
             )
         assert latitude is not None, "checked above"
         assert longitude is not None, "checked above"
-        if ndim == 2:
-            return self._on_points(array, (latitude, longitude), grid)
-        for (kind, axis), values in zip(axes.items(), grid, strict=True):
-            requested, available = as_values(values), as_values(axis.values)
-            places = places_of(requested, available, kind, _WHERE, self._origin)
-            if places is not None:
-                array = array.isel({axis.dims[0]: places})
-        return array, (latitude.dims[0], longitude.dims[0])
-
-    def _on_points(
-        self, array: xr.DataArray, axes: tuple[xr.DataArray, xr.DataArray], grid: LatLon
-    ) -> tuple[xr.DataArray, tuple[Any, Any]]:
-        """`_on_grid` for a curvilinear grid, whose points must be in order."""
-        for coordinate, expected in zip(axes, grid, strict=True):
-            same = coordinate.shape == expected.shape
-            if not same or np.abs(coordinate.values - expected).max() > SAME_DEGREES:
-                raise ValueError(
-                    f"{_WHERE}: {coordinate.name} of {array.name} differs from that of "
-                    f"{self._origin}, a curvilinear grid of {expected.shape}"
-                )
-        latitude, _ = axes
-        return array, (latitude.dims[0], latitude.dims[1])
+        available = latitude.values, longitude.values
+        places = grid_places(grid, available, _WHERE, self._origin)
+        for place, axis in zip(places, (latitude, longitude), strict=True):
+            if place is not None:
+                array = array.isel({axis.dims[0]: place})
+        return array, (latitude.dims[0], longitude.dims[-1])
 
     def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:
         """Positions of the levels of a state along a dim."""
@@ -349,8 +319,9 @@ class DatasetForecaster:
         for levels in candidates:
             available = level_values(array[dim], _WHERE)
             try:
+                pair = _WHERE, self._origin
                 places = places_of(
-                    levels, available, "level", _WHERE, self._origin, some=True
+                    levels, available, "level", *pair, some=True, of_run=True
                 )
             except ValueError as error:
                 errors.append(error)

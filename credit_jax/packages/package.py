@@ -32,7 +32,7 @@ from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.model_state import ModelState
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.adapters import with_base
-from credit_jax.packages.channel_table import order_of, read_channels
+from credit_jax.packages.channel_table import groups_of, read_channels
 from credit_jax.packages.grids import check_same_grid
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
 from credit_jax.packages.references import (
@@ -216,8 +216,10 @@ class Package:
             ValueError: channels, their order, or the grid differ.
         """
         for name in dict.fromkeys((*self.channels, *groups)):
-            expected = order_of(self.channels.get(name, ()))
-            actual = [(group.var_key, group.n_levels) for group in groups.get(name, ())]
+            pair = groups_of(self.channels.get(name, ())), groups.get(name, ())
+            expected, actual = (
+                [(group.var_key, group.n_levels) for group in each] for each in pair
+            )
             if actual != expected:
                 raise ValueError(
                     f"{name} channels are {_listed(actual) or 'none'}, expected "

@@ -40,7 +40,7 @@ from credit_jax.forecast.perturbation import (
 from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
 from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates, as_values
 from credit_jax.named_fields.tree import by_source
-from credit_jax.packages.channel_table import channel_groups, order_of
+from credit_jax.packages.channel_table import channel_groups, groups_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
@@ -458,8 +458,5 @@ def _grids(
 
 def _num_levels(package: Package) -> dict[str, int]:
     """Source -> levels of its 3-D variables."""
-    num_levels: dict[str, int] = {}
-    for key, count in order_of(package.channels["input"]):
-        if "/3d/" in key:
-            num_levels[key.split("/")[0]] = count
-    return num_levels
+    groups = groups_of(package.channels["input"])
+    return {group.source: group.n_levels for group in groups if "/3d/" in group.var_key}

@@ -1,20 +1,23 @@
-"""Compares the channels of a model with those of the data."""
+"""Compares the inputs and the output of a model with those that the data provide."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from credit_jax.config import Config
-from credit_jax.config.data import DataConfig
-from credit_jax.data import ChannelSchema, Loader, Split
+from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
+from credit_jax.config.sources.source import MAIN_INPUT
+from credit_jax.data import ChannelGroup, ChannelSchema, Loader, Split
 from credit_jax.data.further_inputs import FurtherInputs
-from credit_jax.data.schema import channel_problems, num_levels
+from credit_jax.data.schema import num_levels
+from credit_jax.models.common.array_specs import VectorSpec
 from credit_jax.models.common.config import HasLevels, ModelConfig
-from credit_jax.models.common.gen1_post_conf import Gen1PostConf
 from credit_jax.models.common.padded_config import CorrectedConfig
-from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import Pipeline
+
+# A time is encoded by sine and cosine of its hour of day and of its day of year.
+NUMBERS_OF_A_TIME = 4
 
 
 def schema_of(
@@ -31,6 +34,36 @@ def schema_of(
     levels = model.levels if isinstance(model, HasLevels) else 1
     schema = ChannelSchema.from_config(data, num_levels(data, levels))
     return schema if pipeline is None else schema.after(pipeline)
+
+
+def channel_problems(
+    schema: ChannelSchema, model: ModelConfig, where: str = "data.source"
+) -> list[str]:
+    """Compares the channels of the data with those of a model.
+
+    Args:
+        schema: the channels of the data.
+        model: the validated config of the model.
+        where: dotted path of the data's variables.
+
+    Returns:
+        One line for the input and one for the output if they differ, with the sums of
+        both sides.
+    """
+    lines = []
+    for direction, count, groups in (
+        ("input", model.x.channels, schema.input),
+        ("output", model.output.channels, schema.target),
+    ):
+        total = sum(group.n_levels for group in groups)
+        if count != total:
+            lines.append(
+                f"model: has {count} {direction} channels, but {where} has {total}: "
+                f"model {model.channel_sum(direction)} = {count}; data "
+                f"{_listed(groups, ' + ')} = {total}; change the model's channels, or "
+                f"the variables of {where}"
+            )
+    return lines
 
 
 def fit_problems(
@@ -50,26 +83,51 @@ def fit_problems(
         pipeline: the transforms; None for the data without transforms.
         further: opened inputs of the model other than x, by split.
     """
-    schemas, problems = schemas or {}, []
-    if model.x.frames != config.data.history_len:
-        problems.append(
-            f"model.frames: {model.x.frames} differs from data.history_len "
-            f"{config.data.history_len}; make them equal"
-        )
-    opened = further or {}
-    problems += further_problems(config.data, model, opened.get("train"))
+    schemas, opened = schemas or {}, further or {}
     train = schemas.get("train") or schema_of(config.data, model, pipeline)
-    problems += channel_problems(train, model)
+    problems = data_problems(config.data, model, train, opened.get("train"))
     if config.validation_overrides.source and not config.trainer.skip_validation:
-        valid = schemas.get("valid") or schema_of(
-            config.validation_data, model, pipeline
-        )
+        data = config.validation_data
+        valid = schemas.get("valid") or schema_of(data, model, pipeline)
         if (valid.input, valid.target) != (train.input, train.target):
             problems += channel_problems(valid, model, "validation_data.source")
-        problems += further_problems(
-            config.validation_data, model, opened.get("valid"), "validation_data"
+        of_valid = opened.get("valid")
+        problems += further_problems(data, model, of_valid, "validation_data")
+    if isinstance(model, CorrectedConfig) and model.gen1_post_conf is not None:
+        named = model.gen1_post_conf.data.by_variable
+        predicted = {group.variable: group.n_levels for group in train.target}
+        if [*named.items()] != [*predicted.items()]:
+            text = ", ".join(f"{name} {count}" for name, count in named.items())
+            problems.append(
+                f"model.gen1_post_conf.data: its variables are {text}, those of the "
+                f"target are {_listed(train.target, ', ')}; name the same in the same "
+                "order"
+            )
+    return problems
+
+
+def data_problems(
+    data: DataConfig,
+    model: ModelConfig,
+    schema: ChannelSchema,
+    further: FurtherInputs | None,
+) -> list[str]:
+    """Finds mismatches between a model and one data section, one line each.
+
+    Args:
+        data: the data section.
+        model: validated config of the model.
+        schema: the channels of x and y.
+        further: the opened inputs other than x; None compares without files.
+    """
+    problems = []
+    if model.x.frames != data.history_len:
+        problems.append(
+            f"model.frames: {model.x.frames} differs from data.history_len "
+            f"{data.history_len}; make them equal"
         )
-    return problems + _corrected_problems(train, model)
+    problems += further_problems(data, model, further)
+    return problems + channel_problems(schema, model)
 
 
 def check_corrections(model: ModelConfig | None, loader: Loader | None) -> None:
@@ -78,7 +136,7 @@ def check_corrections(model: ModelConfig | None, loader: Loader | None) -> None:
     Raises:
         OSError, ValueError: see `Gen1PostConf.check_coordinates`.
     """
-    conf = _corrections(model)
+    conf = model.gen1_post_conf if isinstance(model, CorrectedConfig) else None
     if conf is None or not conf.activate or loader is None:
         return
     levels = [group.levels for group in loader.schema.target if group.levels]
@@ -86,21 +144,112 @@ def check_corrections(model: ModelConfig | None, loader: Loader | None) -> None:
     conf.check_coordinates(replace(axes, levels=levels[0] if levels else None))
 
 
-def _corrections(model: ModelConfig | None) -> Gen1PostConf | None:
-    return model.gen1_post_conf if isinstance(model, CorrectedConfig) else None
+def further_problems(
+    data: DataConfig,
+    model: ModelConfig,
+    further: FurtherInputs | None = None,
+    where: str = "data",
+) -> Iterator[str]:
+    """Finds mismatches of inputs other than x, one line each.
+
+    Args:
+        data: the data section.
+        model: validated config of the model.
+        further: the opened inputs; None compares what is known without files.
+        where: dotted path of the section.
+    """
+    schemas = further_schemas(data, further)
+    specs = {name: spec for name, spec in model.inputs.items() if name != MAIN_INPUT}
+    for name in (*data.further_inputs, *data.time_encoding):
+        if name not in specs:
+            yield (
+                f"{where} makes the input {name!r}, but model.type {model.type} takes "
+                f"{', '.join(model.inputs)}"
+            )
+    for name, spec in specs.items():
+        sources = data.sources_of(name)
+        if isinstance(spec, VectorSpec):
+            if name not in data.time_encoding:
+                keys = (
+                    k for each in data.further_inputs for k in data.sources_of(each)
+                )
+                known = ", ".join((INPUT_TIMES, TARGET_TIME, *keys))
+                yield (
+                    f"model.type {model.type} takes a vector {name}: set "
+                    f"{where}.time_encoding: {{{name}: [...]}} to the times that it "
+                    f"encodes, of {known}"
+                )
+            elif (numbers := num_encoded(data, name)) != spec.size:
+                yield (
+                    f"{where}.time_encoding.{name} encodes "
+                    f"{numbers // NUMBERS_OF_A_TIME} times, {NUMBERS_OF_A_TIME} "
+                    f"numbers each, but the model takes {spec.size}; change "
+                    "time_encode_dim, or the times"
+                )
+            continue
+        if not sources:
+            yield (
+                f"model.type {model.type} takes fields {name} beside x: give the "
+                f"source that has them the key input: {name} "
+                f"({where}.source.NAME.input)"
+            )
+        for source, section in sources.items():
+            frames = section.history_len or data.history_len
+            if frames != spec.frames:
+                yield (
+                    f"{where}.source.{source}.history_len: {frames} differs from the "
+                    f"{spec.frames} frames of {name} in the model; make them equal"
+                )
+        if name in schemas:
+            channels = schemas[name].num_input_channels
+            if channels != spec.channels:
+                yield (
+                    f"model: {name} has {spec.channels} channels, but its sources "
+                    f"{', '.join(sources)} have {channels}; change the model's "
+                    "channels, or the variables"
+                )
+        if further is None or name not in further.schemas:
+            continue
+        for grid in further.grids_of(name):
+            if grid.shape != (spec.height, spec.width):
+                yield (
+                    f"{grid.where} has a grid of {' x '.join(map(str, grid.shape))}, "
+                    f"but {name} of the model {spec.height} x {spec.width}; take other "
+                    "files, or change the model's grid"
+                )
 
 
-def _corrected_problems(schema: ChannelSchema, model: ModelConfig) -> list[str]:
-    """Compares the variables of `model.gen1_post_conf` with those of the target."""
-    conf = _corrections(model)
-    predicted = {group.variable: group.n_levels for group in schema.target}
-    if conf is None or list(conf.data.by_variable.items()) == list(predicted.items()):
-        return []
-    named, actual = (
-        ", ".join(f"{name} {count}" for name, count in counts.items())
-        for counts in (conf.data.by_variable, predicted)
+def further_schemas(
+    data: DataConfig, further: FurtherInputs | None = None
+) -> dict[str, ChannelSchema]:
+    """Returns the channels of each input of the model other than x.
+
+    Args:
+        data: the data section.
+        further: the opened inputs. With None, inputs whose levels only the files define
+            are omitted.
+    """
+    if further is not None:
+        return {**further.schemas}
+    levels, schemas = num_levels(data, 0), {}
+    for name in data.further_inputs:
+        fields = {
+            source: section.variables.dynamic_forcing
+            for source, section in data.sources_of(name).items()
+        }
+        if all(levels[s] for s, field in fields.items() if field and field.vars_3D):
+            schemas[name] = ChannelSchema.from_config(data, levels, name)
+    return schemas
+
+
+def num_encoded(data: DataConfig, name: str) -> int:
+    """Size of the vector of an input that encodes times."""
+    counts = {INPUT_TIMES: data.history_len, TARGET_TIME: 1}
+    return NUMBERS_OF_A_TIME * sum(
+        counts.get(which) or data.source[which].history_len or data.history_len
+        for which in data.time_encoding[name]
     )
-    return [
-        f"model.gen1_post_conf.data: its variables are {named}, those of the target "
-        f"are {actual}; name the same in the same order"
-    ]
+
+
+def _listed(groups: Sequence[ChannelGroup], separator: str) -> str:
+    return separator.join(f"{group.variable} {group.n_levels}" for group in groups)

@@ -18,21 +18,19 @@ from credit_jax.data.calendars import STANDARD
 from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.data.schedule import ForecastSchedule, analyses, make_schedule
-from credit_jax.data.schema import channel_problems
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import (
     Coordinates,
-    Kind,
-    as_values,
-    notes_on_calendar,
+    check_order,
+    grid_places,
+    listed,
     places_of,
 )
-from credit_jax.plan.channel_problems import schema_of
+from credit_jax.plan.channel_problems import data_problems, schema_of
 from credit_jax.plan.findings import Findings, unique
-from credit_jax.plan.further_inputs import further_problems
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
@@ -212,7 +210,7 @@ def plan_forecast(
     # The transforms take the order of rows and levels of the data before the rollout is
     # made of them.
     located = _located(pipeline, opened, schema, like, findings)
-    findings.problems += _data_problems(model.config, opened, schema, data)
+    findings.problems += data_problems(data, model.config, schema, opened.further)
     with findings.collecting():
         check_grid(opened, model.grid if located.grid is None else None)
     findings.problems += _missing_times(opened, schedule, num_before, state_before)
@@ -222,7 +220,7 @@ def plan_forecast(
         rollout = Rollout.of(located, *channels, num_steps=schedule.num_steps)
     if rollout is None or findings.problems:
         raise ConfigError(unique(findings.problems), _TITLE)
-    findings.notes += _notes(config, inference, located, opened, schedule, like)
+    findings.notes += _notes(config, inference, located, opened, schedule)
     first = None if state_before is None else schedule.valid_time(0, -state_before)
     reader = ForecastReader(opened, located, schedule, schema, state=first)
     return ForecastPlan(
@@ -274,7 +272,6 @@ def _notes(
     pipeline: Pipeline,
     opened: ForecastData,
     schedule: ForecastSchedule,
-    like: Coordinates | None,
 ) -> list[str]:
     """What changes no plan, but values or times in it that a reader may not expect."""
     notes = list[str]()
@@ -288,7 +285,6 @@ def _notes(
     tree_schema = opened.schema.as_read()
     return [
         *notes,
-        *notes_on_calendar(like, opened.calendar, "the data of forecasts"),
         *notes_on_initial(pipeline),
         *notes_on_order(pipeline, tree_schema),
         *opened.notes_on_persistence(schedule.starts, schedule.num_steps),
@@ -383,22 +379,6 @@ def forecast_schema(
     return replace(schema, target=trained.target)
 
 
-def _data_problems(
-    model: ModelConfig,
-    opened: ForecastData,
-    schema: ChannelSchema,
-    data: DataConfig,
-) -> list[str]:
-    problems = []
-    if model.x.frames != data.history_len:
-        problems.append(
-            f"model.frames: {model.x.frames} differs from data.history_len "
-            f"{data.history_len}; make them equal"
-        )
-    problems += channel_problems(schema, model)
-    return problems + further_problems(data, model, opened.further)
-
-
 def _located(
     pipeline: Pipeline,
     opened: ForecastData,
@@ -422,6 +402,7 @@ def _located(
         return pipeline
     with findings.collecting():
         if like is not None:
+            like.check_calendar(data.calendar, "the data of forecasts")
             _check_grid_of(like, pipeline, data)
             _check_levels_of(like, schema)
     with findings.collecting():
@@ -440,22 +421,12 @@ def _check_grid_of(like: Coordinates, pipeline: Pipeline, data: Coordinates) -> 
     Raises:
         ValueError: rows or columns differ, or are in another order.
     """
-    new = pipeline.grid
     axes, where = data, data.where
-    if new is not None:
-        axes, where = new, "the regrid block of preblocks"
-    of_axes: Mapping[Kind, tuple[Any, Any]] = {
-        "latitude": (axes.latitude, like.latitude),
-        "longitude": (axes.longitude, like.longitude),
-    }
-    for kind, (ours, trained) in of_axes.items():
-        places = places_of(trained, as_values(ours), kind, where, like.where)
-        if places is not None:
-            assert ours is not None, "without values there is no order"
-            raise ValueError(
-                f"{where}: {kind}s run from {ours[0]:g} to {ours[-1]:g}, in another "
-                f"order than those of {like.where}; bring them to that order"
-            )
+    if pipeline.grid is not None:
+        axes, where = pipeline.grid, "the regrid block of preblocks"
+    trained, grid = (like.latitude, like.longitude), (axes.latitude, axes.longitude)
+    places = grid_places(trained, grid, where, like.where)
+    check_order(places, "rows or columns", where, like.where)
 
 
 def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
@@ -473,11 +444,8 @@ def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
         if trained is None or len(trained.levels or ()) != group.n_levels:
             continue
         if "/3d/" in group.var_key:
-            where, levels = f"the data ({group.var_key})", group.levels
-            of_run = trained.levels
-            if places_of(of_run, levels, "level", where, like.where) is not None:
-                raise ValueError(
-                    f"{where}: has the levels {list(levels or ())}, in another order "
-                    f"than {list(of_run or ())} of {like.where}; name them in that "
-                    "order in inference.data"
-                )
+            where, pair = f"the data ({group.var_key})", (trained.levels, group.levels)
+            places = places_of(*pair, "level", where, like.where, of_run=True)
+            check_order(
+                [places], f"the levels {listed(group.levels)}", where, like.where
+            )

@@ -19,10 +19,15 @@ from credit_jax.losses import LOSSES
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.named_fields.coordinates import Coordinates, notes_on_calendar
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
-from credit_jax.plan.channel_problems import check_corrections, fit_problems, schema_of
+from credit_jax.plan.channel_problems import (
+    check_corrections,
+    fit_problems,
+    further_schemas,
+    schema_of,
+)
 from credit_jax.plan.curriculum import (
     StageLength,
     StagePlan,
@@ -34,7 +39,6 @@ from credit_jax.plan.curriculum import (
 from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.finetune import check_base, find_base, notes_on_base
-from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Objective, plan_objective
 from credit_jax.plan.run_record import RunRecord
@@ -419,8 +423,9 @@ def _loaders(
                 grid=model.grid,
                 like=like,
             )
-        if split in loaders:
+        if split in loaders and like is not None:
             where = "data" if split == "train" else "validation_data"
             calendar = loaders[split].coordinates().calendar
-            findings.notes += notes_on_calendar(like, calendar, where)
+            with findings.collecting():
+                like.check_calendar(calendar, where)
     return loaders

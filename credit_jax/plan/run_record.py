@@ -31,17 +31,11 @@ _MAY_DIFFER = re.compile(r"model\..*(drop|_loss_weight$|freeze$)")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The config of a run, and the contents of the files that it names.
+    """The config of a run, and the contents of the files that it names."""
 
-    Attributes:
-        config: the config as it is written, or its section `model` alone.
-        digests: SHA-256 of its files, by dotted key; a path says only where one is.
-        where: origin, for errors and notes.
-    """
-
-    config: Mapping[str, Any]
-    digests: Mapping[str, str] = field(default_factory=dict)
-    where: str = "here"
+    config: Mapping[str, Any]  # as it is written, or its section `model` alone
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 by dotted key
+    where: str = "here"  # origin
 
     @classmethod
     def of(
@@ -101,11 +95,11 @@ class RunRecord:
         sides = [self.config, here.config]
         if forecasts:
             sides = [for_forecasts(side) for side in sides]
-        for name in (*_OF_FORECASTS, *(() if forecasts else _OF_TRAINING)):
-            values = [side.get(name) for side in sides]
-            for key, recorded, value in (
-                () if begins else differences(values[0], values[1], name)
-            ):
+        names = _OF_FORECASTS if forecasts else (*_OF_FORECASTS, *_OF_TRAINING)
+        is_whole = not begins and all("data" in side for side in sides)
+        for name in names if is_whole else ():
+            trained, other = (side.get(name) for side in sides)
+            for key, recorded, value in differences(trained, other, name):
                 if not _LEFT_OUT.fullmatch(key):
                     lines.append(line_of(key, recorded, value))
         changed = [

@@ -30,6 +30,7 @@ from credit_jax.models.channel_change import (
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.named_fields.units import VariableUnits, unit_problems
 from credit_jax.nn.low_rank import is_adapter
 from credit_jax.parallel.params.init import initialize
 from credit_jax.plan.finetune import (
@@ -47,11 +48,9 @@ from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.channel_match import (
     ChannelMatch,
-    VariableUnits,
     level_differences,
     match_channels,
     num_in_common,
-    unit_problems,
 )
 from credit_jax.training.run_weights import open_weights
 
@@ -93,14 +92,14 @@ class BaseWeights:
     def like(self, finetune: FinetuneConfig) -> Coordinates | None:
         """The coordinates at which a run reads its data; None if they are its own.
 
-        With new channels the levels are those of its data.
+        The calendar is that of its data, and so are the levels with new channels.
         """
         if finetune.new_grid or self.coordinates is None:
             return None
-        if finetune.new_channels is None:
-            return self.coordinates
-        sources = {name: axes.grid for name, axes in self.coordinates.sources.items()}
-        return replace(self.coordinates, sources=sources)
+        sources = self.coordinates.sources
+        if finetune.new_channels is not None:
+            sources = {name: axes.grid for name, axes in sources.items()}
+        return replace(self.coordinates, sources=sources, calendar=None)
 
     def match(
         self,

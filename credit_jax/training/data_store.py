@@ -60,6 +60,7 @@ from credit_jax.io.digests import (
     record_of,
     write_records,
 )
+from credit_jax.named_fields.units import DEGREES
 from credit_jax.training.display import Display
 from credit_jax.training.scaler_fitting import in_threads
 from credit_jax.transforms.statistics import Extremes, MeanAndVariance
@@ -73,10 +74,7 @@ _LARGEST, _NAN = 32767, -32768
 # A scale that all levels share is taken if the rms error of none is above this share of
 # its deviation: humidity varies by orders of magnitude between levels, wind does not.
 _COMMON = 1e-3
-_SPACE = {
-    "latitude": {"standard_name": "latitude", "units": "degrees_north"},
-    "longitude": {"standard_name": "longitude", "units": "degrees_east"},
-}
+_SPACE = {name: dict(attributes) for name, attributes in DEGREES.items()}
 
 Space = Float[np.ndarray, "level *space"]
 Packed = Int16[np.ndarray, "level *space"]

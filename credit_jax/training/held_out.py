@@ -20,7 +20,7 @@ from credit_jax.config import dump_config
 from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import Dataset, Loader
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.data.schedule import Task, forecast_length
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.forecast import Forecaster

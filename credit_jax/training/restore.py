@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,12 +29,13 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.checkpoint.store import takes_average
-from credit_jax.config import ConfigError
+from credit_jax.config import Config, ConfigError
 from credit_jax.config.load import CONFIG_NAME, config_of, read_model_section
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.named_fields.units import unit_problems
 from credit_jax.nn.low_rank import LowRank, is_adapter, merged
 from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -46,7 +48,6 @@ from credit_jax.parallel.params.packing import (
 from credit_jax.parallel.params.spec import ParamSpec, trainable
 from credit_jax.plan.finetune import Base, base_channels
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.channel_match import unit_problems
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.state import (
     LossState,
@@ -58,6 +59,7 @@ from credit_jax.training.state import (
     with_averaged_statistics,
 )
 
+_LOG = logging.getLogger("credit_jax")
 # Items that a checkpoint of another run may lack.
 _OPTIONAL = frozenset({EMA, EMA_STATS, LOSS_SCALE, LOSS})
 # Fields of a state in the item of the optimizer, beside its own state.
@@ -358,8 +360,8 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no model.yml or no checkpoint.
-        ValueError: the model does not fit the mesh, the checkpoint not the model, or
-            there is no moving average.
+        ValueError: the model does not fit the mesh, the checkpoint not the model,
+            model.yml is not that of the training, or there is no moving average.
 
     >>> model, params, model_state = credit_jax.restore("RUN", mesh)
     >>> sorted(params)
@@ -372,6 +374,8 @@ def restore(
     checkpoints, newest = open_run(folder)
     store = RunStore(checkpoints, model.model_def.param_specs)
     step = newest if step is None else step
+    for note in compare_with_run(checkpoints, step, _config_in(written)):
+        _LOG.warning("note: %s", note)
     base = Base(Path(folder), "run", read_yaml(written))
     channels = base_channels(base, coordinates_at(checkpoints, step))
     model = dataclasses.replace(model, channels=channels)
@@ -405,7 +409,7 @@ def record_at(store: CheckpointStore, step: int) -> RunRecord | None:
     """What a run is, as a checkpoint records it, or else model.yml of its folder.
 
     Returns:
-        None if both are silent, as for a config that trains nothing in this version.
+        None if both are silent.
     """
     progress, where = store.progress(step), str(store.path(step))
     if progress.config is not None:
@@ -413,12 +417,39 @@ def record_at(store: CheckpointStore, step: int) -> RunRecord | None:
     written = store.folder.parent / CONFIG_NAME
     if not written.is_file():
         return None
+    record = RunRecord.of(_config_in(written), str(written), forecasts=True)
+    return replace(record, digests={**record.digests, **progress.digests})
+
+
+def compare_with_run(
+    store: CheckpointStore, step: int, config: Config | Mapping[str, Any]
+) -> list[str]:
+    """Compares a run with the config of a forward pass or of forecasts.
+
+    Args:
+        store: the checkpoints of the run.
+        step: step of the checkpoint.
+        config: the config, or its section `model` alone.
+
+    Returns, Raises: see `RunRecord.compare`.
+    """
+    record = record_at(store, step)
+    if record is None:
+        return [
+            f"{store.path(step)} does not record the config of its run, which has no "
+            f"{CONFIG_NAME}: nothing says whether model, data and blocks are those of "
+            "the training"
+        ]
+    here = RunRecord.of(config, forecasts=True)
+    return record.compare(here, forecasts=True)
+
+
+def _config_in(path: Path) -> Config | dict[str, Any]:
+    """The config of a file, or its `model` section, if it trains nothing here."""
     with suppress(ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        config = config_of(read_yaml(written), forecasts=True)
-        record = RunRecord.of(config, str(written), forecasts=True)
-        return replace(record, digests={**record.digests, **progress.digests})
-    return None
+        return config_of(read_yaml(path), forecasts=True)
+    return {"model": read_model_section(path)}
 
 
 def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:

@@ -184,6 +184,13 @@ def _train_in(
     setup = prepare(plan, devices)
     if base is not None:
         notes += base.record.compare(plan.record, begins=True)
+        calendar = plan.loaders["train"].coordinates().calendar
+        of_base = base.coordinates and base.coordinates.calendar
+        if of_base not in (None, calendar):
+            notes.append(
+                f"data: the dates are in the calendar {calendar}, those of "
+                f"{base.where} in {of_base}; they are taken as they are written"
+            )
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)

@@ -34,6 +34,7 @@ from credit_jax.training.optimizer import ADAM, adamw
 from credit_jax.training.restore import (
     RunStore,
     average_is_taken,
+    compare_with_run,
     coordinates_at,
     open_run,
     record_at,
@@ -170,17 +171,8 @@ class RunWeights:
         return record_at(self.run, self.step)
 
     def compare(self, config: Config | Mapping[str, Any]) -> list[str]:
-        """Compares the run with the config of a forward pass or of forecasts.
-
-        Args:
-            config: the config, or its section `model` alone.
-
-        Returns, Raises: see `RunRecord.compare`.
-        """
-        if self.record is None:
-            return []
-        here = RunRecord.of(config, forecasts=True)
-        return self.record.compare(here, forecasts=True)
+        """See `compare_with_run`."""
+        return compare_with_run(self.run, self.step, config)
 
     @cached_property
     def training_dates(self) -> tuple[DateRange, ...]:

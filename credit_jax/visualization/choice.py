@@ -13,12 +13,12 @@ from jaxtyping import Float
 from credit_jax.config.data import DateRange, in_training
 from credit_jax.config.dates import date_label, duration
 from credit_jax.config.messages import hint
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.grid_file import GridVariable
 from credit_jax.evaluation.references import open_truth
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.variables import Variable
 from credit_jax.visualization.labels import field_text, lead_text
 
 MEAN, SPREAD = "mean", "spread"
@@ -50,7 +50,7 @@ class FieldChoice:
         return members[self.member or 0]
 
     @property
-    def about(self) -> GridVariable:
+    def about(self) -> Variable:
         """Levels and units of the variable."""
         return self.files.grid.variables[self.variable]
 
@@ -235,19 +235,19 @@ def truth_of(
     times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
     valid_times = np.array([*times.values()])
     opened = open_truth(truth, valid_times, open_files)
-    grid, name = choice.files.grid, choice.variable
-    known = {name: choice.about}
-    comparison = compare(known, (grid.latitude, grid.longitude), opened, [name])
+    name = choice.variable
+    comparison = compare(choice.files.grid.table, opened, [name])
+    places = comparison.to_truth
     if problems := opened.problems(valid_times, [name]):
         raise ValueError("--truth: " + "; ".join(problems))
     levels = None
     if choice.level is not None:
-        ours, theirs = comparison.forecast[name] or (), comparison.in_truth[name] or ()
+        ours, theirs = places.levels[name] or (), places.other_levels[name] or ()
         if choice.level not in ours:
-            raise ValueError(f"--truth: {opened.where} has no {choice.label}")
+            raise ValueError(f"--truth: {opened.table.where} has no {choice.label}")
         levels = (theirs[ours.index(choice.level)],)
 
     def at(lead: int) -> np.ndarray:
-        return comparison.to_truth(opened.read(times[lead], {name: levels}))[0]
+        return places(opened.read(times[lead], {name: levels}))[0]
 
     return Truth(at, comparison.channels[0].units)

@@ -5,7 +5,8 @@ import pytest
 
 from credit_jax.adjoint import area_weights, forecast_map, linearized, singular_vectors
 from credit_jax.adjoint.growth import ENERGY, energy_factors
-from credit_jax.forecast.outputs import Outputs, OutputVariable
+from credit_jax.forecast.outputs import Outputs
+from credit_jax.named_fields.variables import Variable
 from tests.support import assert_close
 
 COUNT, SP = 3, "ERA5/prognostic/2d/SP"
@@ -79,17 +80,16 @@ def test_misuse(forecast, count, changed, text):
     [
         ({"T": "K", "SP": "Pa"}, None),
         ({"T": "degC"}, None),
-        ({"SP": "hPa"}, "--norm energy: SP is in hPa, expected Pa; name the variables"),
+        ({"SP": "m"}, "--norm energy: SP is in m, expected Pa; name the variables"),
     ],
 )
 def test_the_energy_is_of_units(units, text):
-    """A surface pressure in hPa would count a ten-thousandth."""
     standard = {"T": "air_temperature", "SP": "surface_air_pressure"}
     described = {
         f"era/prognostic/2d/{name}": {"standard_name": standard[name], "units": unit}
         for name, unit in units.items()
     }
-    variables = tuple(OutputVariable(key) for key in described)
+    variables = tuple(Variable(key) for key in described)
     outputs = Outputs(variables, np.zeros(1), np.zeros(1), described=described)
     if text is None:
         factors = energy_factors(outputs, described)
@@ -97,6 +97,13 @@ def test_the_energy_is_of_units(units, text):
         return
     with pytest.raises(ValueError, match=text):
         energy_factors(outputs, described)
+
+
+def test_the_energy_of_other_units_is_converted():
+    described = {"P": {"standard_name": "surface_air_pressure", "units": "hPa"}}
+    outputs = Outputs((Variable("P"),), np.zeros(1), np.zeros(1), described=described)
+    expected = 1e4 * ENERGY["surface_air_pressure"]
+    assert energy_factors(outputs, ["P"])["P"] == pytest.approx(expected)
 
 
 def test_variables_without_weights_are_not_perturbed(forecast):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from credit_jax.adjoint.target import parse_target
-from credit_jax.forecast.outputs import Outputs, OutputVariable
+from credit_jax.forecast.outputs import Outputs
+from credit_jax.named_fields.variables import Variable
 
 LONGITUDES = {
     "10W..20E": ((350.0, 360.0), (0.0, 20.0)),
@@ -28,8 +29,8 @@ def test_longitudes(text, expected):
 
 def test_a_variable_named_like_a_level_of_another():
     """U10, the wind at 10 m, beside U at level 10, in any order."""
-    deep = OutputVariable("era/prognostic/3d/U", np.array([5.0, 10.0]))
-    flat = OutputVariable("era/diagnostic/2d/U10")
+    deep = Variable("era/prognostic/3d/U", np.array([5.0, 10.0]))
+    flat = Variable("era/diagnostic/2d/U10")
     for variables in ((deep, flat), (flat, deep)):
         outputs = Outputs(variables, np.zeros(1), np.zeros(1))
         places = {

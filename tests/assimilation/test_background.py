@@ -11,7 +11,7 @@ from credit_jax.assimilation import (
 )
 from credit_jax.assimilation.background import Harmonics, covariance_of, symmetric_root
 from credit_jax.assimilation.background_fit import default_truncation
-from credit_jax.forecast.outputs import OutputVariable
+from credit_jax.named_fields.variables import Variable
 
 GAUSSIAN = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(16)[0]))[::-1]
 GRIDS = {
@@ -213,8 +213,8 @@ def test_files_and_the_order_of_a_model(tmp_path):
     b.write(tmp_path / "b.nc")
     again = read_background(str(tmp_path / "b.nc"), 2.0)
     variables = (
-        OutputVariable("X/prognostic/2d/SP"),
-        OutputVariable("X/prognostic/3d/T", np.array([850.0, 500.0])),
+        Variable("X/prognostic/2d/SP"),
+        Variable("X/prognostic/3d/T", np.array([850.0, 500.0])),
     )
     of_model = covariance_of(again, variables, *GRIDS["gaussian"])
     assert of_model.size == np.prod(b.shape)
@@ -235,7 +235,7 @@ def test_files_with_winds(tmp_path):
     b.write(tmp_path / "b.nc")
     again = read_background(str(tmp_path / "b.nc"))
     variables = [
-        OutputVariable(f"X/prognostic/3d/{name}", np.array([500.0])) for name in "TVU"
+        Variable(f"X/prognostic/3d/{name}", np.array([500.0])) for name in "TVU"
     ]
     of_model = covariance_of(again, variables, *GRIDS["gaussian"])
     y = np.random.default_rng(0).standard_normal((3, 16, 32))
@@ -249,7 +249,7 @@ def test_files_with_winds(tmp_path):
 
 def test_misuse(tmp_path):
     b, (latitude, longitude) = covariance(), GRIDS["gaussian"]
-    variables = (OutputVariable("X/prognostic/3d/T", np.array([500.0, 300.0])),)
+    variables = (Variable("X/prognostic/3d/T", np.array([500.0, 300.0])),)
     with pytest.raises(ValueError, match="lacks T300; it has T500, T850, SP"):
         covariance_of(b, variables, latitude, longitude)
     with pytest.raises(ValueError, match="its latitudes are not those of the model"):

@@ -8,8 +8,13 @@ import pytest
 import xarray as xr
 
 from credit_jax.assimilation import read_observations
-from credit_jax.assimilation.observations import find_faults, notes_on_units, usable
-from credit_jax.forecast.outputs import OutputVariable
+from credit_jax.assimilation.observations import (
+    find_faults,
+    in_units_of,
+    notes_on_units,
+    usable,
+)
+from credit_jax.named_fields.variables import Variable
 from tests.assimilation.windows import GRID_OF_RUN
 
 TEXT = """time, latitude, longitude, level, variable, value, error, station
@@ -189,7 +194,7 @@ def test_windows_do_not_hold_their_end(path):
 
 def test_variables_that_the_start_lacks(path):
     """Diagnostic ones cannot be interpolated before the end of the first step."""
-    tp = OutputVariable("ERA5/diagnostic/2d/TP")
+    tp = Variable("ERA5/diagnostic/2d/TP")
     variables = {**GRID_OF_RUN.variables, "TP": tp}
     grid = replace(GRID_OF_RUN, variables=variables, predicted=frozenset(["TP"]))
     early = table_of(path, variable="TP")
@@ -207,6 +212,20 @@ def test_units_of_levels(path):
     for units in ("mbar", "blob", "", np.nan):
         table = table_of(path, level_units=units)
         assert not find_faults(table.iloc[[0, 2]], grid, 3, ()).reasons[0]
+
+
+def test_units_that_can_be_converted_are(path):
+    grid = replace(GRID_OF_RUN, level_units={"T": "hPa"})
+    changes = {"units": "degF", "level_units": "Pa", "level": 250.0}
+    table = in_units_of(table_of(path, **changes), grid, ())
+    row = table.iloc[2]
+    assert (row["units"], row["level_units"], row["level"]) == ("K", "hPa", 2.5)
+    assert row["value"] == pytest.approx((281.5 - 32) / 1.8 + 273.15)
+    assert row["error"] == pytest.approx(1 / 1.8)
+    pd.testing.assert_frame_equal(table[:2], table_of(path, **changes)[:2])
+    for name, operators in (("J", ()), ("degF", ["T"])):
+        table = in_units_of(table_of(path, units=name), grid, operators)
+        assert table["units"][2] == name
 
 
 def test_units_are_those_of_an_operator(path):

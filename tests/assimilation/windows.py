@@ -10,7 +10,7 @@ from credit_jax.assimilation import BackgroundCovariance, TrajectoryGrid, Window
 from credit_jax.assimilation.background import Harmonics, covariance_of, symmetric_root
 from credit_jax.assimilation.operators import Observer, operators_of
 from credit_jax.config.assimilation import AssimilationConfig
-from credit_jax.forecast.outputs import OutputVariable
+from credit_jax.named_fields.variables import Variable
 from tests.data.world import GRID
 
 START = np.datetime64("2000-01-01", "ns")
@@ -18,9 +18,9 @@ STEP = np.timedelta64(6, "h")
 NUM_STEPS, TRUNCATION = 3, 2
 LEVELS = np.array([1.0, 5.0])
 VARIABLES = (
-    OutputVariable("ERA5/prognostic/3d/U", LEVELS),
-    OutputVariable("ERA5/prognostic/3d/T", LEVELS),
-    OutputVariable("ERA5/prognostic/2d/SP"),
+    Variable("ERA5/prognostic/3d/U", LEVELS),
+    Variable("ERA5/prognostic/3d/T", LEVELS),
+    Variable("ERA5/prognostic/2d/SP"),
 )
 CHANNELS = tuple(
     (v.name, level)

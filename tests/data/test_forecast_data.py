@@ -7,7 +7,7 @@ import yaml
 
 from credit_jax.data import open_dataset
 from credit_jax.data.forecast_data import open_forecast_data
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.references import open_truth
 from tests.data.world import parsed, raw_config
 from tests.support.custom_objects import no_objects_left

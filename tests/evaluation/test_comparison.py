@@ -5,8 +5,9 @@ import pytest
 import xarray as xr
 
 from credit_jax.evaluation.comparison import compare
-from credit_jax.evaluation.grid_file import GridFile, GridVariable
+from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.evaluation.references import FileReference
+from credit_jax.named_fields.variables import Variable, Variables
 
 SPACE = {"latitude": [45.0, -45.0], "longitude": [0.0, 120.0, 240.0]}
 
@@ -17,20 +18,27 @@ def truth(levels):
     field = xr.DataArray(np.zeros(shape), coords, [*coords])
     flat = field.isel(level=0, drop=True)
     dataset = xr.Dataset({"T": field, "U": field, "SP": flat})
-    return FileReference(GridFile("truth.nc", dataset, ("time",)), "time")
+    return FileReference(GridFile("truth.nc", dataset, ("time",), ("time",)), "time")
 
 
 def forecast(levels, *names, there=None):
-    deep = {name: GridVariable(np.array(levels, float)) for name in ("T", "U")}
-    known = {**deep, "SP": GridVariable(), "TP": GridVariable()}
-    space = tuple(np.array(values) for values in SPACE.values())
+    known = {name: Variable(name) for name in ("T", "U", "SP", "TP")}
+    known |= {name: Variable(name, np.array(levels, float)) for name in ("T", "U")}
     there = there or ([0.25, 0.5, 0.75] if max(levels) < 5 else [850.0, 500.0])
-    return compare(known, space, truth(there), names)
+    return compare(table(known), truth(there), names)
+
+
+def table(known):
+    space = (np.array(values) for values in SPACE.values())
+    return Variables("the forecast", known, *space)
 
 
 def test_levels_are_compared_by_their_values():
     found = forecast([500, 850])
-    assert (found.forecast["T"], found.in_truth["T"]) == ((0, 1), (1, 0))
+    assert (found.to_truth.levels["T"], found.to_truth.other_levels["T"]) == (
+        (0, 1),
+        (1, 0),
+    )
     assert found.notes == ("not in the truth, and left out: TP",)
     assert forecast([500, 850], "T", "SP").notes == (), "what is not asked for"
 
@@ -38,14 +46,14 @@ def test_levels_are_compared_by_their_values():
 def test_levels_that_are_numbers_are_compared_in_order():
     """As where data.source.*.levels names none, in CREDIT's files and ours."""
     found = forecast([0, 1, 2])
-    assert (found.forecast["U"], found.in_truth["U"]) == ((0, 1, 2), (0, 1, 2))
+    assert found.to_truth.levels["U"] == found.to_truth.other_levels["U"] == (0, 1, 2)
     assert found.notes[-1].startswith("T, U: levels 0, 1, 2 are taken in order as 0.25")
     levels = [channel.level for channel in found.channels if channel.variable == "T"]
     assert levels == [0.25, 0.5, 0.75], "the values, which the truth knows"
     with pytest.raises(ValueError, match=r"T: one side only numbers its levels.*0, 1;"):
         forecast([0, 1])
     found = forecast([0, 2], there=[0.0, 1.0, 2.0])
-    assert found.in_truth["T"] == (0, 2), "some of the numbers"
+    assert found.to_truth.other_levels["T"] == (0, 2), "some of the numbers"
     assert found.notes == ("not in the truth, and left out: TP",)
 
 
@@ -55,10 +63,11 @@ def test_levels_that_are_numbers_are_compared_in_order():
 def test_levels_that_the_truth_lacks_are_named(levels, left):
     """The others are compared: coordinates say which ones these are."""
     found = forecast([500, 850], "T", there=levels)
-    (ours,), (theirs,) = found.forecast["T"], found.in_truth["T"]
+    (ours,), (theirs,) = found.to_truth.levels["T"], found.to_truth.other_levels["T"]
     assert [500, 850][ours] == levels[theirs] == found.channels[0].level
-    expected = f"T: the truth has no level {left}, which is left out; it has "
-    assert found.notes == (expected + ", ".join(f"{level:g}" for level in levels),)
+    there = ", ".join(f"{level:g}" for level in levels)
+    expected = f"T: truth.nc has no level {left} of the forecast; it has {there}"
+    assert found.notes == (f"{expected}; left out",)
 
 
 def winds(ours, theirs, levels=(500.0, 850.0)):
@@ -66,9 +75,9 @@ def winds(ours, theirs, levels=(500.0, 850.0)):
     reference = truth(list(levels))
     reference.file.dataset["U"].attrs["units"] = theirs
     reference.file.dataset["U"][...] = 7.0
-    deep = GridVariable(np.array([500.0, 850.0]), ours, level_units="hPa")
-    space = tuple(np.array(values) for values in SPACE.values())
-    return compare({"U": deep}, space, reference)
+    levels = np.array([500.0, 850.0])
+    deep = Variable("U", levels, units=ours, level_units="hPa")
+    return compare(table({"U": deep}), reference)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +88,19 @@ def winds(ours, theirs, levels=(500.0, 850.0)):
         ("1", "%", 0.07),
         ("kg m-2 s-1", "mm day-1", 7 / 86400),
         ("", "m s-1", 7),
+        ("K", "degC", 280.15),
     ],
 )
 def test_a_truth_is_converted_to_the_units_of_forecasts(ours, theirs, expected):
     found = winds(ours, theirs)
-    fields = found.to_truth(found.truth.read(np.datetime64(0, "ns"), found.in_truth))
+    (fields,) = found.persistence(np.datetime64(0, "ns")).values()
     np.testing.assert_allclose(fields, expected, rtol=1e-6)
     assert found.notes == ()
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [("W m-2", "J m-2"), ("K", "degC"), ("mm", "mm day-1")]
-)
-def test_units_that_no_factor_makes_equal_are_refused(ours, theirs):
-    with pytest.raises(ValueError, match=f"U is in '{ours}' in the forecast and in "):
+@pytest.mark.parametrize(("ours", "theirs"), [("W m-2", "J m-2"), ("mm", "mm day-1")])
+def test_units_that_cannot_be_converted_are_refused(ours, theirs):
+    with pytest.raises(ValueError, match=f"U is in '{theirs}', expected '{ours}' as"):
         winds(ours, theirs)
 
 
@@ -104,15 +112,18 @@ def test_units_that_are_not_known_are_named():
 
 def test_levels_of_a_truth_without_units_are_in_pascal_if_they_are_large():
     found = winds("m/s", "m/s", [500.0, 850.0, 5e4, 8.5e4])
-    assert found.in_truth["U"] == (2, 3)
+    assert found.to_truth.other_levels["U"] == (2, 3)
 
 
 def test_a_truth_without_times_is_refused():
     reference = timed(["2001-01-01T00"])
     reference.file.dataset["SP"] = reference.file.dataset["SP"].isel(time=0)
-    times = np.array(["2001-01-01T00"], "datetime64[ns]")
-    (problem,) = reference.problems(times, ["SP"])
-    assert "SP: no dim time, and would be compared with forecasts of all" in problem
+    flat = {"SP": Variable("SP")}
+    with pytest.raises(ValueError, match=r"truth\.nc: SP has no dim of times"):
+        compare(table(flat), reference)
+    flat = {"SP": Variable("SP", constant=True)}
+    with pytest.raises(ValueError, match="the forecast: SP has no dim of times"):
+        compare(table(flat), timed(["2001-01-01T00"]))
 
 
 def timed(times):
@@ -120,7 +131,7 @@ def timed(times):
     shape = [len(values) for values in coords.values()]
     field = np.arange(len(times), dtype=float)[:, None, None] + np.zeros(shape)
     dataset = xr.Dataset({"SP": ([*coords], field)}, coords)
-    return FileReference(GridFile("truth.nc", dataset, ("time",)), "time")
+    return FileReference(GridFile("truth.nc", dataset, ("time",), ("time",)), "time")
 
 
 def test_a_time_that_occurs_twice_is_an_error():

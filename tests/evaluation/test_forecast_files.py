@@ -93,6 +93,14 @@ def test_folders(tmp_path, members, group, calendar):
     assert valid_time(found, 0, 1) == np.datetime64("2004-02-28T12")
 
 
+def test_a_variable_without_lead_times_is_constant(tmp_path):
+    store = make_store(0)
+    store["LSM"] = store["SP"].isel(prediction_timedelta=0, drop=True)
+    store.to_zarr(tmp_path / "f.zarr", consolidated=False)
+    variables = open_forecasts(str(tmp_path / "f.zarr")).grid.variables
+    assert [name for name, x in variables.items() if x.constant] == ["LSM"]
+
+
 def test_a_folder_that_is_incomplete(tmp_path):
     folder = write_folder(make_store(0), tmp_path)
     (folder / "20040301_0000Z" / "2004-03-01_T1200Z.nc").unlink()

@@ -6,15 +6,17 @@ import xarray as xr
 
 from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
-from credit_jax.evaluation.grid_file import GridFile, align, level_units
+from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.offline import grid_of
 from credit_jax.evaluation.regions import REGIONS
+from credit_jax.named_fields.variables import Variables, labeled_levels
 from tests.evaluation.fields import random_fields, sums_of
 
 LATITUDE, LONGITUDE = np.linspace(75, -75, 6), np.arange(10) * 36.0
+GRID = Variables("the forecast", {}, LATITUDE, LONGITUDE)
 
 
 def given(latitude, longitude):
@@ -32,8 +34,8 @@ def given(latitude, longitude):
     ],
 )
 def test_another_order(latitude, longitude):
-    places = align(LATITUDE, LONGITUDE, (latitude, longitude), "the truth")
-    found = places(given(latitude, longitude))
+    other = Variables("the truth", {}, latitude, longitude)
+    found = GRID.align(other)(given(latitude, longitude))
     assert np.allclose(found, given(LATITUDE, LONGITUDE), atol=1e-2)
 
 
@@ -47,8 +49,8 @@ def test_another_order(latitude, longitude):
     ],
 )
 def test_another_grid(latitude, longitude):
-    with pytest.raises(ValueError, match=r"the truth has another grid: .* 6 latitudes"):
-        align(LATITUDE, LONGITUDE, (latitude, longitude), "the truth")
+    with pytest.raises(ValueError, match=r"the truth: .*, but in the forecast .*tude"):
+        GRID.align(Variables("the truth", {}, latitude, longitude))
 
 
 def test_a_curvilinear_grid():
@@ -156,7 +158,7 @@ def test_dims_that_are_no_level():
     ],
 )
 def test_units_of_levels(levels, attributes, units):
-    assert level_units(np.array(levels), attributes) == units
+    assert labeled_levels(np.array(levels), attributes)[1] == units
 
 
 def test_a_file_knows_the_units_of_its_levels():

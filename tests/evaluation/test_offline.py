@@ -54,12 +54,9 @@ def folder(tmp_path_factory):
 def score(folder, count, **options):
     """Returns the sums and scores of a store."""
     files = open_forecasts(str(folder / f"{count}.zarr"))
-    coordinates = files.grid.latitude, files.grid.longitude
     given = ScoreOptions(str(folder / "truth.zarr"), "none")
-    comparison = open_comparison(
-        given, files.grid.variables, coordinates, valid_times(files)
-    )
-    grid = grid_of(*coordinates, REGIONS[:2])
+    comparison = open_comparison(given, files.grid.table, valid_times(files))
+    grid = grid_of(files.grid.latitude, files.grid.longitude, REGIONS[:2])
     sums = score_files(files, comparison, grid, **options)
     members = options.get("num_members") or files.num_members
     return sums, dims_of_scores(comparison, grid, files.leads, members).scores(sums)

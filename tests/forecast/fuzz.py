@@ -280,7 +280,7 @@ def differences_of_scores(
             yield f"scores: {name} has {channels}"
             continue
         for left in () if levels is None else np.delete(levels.values, places):
-            noted = f"{name}: the truth has no level {left:g}, which is left out"
+            noted = f"has no level {left:g} of"
             if not fewer or noted not in text:
                 yield f"scores: {name} has {channels}"
         for lead in range(1, NUM_STEPS + 1):

@@ -16,10 +16,11 @@ from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.sources.stored_files import open_zarr_array
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.forecast import zarr_store
-from credit_jax.forecast.outputs import Outputs, OutputVariable
+from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.errors import WriteError, write_errors
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.variables import Variable
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 
@@ -181,7 +182,7 @@ def test_every_mesh_and_batch_forecasts_the_same(config, tmp_path, options):
 
 def test_a_curvilinear_grid_and_another_calendar(tmp_path):
     latitude, longitude = np.mgrid[30:50:5.0, 220:280:10.0]
-    variable = OutputVariable("A/prognostic/3d/T", np.array([10, 20]))
+    variable = Variable("A/prognostic/3d/T", np.array([10, 20]))
     outputs = Outputs((variable,), latitude, longitude, "noleap")
     starts = np.array(["2004-02-28", "2004-03-01"], "datetime64[ns]")
     schedule = ForecastSchedule(starts, 2, pd.Timedelta("30min"), "noleap")
@@ -208,7 +209,7 @@ def test_a_curvilinear_grid_and_another_calendar(tmp_path):
 def test_every_reader_has_the_values_that_were_written(tmp_path, version):
     """Zeros, too: the equator, 0 E, the first member and the start."""
     latitude, longitude = np.array([30.0, 0.0, -30.0]), np.array([0.0, 180.0])
-    variable = OutputVariable("A/prognostic/3d/T", np.array([0, 500]))
+    variable = Variable("A/prognostic/3d/T", np.array([0, 500]))
     starts = np.array(["1970-01-01"], "datetime64[ns]")
     schedule = ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=2)
     outputs = Outputs((variable,), latitude, longitude, "standard")
@@ -251,7 +252,7 @@ def test_every_reader_has_the_values_that_were_written(tmp_path, version):
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_failing_write_is_an_error_of_the_system(tmp_path, version):
     """TensorStore reports it by a ValueError, which commands take for bad input."""
-    variable = OutputVariable("A/diagnostic/2d/SP", None)
+    variable = Variable("A/diagnostic/2d/SP", None)
     outputs = Outputs((variable,), np.arange(4.0), np.arange(6.0), "standard")
     starts = np.array(["2004-02-28"], "datetime64[ns]")
     store = ZarrStore(

@@ -14,7 +14,6 @@ from credit_jax.named_fields.coordinates import (
     attributes_of,
     common_places,
     is_numbered,
-    notes_on_calendar,
     places_of,
     take_places,
 )
@@ -133,6 +132,17 @@ def test_numbers_in_place_of_levels():
     np.testing.assert_array_equal(places([3, 2, 1], [1, 2, 3], "level"), [2, 1, 0])
 
 
+def test_numbers_are_noted_and_never_those_of_a_run(caplog):
+    path = f"{__file__}.nc"
+    for _ in range(2):
+        assert places_of([500.0, 850.0], [1, 2], "level", path, "first.nc") is None
+    text = f"{path}: its levels [1.0, 2.0] are taken in order as [500.0, 850.0] of fir"
+    assert caplog.text.count(text) == 1
+    with pytest.raises(ValueError, match=r"other\.nc: has the levels \[1\.0, 2\.0\]"):
+        places([500.0, 850.0], [1, 2], "level", of_run=True)
+    assert places([1, 2], [500.0, 850.0], "level", of_run=True) is None
+
+
 def test_numbers_of_hybrid_levels():
     assert are_numbered_alike((137.0, 1.0, 5.0), (1.0, 5.0, 137.0))
     for values, numbers in ((None, (1, 2)), ((1, 2), None), ((1, 2), (1, 2, 3))):
@@ -212,11 +222,10 @@ def test_unknown_coordinates_are_filled():
     assert as_values(np.zeros((2, 2))) is None
 
 
-def test_dates_of_another_calendar_are_noted():
+def test_dates_of_another_calendar_are_refused_with_both():
     like = Coordinates(calendar="noleap", where="checkpoint 5")
-    (note,) = notes_on_calendar(like, "standard", "the data of forecasts")
-    assert note.startswith("the data of forecasts: its dates are in the calendar stand")
-    assert "those of checkpoint 5 in noleap" in note
+    text = "data: the dates are in the calendar standard, expected noleap as in check"
+    with pytest.raises(ValueError, match=text):
+        like.check_calendar("standard", "data")
     for known, calendar in ((like, "noleap"), (like, None), (Coordinates(), "noleap")):
-        assert notes_on_calendar(known, calendar, "") == []
-    assert notes_on_calendar(None, "noleap", "") == []
+        known.check_calendar(calendar, "")

@@ -306,12 +306,15 @@ def test_other_states_are_refused(forecaster, initial, change, words):
         next(forecaster(change(initial), 1))
 
 
-def test_another_unit_is_refused(forecaster, initial):
-    known = dataclasses.replace(forecaster)
-    vars(known)["_units"] = {"ERA5/prognostic/3d/T": "K"}
-    other = initial.assign(T=initial["T"].assign_attrs(units="degC"))
-    with pytest.raises(ValueError, match="T is in 'degC'; expected 'K': convert it"):
+def test_another_unit_is_converted_or_refused(forecaster, initial):
+    known, key = dataclasses.replace(forecaster), "ERA5/prognostic/3d/T"
+    vars(known)["_units"] = {key: "K"}
+    other = initial.assign(T=initial["T"].assign_attrs(units="m"))
+    with pytest.raises(ValueError, match="T is in 'm'; expected 'K': convert it"):
         known(other, 1)
+    cold = initial.assign(T=(initial["T"] - 273.15).assign_attrs(units="degC"))
+    states = [x[1][key] for x in (known._state(cold, 1), known._state(initial, 1))]
+    np.testing.assert_allclose(*states, rtol=1e-6)
     assert known._units.keys() <= {*forecaster.states.prognostic}
 
 

@@ -9,11 +9,11 @@ import pytest
 from credit_jax.config import ConfigError, parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.named_fields.units import unit_problems
 from credit_jax.training.channel_match import (
     ChannelMatch,
     level_differences,
     match_channels,
-    unit_problems,
 )
 
 LEVELS = (500.0, 850.0, 1000.0)

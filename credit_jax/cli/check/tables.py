@@ -14,7 +14,7 @@ from credit_jax.models.common.geometry import Geometry
 from credit_jax.models.model_def import ModelDef, parameter_count
 from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 from credit_jax.plan import RunPlan
-from credit_jax.plan.further_inputs import num_encoded
+from credit_jax.plan.channel_problems import num_encoded
 from credit_jax.plan.memory import estimate_memory, local_points
 from credit_jax.plan.roofline import StepBound, update_seconds
 from credit_jax.training.curriculum import rate_of

@@ -261,10 +261,11 @@ class FileVariable:
         stored, known = self.level_values, self.requested.levels
         # Requested levels come from other files of the source, where the config's
         # `levels` have been applied. Numbers 1, 2, 3, ... are no values to match.
-        if known is not None and stored is not None and not is_numbered(known, stored):
-            where, other = self._where, self.requested.where
-            places = places_of(known, stored, "level", where, other, some=True)
-            return None if places is None else places.tolist()
+        if known is not None and stored is not None:
+            pair = self._where, self.requested.where
+            places = places_of(known, stored, "level", *pair, some=True, of_run=True)
+            if not is_numbered(known, stored):
+                return None if places is None else places.tolist()
         values, how = self.config.level_values, self.conventions.levels
         if values is None:
             return None

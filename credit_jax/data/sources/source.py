@@ -9,7 +9,13 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.named_fields.coordinates import GridCoordinates, as_values, places_of
+from credit_jax.named_fields.coordinates import (
+    GridCoordinates,
+    as_values,
+    check_order,
+    grid_places,
+    places_of,
+)
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
 SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
@@ -49,15 +55,9 @@ def check_same_grid(grid: FileGrid, first: FileGrid) -> None:
         ValueError: shapes or coordinates differ.
     """
     check_same_shape(grid, first)
-    for which in ("latitude", "longitude"):
-        here, expected = getattr(grid, which), getattr(first, which)
-        places = places_of(expected, here, which, grid.where, first.where)
-        if places is not None:
-            raise ValueError(
-                f"{grid.where}: {which} runs from {here[0]:g} to {here[-1]:g}, but in "
-                f"{first.where} from {expected[0]:g} to {expected[-1]:g}, and what it "
-                "holds cannot be put in another order; bring both to one order"
-            )
+    expected, axes = ((x.latitude, x.longitude) for x in (first, grid))
+    places = grid_places(expected, axes, grid.where, first.where)
+    check_order(places, "rows or columns", grid.where, first.where)
 
 
 def check_same_shape(grid: FileGrid, first: FileGrid) -> None:
@@ -224,12 +224,9 @@ class AnyTime:
         expected = (None if x is None else np.array(x) for x in axes.values[:2])
         check_same_grid(grid, FileGrid(axes.where, grid.shape, *expected))
         levels = self.axes().levels
-        if places_of(axes.levels, levels, "level", grid.where, axes.where) is not None:
-            raise ValueError(
-                f"data.source.{self.name}.levels: {levels} are in another order than "
-                f"those of {axes.where}: {axes.levels}; name them in that "
-                "order"
-            )
+        pair = grid.where, axes.where
+        places = places_of(axes.levels, levels, "level", *pair, of_run=True)
+        check_order([places], f"data.source.{self.name}.levels {levels}", *pair)
         return self
 
     def units(self) -> dict[str, tuple[str, str]]:
