@@ -12,10 +12,11 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.clock import SourceClock, common_calendar, source_clock
+from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import FileGrid, Source
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates
+from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates, listed
 from credit_jax.transforms.build import predicted_names
 
 
@@ -47,6 +48,7 @@ def arrange(
         )
         if known.levels is not None:
             source = source.at(GridCoordinates(None, None, known.levels, known.where))
+            _check_level_values(source, known)
         axes = source.axes()
         if same_grid:
             levels = GridCoordinates(None, None, known.levels, known.where)
@@ -54,6 +56,24 @@ def arrange(
             known = grid.over(levels) if known.levels is None else levels.over(grid)
         arranged[name] = source.at(known.over(axes))
     return arranged
+
+
+def _check_level_values(source: Source, known: GridCoordinates) -> None:
+    """Refuses files whose levels have no values, of a run that knows its levels.
+
+    Raises:
+        ValueError: only the order of the files says which levels theirs are.
+    """
+    if not isinstance(source, FileSource) or source.config.level_values is not None:
+        return
+    deep = [v for v in source.variables() if v.is_3d]
+    by_position = source.conventions.levels == "position"
+    if deep and not by_position and all(v.level_values is None for v in deep):
+        raise ValueError(
+            f"{deep[0].opened.path}: the levels of {deep[0].name} have no values, "
+            f"expected {listed(known.levels)} as in {known.where}; give the file its "
+            f"level coordinate, or name data.source.{source.name}.levels"
+        )
 
 
 @dataclass(frozen=True)
@@ -119,9 +139,7 @@ class OpenedData:
         grid = GridCoordinates()
         for source_axes in axes.values():
             grid = grid.over(source_axes.grid)
-        return Coordinates(
-            grid.latitude, grid.longitude, self.calendar, axes, grid.where
-        )
+        return Coordinates(**vars(grid), calendar=self.calendar, sources=axes)
 
     def units(self) -> dict[str, tuple[str, str]]:
         """Key -> unit and file, for the variables whose files have a unit."""

@@ -23,7 +23,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.data.forecast_reader import FirstStep, ForecastReader
-from credit_jax.data.named_data import NamedData
+from credit_jax.data.opened_data import NamedData
 from credit_jax.data.schedule import Task
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions

@@ -96,14 +96,11 @@ UNKNOWN = GridCoordinates()
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """The coordinates of the fields of a run."""
+class Coordinates(GridCoordinates):
+    """The coordinates of x and y, without levels, and of the sources of a run."""
 
-    latitude: CoordinateValues | None = None  # degrees of the rows of x and y
-    longitude: CoordinateValues | None = None  # of columns
     calendar: str | None = None
     sources: Mapping[str, GridCoordinates] = field(default_factory=dict)
-    where: str = "the data"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coordinates as JSON values."""
@@ -119,11 +116,6 @@ class Coordinates:
             "calendar": self.calendar,
             "sources": sources,
         }
-
-    @property
-    def grid(self) -> GridCoordinates:
-        """Those of x and y."""
-        return GridCoordinates(self.latitude, self.longitude, None, self.where)
 
     def check_calendar(self, calendar: str | None, where: str) -> None:
         """Checks that dates are in the calendar of the run, if both are known.
@@ -156,7 +148,8 @@ class Coordinates:
             for name, axes in values.get("sources", {}).items()
         }
         latitude, longitude = map(as_values, map(values.get, ("latitude", "longitude")))
-        return cls(latitude, longitude, values.get("calendar"), sources, where)
+        calendar = values.get("calendar")
+        return cls(latitude, longitude, None, where, calendar, sources)
 
 
 def as_values(array: Any) -> CoordinateValues | None:

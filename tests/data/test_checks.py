@@ -151,6 +151,17 @@ def test_levels_of_a_run_in_another_unit_are_converted(folder):
     assert about["units"] == "hPa"
 
 
+def test_levels_without_values_are_none_of_a_run(folder):
+    raw = raw_config(folder, data__source__ERA5__levels=None)
+    like, other = open_data(parsed(raw).data).coordinates(), another(folder)
+    for name in ("w_1999.nc", "w_2000.nc"):
+        rewrite(other / name, lambda d: d.drop_vars("level"))
+    data = parsed(raw_config(other, data__source__ERA5__levels=None)).data
+    assert open_data(data).coordinates().sources["ERA5"].levels is None
+    with pytest.raises(ValueError, match="the levels of U have no values, expected 1,"):
+        open_data(data, like=like)
+
+
 def another(folder):
     """A folder with the same files: open ones are not to be changed."""
     other = folder / "other"

@@ -200,9 +200,8 @@ def test_common_levels_of_which_two_readings_fit():
 def test_coordinates_of_a_checkpoint_are_read_back():
     levels = LevelValues([200, 500], "hPa", "down")
     axes = GridCoordinates(as_values(ROWS), as_values(COLUMNS), levels, where="here")
-    written = Coordinates(
-        axes.latitude, axes.longitude, "noleap", {"A": axes, "B": GridCoordinates()}
-    )
+    sources = {"A": axes, "B": GridCoordinates()}
+    written = Coordinates(**vars(axes.grid), calendar="noleap", sources=sources)
     found = Coordinates.from_json(json.loads(json.dumps(written.to_json())), "there")
     assert found.sources == written.sources
     assert attributes_of(found.sources["A"].levels) == attributes_of(levels)
