@@ -85,11 +85,7 @@ class FileClimatology:
 
     @cached_property
     def labels(self) -> dict[str, np.ndarray]:
-        """The labels of its hours, days and months.
-
-        Raises:
-            ValueError: they are unknown, no numbers, or one occurs twice.
-        """
+        """The labels of its hours, days and months, which are different numbers."""
         dataset, by_dim = self.file.dataset, {}
         for dim in (name for name in (HOUR, DAY, MONTH) if name in dataset.dims):
             size = dataset.sizes[dim]
@@ -150,11 +146,7 @@ _ALL = (-1, -1)
 
 
 def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClimatology:
-    """Opens the mean fields of a file.
-
-    Raises:
-        FileNotFoundError, ValueError: it cannot be opened.
-    """
+    """Opens the mean fields of a file."""
     dataset = open_dataset(path, "--climatology", open_files or OpenFiles())
     dims = [str(dim) for dim in dataset.dims]
     others = [dim for dim in (HOUR, DAY, MONTH) if dim in dims]
@@ -220,11 +212,7 @@ def training_climatology(
 def _fields(
     reference: Reference, times: np.ndarray, selection: LevelSelection, *, skips: bool
 ) -> Iterator[tuple[np.datetime64, np.ndarray]]:
-    """Yields times and their fields; optionally skips those that cannot be read.
-
-    Raises:
-        ValueError, OSError: a time cannot be read; if such are skipped, none can.
-    """
+    """Yields times and their fields; may skip some, not all, that cannot be read."""
     num_read, fault = 0, None
     for time in times:
         try:

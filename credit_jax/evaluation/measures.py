@@ -46,11 +46,9 @@ _BLOCK = 32
 
 @dataclass(frozen=True)
 class PointWeights:
-    """Weights of local points, 0 in padding rows.
+    """Weights of local points of regions, and of rows of bands; 0 in padding rows.
 
-    Attributes:
-        regions: weights of each region, of sum 1 over all shards.
-        bands: bands of the rows of each band, of sum 1; None computes no spectra.
+    The sum of each over all shards is 1. Without bands no spectra are computed.
     """
 
     regions: Float[Array, "region rows lon"]
@@ -94,15 +92,13 @@ def area_sums(
 def _local_sums(
     forecast: Ensemble, references: Mapping[str, ScoredFields], weights: PointWeights
 ) -> AreaSums:
-    truth = references[TRUTH]
-    climatology = references.get(CLIMATOLOGY)
+    truth, climatology = references[TRUTH], references.get(CLIMATOLOGY)
+    systems = {FORECAST: forecast}
+    for name in (PERSISTENCE, CLIMATOLOGY):
+        if name in references:
+            systems[name] = references[name][:, None]
     sums: AreaSums = {}
-    single = {
-        name: references[name][:, None]
-        for name in (PERSISTENCE, CLIMATOLOGY)
-        if name in references
-    }
-    for name, fields in {FORECAST: forecast, **single}.items():
+    for name, fields in systems.items():
         baseline = None if name == CLIMATOLOGY else climatology
         sums |= _system(name, fields, truth, baseline, weights)
     if climatology is not None:
@@ -111,7 +107,7 @@ def _local_sums(
         sums[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), known))
         sums[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(known))
     if weights.bands is not None:
-        systems = {FORECAST: forecast, TRUTH: truth[:, None], **single}
+        systems = {FORECAST: forecast, TRUTH: truth[:, None], **systems}
         for name, fields in systems.items():
             sums |= _spectra(name, fields, weights)
     return sums
@@ -128,22 +124,29 @@ def _system(
     difference = fields - truth[:, None]
     known = jnp.isfinite(difference).all(axis=1)
     difference = _zero(difference, known[:, None])
-    several = fields.shape[1] > 1
+    several, count = fields.shape[1] > 1, fields.shape[1]
     quantities = _errors(name, difference.mean(axis=1, keepdims=True))
     quantities[f"{name}/weight"] = _ones(known)
     if several:
         quantities |= _errors(MEMBERS, difference)
         quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
-        quantities |= _of_members(name, difference)
+        # CRPS and variance, computed from differences from the truth.
+        pairs = half_pair_sum(difference[:, :, :, None])[:, :, 0]
+        mean = jnp.abs(difference).mean(axis=1)
+        quantities[f"{name}/crps"] = mean - pairs / (count * (count - 1))
+        centered = difference - difference.mean(axis=1, keepdims=True)
+        squares = jnp.square(centered).sum(axis=1)
+        quantities[f"{name}/variance"] = squares / (count - 1)
     sums = {key: weights.sum(_zero(x, known)) for key, x in quantities.items()}
     if several:
         sums[f"{name}/rank"] = _ranks(difference, known, weights)
     if climatology is not None:
         both = known & jnp.isfinite(climatology)
-        pair = _zero(fields - climatology[:, None], both[:, None]), truth - climatology
-        anomalies = _anomalies(name, pair[0].mean(axis=1, keepdims=True), pair[1])
+        anomaly = _zero(fields - climatology[:, None], both[:, None])
+        of_truth = truth - climatology
+        anomalies = _anomalies(name, anomaly.mean(axis=1, keepdims=True), of_truth)
         if several:
-            anomalies |= _anomalies(MEMBERS, *pair)
+            anomalies |= _anomalies(MEMBERS, anomaly, of_truth)
         for key, values in anomalies.items():
             sums[key] = weights.sum(_zero(values, both))
     return sums
@@ -165,17 +168,6 @@ def _anomalies(
         f"{name}/product": anomaly.mean(axis=1) * of_truth,
         f"{name}/truth": jnp.square(of_truth),
         f"{name}/anomaly_weight": jnp.ones_like(of_truth),
-    }
-
-
-def _of_members(name: str, error: Ensemble) -> dict[str, ScoredFields]:
-    """CRPS and variance, computed from differences from the truth."""
-    count = error.shape[1]
-    pairs = half_pair_sum(error[:, :, :, None])[:, :, 0] / (count * (count - 1))
-    centered = error - error.mean(axis=1, keepdims=True)
-    return {
-        f"{name}/crps": jnp.abs(error).mean(axis=1) - pairs,
-        f"{name}/variance": jnp.square(centered).sum(axis=1) / (count - 1),
     }
 
 

@@ -27,12 +27,9 @@ Forecast = Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class ScoreGrid:
-    """The grid of fields, and regions on it.
+    """The grid of fields in degrees, (lat,) and (lon,) or both (lat, lon); its regions.
 
-    Attributes:
-        latitude, longitude: (lat,) and (lon,) degrees, or both (lat, lon).
-        regions: regions over which scores are averaged.
-        bands: bands over which spectra are averaged; none on curvilinear grids.
+    Spectra are averaged over bands, of which curvilinear grids have none.
     """
 
     latitude: np.ndarray
@@ -40,25 +37,15 @@ class ScoreGrid:
     regions: tuple[Region, ...]
     bands: tuple[Region, ...] = ()
 
-    @property
-    def num_rows(self) -> int:
-        return self.latitude.shape[0]
-
 
 @dataclass(frozen=True, eq=False)
 class MeshSums:
-    """Computes the area sums of forecasts that are stacked along the batch dim.
+    """Computes the area sums of the `size` forecasts of a batch on the whole mesh.
 
     Members of one start date are adjacent. If those of each start date are on one
     data-parallel rank, each rank processes its own start dates; otherwise all members
-    are all-gathered, and every rank computes the same.
-
-    Attributes:
-        mesh: mesh of the forecasts.
-        grid: grid of the fields.
-        size: forecasts of a batch on the whole mesh.
-        num_members: number of members of each start date.
-        channels: key -> positions of the levels that are compared; None for all.
+    are all-gathered, and every rank computes the same. `channels` has the positions of
+    the levels that are compared by key, None for all.
     """
 
     mesh: Mesh
@@ -91,11 +78,7 @@ class MeshSums:
         return self.size // self.axes.num_data % self.num_members != 0
 
     def place(self, references: Mapping[str, np.ndarray]) -> dict[str, Array]:
-        """Puts reference fields on the mesh.
-
-        Args:
-            references: name -> (start, channel, lat, lon), for `num_starts` dates.
-        """
+        """Puts reference fields (start, channel, lat, lon) on the mesh, by name."""
         fields = {name: x[:, :, None] for name, x in references.items()}
         if self.gathers:
             return place_batch(fields, self.mesh, shared=True)
@@ -109,12 +92,7 @@ class MeshSums:
     def __call__(
         self, forecast: Forecast, references: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Area sums at one lead time, as arrays on the devices for `to_host`.
-
-        Args:
-            forecast: global arrays on the mesh.
-            references: references, as returned by `place`.
-        """
+        """Area sums at one lead time, as arrays on the devices for `to_host`."""
         return self._compiled(dict(forecast), dict(references), self._weights)
 
     def to_host(self, sums: Mapping[str, Array]) -> dict[str, np.ndarray]:
@@ -129,38 +107,32 @@ class MeshSums:
 
     @cached_property
     def _weights(self) -> tuple[Array, Array | None]:
-        axes, rows = self.axes, self.grid.num_rows
-        padding = -rows % axes.num_domain
+        grid, axes = self.grid, self.axes
+        padding = -len(grid.latitude) % axes.num_domain
 
-        def place(weights: np.ndarray, dim: int) -> Array:
-            pads = [(0, padding if i == dim else 0) for i in range(weights.ndim)]
-            spec = [axes.domain if i == dim else None for i in range(weights.ndim)]
-            sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
+        def place(weights: np.ndarray) -> Array:
+            pads = [(0, 0), (0, padding), (0, 0)][: weights.ndim]
+            spec = PartitionSpec(None, axes.domain)
+            sharding = NamedSharding(self.mesh, spec)
             return jax.device_put(np.pad(weights, pads), sharding)
 
-        grid = self.grid
         regions = region_weights(grid.regions, grid.latitude, grid.longitude)
-        if not grid.bands:
-            return place(regions, 1), None
-        return place(regions, 1), place(band_weights(grid.bands, grid.latitude), 1)
+        bands = band_weights(grid.bands, grid.latitude) if grid.bands else None
+        return place(regions), None if bands is None else place(bands)
 
     @cached_property
     def _compiled(self) -> Any:
         axes, field = self.axes, batch_spec(self.axes)
-        rows = PartitionSpec(None, axes.domain)
         run = jax.shard_map(
             self._local,
             mesh=self.mesh,
-            in_specs=(field, field, rows),
+            in_specs=(field, field, PartitionSpec(None, axes.domain)),
             out_specs=PartitionSpec(axes.data or None),
         )
-        whole = NamedSharding(self.mesh, PartitionSpec())
+        replicated = NamedSharding(self.mesh, PartitionSpec())
 
         def sums(*arrays: Any) -> dict[str, Array]:
-            totals = run(*arrays)
-            return {
-                k: lax.with_sharding_constraint(x, whole) for k, x in totals.items()
-            }
+            return lax.with_sharding_constraint(run(*arrays), replicated)
 
         return compile_program(sums, self.mesh)
 
@@ -170,19 +142,15 @@ class MeshSums:
         references: Mapping[str, Array],
         weights: tuple[Array, Array | None],
     ) -> AreaSums:
-        members = jnp.concatenate(self._chosen(forecast), axis=1)
-        if self.gathers:
-            members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
-        members = members.reshape(-1, self.num_members, *members.shape[1:])
-        fields = {name: x[:, :, 0] for name, x in references.items()}
-        return area_sums(members, fields, PointWeights(*weights), self.axes)
-
-    def _chosen(self, forecast: Forecast) -> list[Array]:
-        """The compared levels of each variable, (batch, level, rows, lon)."""
+        # The compared levels of each variable, (batch, level, rows, lon).
         channels: Mapping[str, Sequence[int] | None] = self.channels
         channels = channels or dict.fromkeys(forecast)
         fields = {key: forecast[key][:, :, 0] for key in channels}
-        return [
-            x if channels[key] is None else x[:, jnp.asarray(channels[key])]
-            for key, x in fields.items()
-        ]
+        chosen = {k: x for k, x in channels.items() if x is not None}
+        fields |= {key: fields[key][:, jnp.asarray(x)] for key, x in chosen.items()}
+        members = jnp.concatenate([*fields.values()], axis=1)
+        if self.gathers:
+            members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
+        members = members.reshape(-1, self.num_members, *members.shape[1:])
+        truths = {name: x[:, :, 0] for name, x in references.items()}
+        return area_sums(members, truths, PointWeights(*weights), self.axes)

@@ -53,7 +53,8 @@ def score_files(
     try:
         for number, start in enumerate(files.starts):
             with activity(f"scoring start date {number + 1}/{len(files.starts)}"):
-                start_sums = _of_start(measure, reader, start, len(files.leads))
+                leads = _of_start(measure, reader, len(files.leads))
+            start_sums = ScoreSums.of_start(start, leads)
             total = start_sums if total is None else total.merge(start_sums)
             progress(number + 1)
     finally:
@@ -74,13 +75,11 @@ def grid_of(
     latitude: np.ndarray, longitude: np.ndarray, regions: tuple[Region, ...]
 ) -> ScoreGrid:
     """Returns the grid of forecasts; spectra need whole circles of latitude."""
-    circles = latitude.ndim == 1 and _is_circle(longitude)
-    return ScoreGrid(latitude, longitude, regions, BANDS if circles else ())
-
-
-def _is_circle(longitude: np.ndarray) -> bool:
-    steps = np.diff(longitude, append=longitude[0] + 360) % 360
-    return bool(np.allclose(steps, 360 / longitude.size, atol=1e-2))
+    bands: tuple[Region, ...] = ()
+    if latitude.ndim == 1:
+        steps = np.diff(longitude, append=longitude[0] + 360) % 360
+        bands = BANDS if np.allclose(steps, 360 / longitude.size, atol=1e-2) else ()
+    return ScoreGrid(latitude, longitude, regions, bands)
 
 
 def _read(
@@ -97,21 +96,17 @@ def _read(
 
 
 def _of_start(
-    measure: MeshSums, reader: ReadAhead, start: np.datetime64, num_leads: int
-) -> ScoreSums:
-    by_lead, copies = [], measure.num_starts
-    for _ in range(num_leads):
+    measure: MeshSums, reader: ReadAhead, num_leads: int
+) -> list[dict[str, np.ndarray]]:
+    """The sums of each lead time; one is computed while that before is copied."""
+    copies, pending, by_lead = measure.num_starts, [], []
+    for lead in range(num_leads):
         forecast, references = next(reader)
         # Every data-parallel rank gets the same copy.
-        whole = np.concatenate([forecast] * copies)
+        members = np.concatenate([forecast] * copies)
         fields = {name: np.concatenate([x] * copies) for name, x in references.items()}
-        sums = measure(measure.place_forecast(whole), measure.place(fields))
-        by_lead.append(sums)
-        if len(by_lead) > 1:
-            by_lead[-2] = _first(measure, by_lead[-2])
-    by_lead[-1] = _first(measure, by_lead[-1])
-    return ScoreSums.of_start(start, by_lead)
-
-
-def _first(measure: MeshSums, sums: Any) -> dict[str, np.ndarray]:
-    return {name: x[0] for name, x in measure.to_host(sums).items()}
+        pending.append(measure(measure.place_forecast(members), measure.place(fields)))
+        while len(pending) > (lead < num_leads - 1):
+            sums = measure.to_host(pending.pop(0))
+            by_lead.append({name: x[0] for name, x in sums.items()})
+    return by_lead

@@ -12,11 +12,14 @@ from credit_jax.config.data import DateRange, in_training
 from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import ScoreComparison, compare
-from credit_jax.evaluation.forecast_files import ForecastFiles
-from credit_jax.evaluation.netcdf_forecasts import open_netcdf, start_folders
+from credit_jax.evaluation.forecast_files import (
+    ForecastFiles,
+    open_netcdf,
+    open_zarr,
+    start_folders,
+)
 from credit_jax.evaluation.references import open_truth
 from credit_jax.evaluation.scores import NONE_TRAINED
-from credit_jax.evaluation.zarr_forecasts import open_zarr
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.variables import Variables
 

@@ -21,13 +21,7 @@ _EVERYWHERE = ((-90.0, 90.0),)
 
 @dataclass(frozen=True)
 class Region:
-    """A region between latitudes and longitudes.
-
-    Attributes:
-        name: name of the region.
-        latitudes: ranges (south, north), degrees north.
-        longitudes: ranges (west, east), degrees east from 0 to 360; None for all.
-    """
+    """A region: ranges (south, north), and (west, east) from 0 to 360, None for all."""
 
     name: str
     latitudes: tuple[tuple[float, float], ...] = _EVERYWHERE
@@ -63,11 +57,7 @@ BANDS: tuple[Region, ...] = REGIONS[:5]
 
 
 def choose_regions(names: Sequence[str] = ()) -> tuple[Region, ...]:
-    """Regions by name, all by default; "global" always comes first.
-
-    Raises:
-        ValueError: there is no region of that name.
-    """
+    """Regions by name, all by default; "global" always comes first."""
     known = {region.name: region for region in REGIONS}
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -54,13 +54,8 @@ from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import opened
 
 NETCDF_NAME, CSV_NAME = "scores.nc", "scores.csv"
-FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = (
-    "forecast",
-    "members",
-    "persistence",
-    "climatology",
-    "truth",
-)
+SYSTEMS = ("forecast", "members", "persistence", "climatology", "truth")
+FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = SYSTEMS
 SYSTEM, CHANNEL, REGION, LEAD = "system", "channel", "region", "prediction_timedelta"
 RANK, BAND, WAVENUMBER = "rank", "band", "zonal_wavenumber"
 DIMS = (SYSTEM, CHANNEL, REGION, LEAD)
@@ -73,13 +68,10 @@ _IDENTITY = ("forecast", "truth", "climatology")
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the data set.
+    """A metric of the data set, and the dims of its array.
 
-    Attributes:
-        long_name: name for titles.
-        dims: dims of its array.
-        power: exponent of the channel's unit in the unit of its values; 0 is a ratio.
-        best: the value of a perfect forecast; None if there is none.
+    `power` is the exponent of the channel's unit in that of its values, 0 for a ratio;
+    `best` the value of a perfect forecast, None if there is none.
     """
 
     long_name: str
@@ -133,30 +125,24 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
 
 
 def other_scores(folder: Path, attributes: Mapping[str, Any]) -> str:
-    """Says which scores are in a folder, if those of other forecasts; "" if none.
-
-    Args:
-        folder: folder of scores; it need not exist.
-        attributes: those of the scores that are to be written to it.
-    """
+    """Says which scores of other forecasts than `attributes` has are in a folder."""
     path = folder / NETCDF_NAME
     if not path.is_file():
         csv = folder / CSV_NAME
         return f"{csv}, without {NETCDF_NAME}" if csv.exists() else ""
+
+    def source_of(name: str, attributes: Mapping[str, Any]) -> Path:
+        """What an attribute names: a folder of forecasts, or a file."""
+        source = Path(str(attributes.get(name)))
+        return (source.parent if source.name == "forecast.zarr" else source).resolve()
+
     with opened(path) as scores:
-        known = scores.attrs
-    differ = [
-        name
+        stored = scores.attrs
+    return ", ".join(
+        f"{name}: {stored.get(name)}"
         for name in _IDENTITY
-        if _place(known.get(name)) != _place(attributes.get(name))
-    ]
-    return ", ".join(f"{name}: {known.get(name)}" for name in differ)
-
-
-def _place(where: Any) -> Path:
-    """What an attribute names: a folder of forecasts, or a file."""
-    place = Path(str(where))
-    return (place.parent if place.name == "forecast.zarr" else place).resolve()
+        if source_of(name, stored) != source_of(name, attributes)
+    )
 
 
 def seen_in_training(scores: xr.Dataset) -> str:
@@ -172,23 +158,18 @@ def read_scores(path: str | Path) -> xr.Dataset:
         FileNotFoundError: there is no such file.
         ValueError: the file does not contain scores.
     """
-    place = Path(path)
-    if place.is_dir():
-        place /= NETCDF_NAME
-    if not place.is_file():
-        raise FileNotFoundError(f"{place} does not exist; `credit-jax score` makes it")
-    with opened(place, decode_timedelta=True) as dataset:
+    path = Path(path)
+    path = path / NETCDF_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; `credit-jax score` makes it")
+    with opened(path, decode_timedelta=True) as dataset:
         scores = dataset.load()
-    check_scores(scores, os.fspath(place))
+    check_scores(scores, os.fspath(path))
     return scores
 
 
 def check_scores(scores: xr.Dataset, where: str) -> None:
-    """Checks dims and coordinates of a data set of scores.
-
-    Raises:
-        ValueError: they are not those described in this module.
-    """
+    """Checks that a data set has the dims and coordinates described in this module."""
     metrics = [str(name) for name in scores.data_vars]
     missing = [name for name in DIMS if name not in scores.coords]
     unknown = [name for name in metrics if name not in METRICS]
@@ -258,27 +239,34 @@ def score_table(scores: xr.Dataset) -> Table:
     squares = (rmse**2).groupby("variable").mean()
     count = scores.sizes[LEAD]
     spaced = np.linspace(0, count - 1, min(count, MAX_LEADS))
-    places = sorted({round(float(place)) for place in spaced})
+    chosen = sorted({round(float(number)) for number in spaced})
     systems = [system for system in _SHOWN if system in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
-    what = f", mean of {members} members" if members > 1 else ""
+    mean = f", mean of {members} members" if members > 1 else ""
     dates = counted(int(scores.attrs["num_start_dates"]), "start date")
     counts = scores["variable"].to_series().value_counts()
     levels = "" if counts.max() == 1 else "; root mean square over the levels"
     seen = escape(printable(seen_in_training(scores)))
-    title = f"RMSE, global, {dates}{what}{levels}{f'; {seen}' if seen else ''}"
+    title = f"RMSE, global, {dates}{mean}{levels}{f'; {seen}' if seen else ''}"
     table = Table(title=title, title_justify="left", box=HORIZONTALS)
     table.add_column("variable", no_wrap=True)
     table.add_column("system", min_width=max(map(len, systems)))
-    for place in places:
-        table.add_column(_lead(scores[LEAD].values[place]), justify="right")
+    for hours in scores[LEAD].values[chosen] / np.timedelta64(1, "h"):
+        text = f"{hours / 24:g} d" if hours % 24 == 0 else f"{hours:g} h"
+        table.add_column(text, justify="right")
     for name in dict.fromkeys(scores["variable"].values.tolist()):
-        errors = squares.sel(variable=name).isel({LEAD: places})
+        errors = squares.sel(variable=name).isel({LEAD: chosen})
         values = np.sqrt(np.stack([errors.sel({SYSTEM: k}).values for k in systems]))
+        heads = _heads(scores, name, len(systems))
         for row, system in enumerate(systems):
-            cells = [_cell(column, row) for column in values.T]
+            cells = [f"{float(f'{value:.3g}'):g}" for value in values[row]]  # 1040
+            if row == 0 and len(systems) > 1:
+                best = values[0] < values[1:].min(axis=0)
+                cells = [
+                    f"[green]{c}[/]" if b else c
+                    for c, b in zip(cells, best, strict=True)
+                ]
             last = system == systems[-1]
-            heads = _heads(scores, name, len(systems))
             head = Text(printable(heads[row]))  # names of files, no markup
             table.add_row(head, system, *cells, end_section=last)
     return table
@@ -294,15 +282,3 @@ def _heads(scores: xr.Dataset, variable: str, num_rows: int) -> list[str]:
     parts = [variable, *(part for part in (units, levels) if part not in ("", "1"))]
     rows = [*parts[: num_rows - 1], ", ".join(parts[num_rows - 1 :])]
     return rows + [""] * (num_rows - len(rows))
-
-
-def _cell(values: np.ndarray, row: int) -> str:
-    """The value of a system; green if it is the forecast's and the lowest."""
-    text = f"{float(f'{values[row]:.3g}'):g}"  # 1040, not 1.04e+03
-    best = row == 0 and len(values) > 1 and bool(values[0] < values[1:].min())
-    return f"[green]{text}[/]" if best else text
-
-
-def _lead(value: np.timedelta64) -> str:
-    hours = value / np.timedelta64(1, "h")
-    return f"{hours / 24:g} d" if hours % 24 == 0 else f"{hours:g} h"

@@ -16,15 +16,13 @@ from credit_jax.evaluation.scores import (
     CHANNEL,
     CLIMATOLOGY,
     DIMS,
-    FORECAST,
     LEAD,
-    MEMBERS,
     METRICS,
     PERSISTENCE,
     RANK,
     REGION,
     SYSTEM,
-    TRUTH,
+    SYSTEMS,
     WAVENUMBER,
 )
 from credit_jax.io.atomic import new_file
@@ -37,11 +35,8 @@ _ROUNDING = 1e-5
 class ScoredChannel:
     """A channel of the scores.
 
-    Attributes:
-        variable: its name.
-        level: its level; None at the surface.
-        units, long_name: "" if they are unknown.
-        level_units: unit of the level, "hPa" or "sigma"; "" for a number.
+    `level` is None at the surface; texts are "" if unknown; `level_units` are "hPa" or
+    "sigma", "" for a number.
     """
 
     variable: str
@@ -60,9 +55,7 @@ class ScoredChannel:
 class ScoreSums:
     """Area sums, added up over start dates in float64.
 
-    Attributes:
-        starts: the start dates, datetime64.
-        arrays: "system/quantity" of `measures` -> (lead, channel, region, ...).
+    `arrays` are those of "system/quantity" of `measures`, (lead, channel, region, ...).
     """
 
     starts: tuple[np.datetime64, ...]
@@ -72,16 +65,9 @@ class ScoreSums:
     def of_start(
         cls, start: np.datetime64, leads: Sequence[Mapping[str, np.ndarray]]
     ) -> ScoreSums:
-        """Builds the sums of one start date.
-
-        Args:
-            start: the date.
-            leads: the area sums of each lead time, (channel, region, ...).
-        """
-        names = leads[0]
+        """Builds the sums of one start date from those of each lead time."""
         arrays = {
-            k: np.stack([lead_sums[k] for lead_sums in leads], dtype=float)
-            for k in names
+            k: np.stack([sums[k] for sums in leads], dtype=float) for k in leads[0]
         }
         return cls((start,), arrays)
 
@@ -122,14 +108,7 @@ class ScoreSums:
 
 @dataclass(frozen=True, eq=False)
 class ScoreDims:
-    """The dims of the sums.
-
-    Attributes:
-        channels: channels in order.
-        leads: (lead,) timedelta64[ns].
-        regions, bands: names.
-        num_members: number of members of each start date.
-    """
+    """The dims of the sums; lead times are timedelta64[ns]."""
 
     channels: tuple[ScoredChannel, ...]
     leads: np.ndarray
@@ -140,18 +119,11 @@ class ScoreDims:
     def scores(
         self, sums: ScoreSums, attributes: Mapping[str, Any] | None = None
     ) -> xr.Dataset:
-        """The data set of `evaluation.scores`.
-
-        Args:
-            sums: sums over all start dates.
-            attributes: attributes of the data set.
-        """
+        """The data set of `evaluation.scores`, of sums over all start dates."""
         with np.errstate(divide="ignore", invalid="ignore"):
             metrics = _metrics(sums.arrays, self.num_members, len(sums.starts))
         systems = [
-            name
-            for name in (FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH)
-            if any(name in by_system for by_system in metrics.values())
+            k for k in SYSTEMS if any(k in values for values in metrics.values())
         ]
         arrays = {}
         for name, metric in METRICS.items():
@@ -159,29 +131,25 @@ class ScoreDims:
                 continue
             one = next(iter(metrics[name].values()))
             empty = np.full(one.shape, np.nan)
-            whole = np.stack([metrics[name].get(system, empty) for system in systems])
+            stacked = np.stack([metrics[name].get(system, empty) for system in systems])
             # (system, lead, channel, region, ...) -> the order of the dims.
-            whole = np.moveaxis(whole, 1, 3)
+            stacked = np.moveaxis(stacked, 1, 3)
             if metric.dims != DIMS:
-                whole = whole.astype(np.float32)
+                stacked = stacked.astype(np.float32)
             details = {"long_name": metric.long_name}
-            arrays[name] = xr.DataArray(whole, dims=metric.dims, attrs=details)
+            arrays[name] = xr.DataArray(stacked, dims=metric.dims, attrs=details)
         sizes = xr.Dataset(arrays).sizes
         coords = self._coordinates(systems)
         coords[WAVENUMBER] = np.arange(sizes.get(WAVENUMBER, 0))
         used = {k: v for k, v in coords.items() if k in sizes or isinstance(v, tuple)}
         starts = np.sort(np.array(sums.starts))
-        return xr.Dataset(
-            arrays,
-            used,
-            {
-                "num_start_dates": len(starts),
-                "first_start_date": str(starts[0])[:16],
-                "last_start_date": str(starts[-1])[:16],
-                "num_members": self.num_members,
-                **(attributes or {}),
-            },
-        )
+        about = {
+            "num_start_dates": len(starts),
+            "first_start_date": str(starts[0])[:16],
+            "last_start_date": str(starts[-1])[:16],
+            "num_members": self.num_members,
+        }
+        return xr.Dataset(arrays, used, {**about, **(attributes or {})})
 
     def _coordinates(self, systems: Sequence[str]) -> dict[str, Any]:
         channels = self.channels
@@ -192,14 +160,13 @@ class ScoreDims:
                 for c in channels
             ]
         levels = [math.nan if c.level is None else c.level for c in channels]
+        texts = ("units", "long_name", "level_units")
         return {
             SYSTEM: list(systems),
             CHANNEL: labels,
             "variable": (CHANNEL, [c.variable for c in channels]),
             "level": (CHANNEL, np.array(levels)),
-            "units": (CHANNEL, [c.units for c in channels]),
-            "long_name": (CHANNEL, [c.long_name for c in channels]),
-            "level_units": (CHANNEL, [c.level_units for c in channels]),
+            **{k: (CHANNEL, [getattr(c, k) for c in channels]) for k in texts},
             REGION: list(self.regions),
             LEAD: self.leads.astype("timedelta64[ns]"),
             RANK: np.arange(self.num_members + 1),
@@ -207,63 +174,51 @@ class ScoreDims:
         }
 
 
-def _missing(weight: np.ndarray, num_starts: int) -> np.ndarray:
-    """Fraction without values, (lead, channel, region); NaN in empty regions."""
-    share = 1 - weight / num_starts
-    # Weights are rounded to float32, so that their sum is not quite 1.
-    share[np.abs(share) < _ROUNDING] = 0.0
-    share[..., (weight == 0).all(axis=(0, 1))] = np.nan
-    return share
-
-
 def _metrics(
     sums: Mapping[str, np.ndarray], num_members: int, num_starts: int
 ) -> dict[str, dict[str, np.ndarray]]:
     """Metric -> system -> (lead, channel, region, ...)."""
     metrics: dict[str, dict[str, np.ndarray]] = {name: {} for name in METRICS}
-    for system in (FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH):
-        quantities = {
+    for system in SYSTEMS:
+        of_system = {
             key.partition("/")[2]: array
             for key, array in sums.items()
             if key.startswith(f"{system}/")
         }
-        for name, values in _of_system(quantities, num_members, num_starts).items():
+        for name, values in _of_system(of_system, num_members, num_starts).items():
             metrics[name][system] = values
-    ensemble = metrics["spread"]
-    if ensemble:
+    if metrics["spread"]:
         # The CRPS of a deterministic forecast is its mean absolute error.
-        for system in (PERSISTENCE, CLIMATOLOGY):
-            if system in metrics["mae"]:
-                metrics["crps"][system] = metrics["mae"][system]
-    return {name: quantities for name, quantities in metrics.items() if quantities}
+        for system in {PERSISTENCE, CLIMATOLOGY} & metrics["mae"].keys():
+            metrics["crps"][system] = metrics["mae"][system]
+    return {name: by_system for name, by_system in metrics.items() if by_system}
 
 
 def _of_system(
-    quantities: Mapping[str, np.ndarray], num_members: int, num_starts: int
+    q: Mapping[str, np.ndarray], num_members: int, num_starts: int
 ) -> dict[str, np.ndarray]:
+    """The metrics of a system from its quantities (`measures`)."""
     metrics = {}
-    if "weight" in quantities:
-        weight = quantities["weight"]
-        metrics["rmse"] = np.sqrt(quantities["squared"] / weight)
-        metrics["mae"] = quantities["absolute"] / weight
-        metrics["bias"] = quantities["plain"] / weight
-        metrics["missing"] = _missing(weight, num_starts)
-        if "variance" in quantities:
-            metrics["crps"] = quantities["crps"] / weight
-            metrics["spread"] = np.sqrt(quantities["variance"] / weight)
+    if "weight" in q:
+        weight = q["weight"]
+        metrics["rmse"] = np.sqrt(q["squared"] / weight)
+        metrics["mae"] = q["absolute"] / weight
+        metrics["bias"] = q["plain"] / weight
+        missing = 1 - weight / num_starts
+        # Weights are rounded to float32, so that their sum is not quite 1.
+        missing[np.abs(missing) < _ROUNDING] = 0.0
+        missing[..., (weight == 0).all(axis=(0, 1))] = np.nan  # empty regions
+        metrics["missing"] = missing
+        if "variance" in q:
+            metrics["crps"] = q["crps"] / weight
+            metrics["spread"] = np.sqrt(q["variance"] / weight)
             factor = np.sqrt((num_members + 1) / num_members)
             metrics["spread_skill_ratio"] = factor * metrics["spread"] / metrics["rmse"]
-            metrics["rank_histogram"] = quantities["rank"] / weight[..., None]
-    if "anomaly_weight" in quantities:
-        metrics["activity"] = np.sqrt(
-            quantities["anomaly"] / quantities["anomaly_weight"]
-        )
-        if "product" in quantities:
-            metrics["acc"] = quantities["product"] / np.sqrt(
-                quantities["anomaly"] * quantities["truth"]
-            )
-    if "power_weight" in quantities:
-        metrics["energy_spectrum"] = (
-            quantities["power"] / quantities["power_weight"][..., None]
-        )
+            metrics["rank_histogram"] = q["rank"] / weight[..., None]
+    if "anomaly_weight" in q:
+        metrics["activity"] = np.sqrt(q["anomaly"] / q["anomaly_weight"])
+        if "product" in q:
+            metrics["acc"] = q["product"] / np.sqrt(q["anomaly"] * q["truth"])
+    if "power_weight" in q:
+        metrics["energy_spectrum"] = q["power"] / q["power_weight"][..., None]
     return metrics
