@@ -44,13 +44,7 @@ def adapter_record(
 ) -> AdapterRecord:
     """Returns what a package says of adapters, whose base is read and compared.
 
-    Args:
-        config: config of the run.
-        model_def: its model, as returned by `model_with_adapters`.
-        params: parameters by path, those of the base as they were.
-
-    Raises:
-        FileNotFoundError, ValueError: see `find_base` and `read_base`.
+    `params` are those of the base as they were, and what was trained, by path.
     """
     finetune, low_rank = config.trainer.finetune, model_def.low_rank
     assert finetune is not None, "a run with adapters"
@@ -89,33 +83,30 @@ def with_base(
 ) -> tuple[Arrays, HostModelState]:
     """Reads adapters and adds them to the weights of their base.
 
-    Args:
-        path: file of the adapters.
-        record: what the package says of them.
-        model_def: the model, without adapters.
-        base: the base.
-
-    Returns:
-        All parameters by path, and the model state.
+    Returns all parameters by path, and the model state. `model_def` has no adapters.
 
     Raises:
-        FileNotFoundError, ValueError: see `read_adapters` and `read_base`.
+        FileNotFoundError, ValueError: the model lacks what the record names; or see
+            `read_adapters` and `read_base`.
     """
-    with_adapters = _model_def(path, record, model_def)
-    low_rank = with_adapters.low_rank
-    assert low_rank is not None, "of the record"
+    specs = model_def.param_specs
+    matrices = {name for name, spec in specs.items() if is_matrix(spec)}
+    unknown = sorted(({*record.targets} - matrices) | ({*record.trained} - {*specs}))
+    if unknown:
+        raise ValueError(
+            f"{path.parent}: adapters of {unknown} do not fit model.yml beside it; get "
+            "the package again"
+        )
+    low_rank = LowRank(record.rank, record.scale, frozenset(record.targets))
+    frozen = frozenset(specs.keys() - {*record.trained})
+    with_adapters = replace(model_def, frozen=frozen, low_rank=low_rank)
     trained, model_state = read_adapters(path, with_adapters)
     weights = {**read_base(record, with_adapters, base), **trained}
-    return jax.device_get(merged(weights, low_rank, model_def.param_specs)), model_state
+    return jax.device_get(merged(weights, low_rank, specs)), model_state
 
 
 def read_base(record: AdapterRecord, model_def: ModelDef, base: Base) -> Arrays:
     """Reads the weights that a package of adapters lacks, by path.
-
-    Args:
-        record: what the package says of them.
-        model_def: the model, with its adapters.
-        base: the base.
 
     Raises:
         FileNotFoundError, ValueError: see `open_base`; or the base is of another type,
@@ -126,33 +117,14 @@ def read_base(record: AdapterRecord, model_def: ModelDef, base: Base) -> Arrays:
     weights, _ = opened.read(build(base.section))
     specs = model_def.param_specs
     lacking = {name: specs[name].shape for name in specs.keys() - model_def.trainable}
-    known = {name: x for name, x in weights.items() if name in lacking}
-    problems = compare_shapes({name: x.shape for name, x in known.items()}, lacking)
-    digest = "" if problems else digest_of_base(known)
+    weights = {name: x for name, x in weights.items() if name in lacking}
+    problems = compare_shapes({name: x.shape for name, x in weights.items()}, lacking)
+    digest = "" if problems else digest_of_base(weights)
     if digest != record.base_digest:
-        what = problems[0] if problems else f"their digest is {digest}"
+        why = problems[0] if problems else f"their digest is {digest}"
         raise ValueError(
             f"{base.key}: the weights of {opened.where} are not those that the "
-            f"adapters were trained on: {what}, expected {record.base_digest}; give "
+            f"adapters were trained on: {why}, expected {record.base_digest}; give "
             f"{record.base}, as it was then"
         )
-    return known
-
-
-def _model_def(path: Path, record: AdapterRecord, model_def: ModelDef) -> ModelDef:
-    """The model with the adapters of a record.
-
-    Raises:
-        ValueError: it names what the model has not.
-    """
-    specs = model_def.param_specs
-    matrices = {name for name, spec in specs.items() if is_matrix(spec)}
-    unknown = sorted(({*record.targets} - matrices) | ({*record.trained} - {*specs}))
-    if unknown or record.rank < 1:
-        raise ValueError(
-            f"{path.parent}: adapters of {unknown or f'rank {record.rank}'} do not fit "
-            "model.yml beside it; get the package again"
-        )
-    low_rank = LowRank(record.rank, record.scale, frozenset(record.targets))
-    frozen = frozenset(specs.keys() - {*record.trained})
-    return replace(model_def, frozen=frozen, low_rank=low_rank)
+    return weights

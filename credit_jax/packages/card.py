@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from credit_jax.config.messages import counted, printable, typeset_units
+from credit_jax.config.messages import printable, typeset_units
 from credit_jax.io.open_files import opened
-from credit_jax.packages.manifest import (
-    ADAPTERS,
-    WEIGHTS,
-    WITH_ADAPTERS,
-    AdapterRecord,
-)
-from credit_jax.packages.weights import NATIVE
 from credit_jax.visualization.labels import field_text
 
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
@@ -29,91 +21,29 @@ _METRIC, _REGION = "rmse", "global"
 _MAX_LEADS, _MAX_CHANNELS = 6, 12
 _COLUMNS = ("metric", "system", "channel", "units", "region", "lead_hours", "value")
 
-_TEMPLATE = "card.md"
 
-
-@dataclass(frozen=True)
-class CardFacts:
-    """The contents of a model card.
-
-    Attributes:
-        name: name of the model.
-        license: an SPDX identifier, or "unknown".
-        model_type: `model.type`.
-        parameters: number of parameters.
-        weights: "moving average" or "last weights".
-        step: step of the checkpoint.
-        names: "CREDIT" or "credit_jax", whose names the weights have.
-        grid: description of the grid.
-        timestep: time step of the model.
-        frames: number of input times.
-        inputs, outputs: variables in channel order.
-        dates: dates of the training data.
-        training: loss, optimizer, epochs.
-        data: YAML lines of the data section for a user to fill in.
-        version: version of credit_jax.
-        schema: version of the layout.
-        file: name of the file of the weights.
-        options: further options of the command that forecasts.
-    """
-
-    name: str
-    license: str
-    model_type: str
-    parameters: int
-    weights: str
-    step: int
-    names: str
-    grid: str
-    timestep: str
-    frames: int
-    inputs: str
-    outputs: str
-    dates: str
-    training: str
-    data: str
-    version: str
-    schema: int
-    file: str = WEIGHTS
-    options: str = ""
-
-    def of_adapters(self, record: AdapterRecord) -> CardFacts:
-        """The facts of a package that has the adapters alone."""
-        base = f"{record.base}, whose weights have the digest {record.base_digest}"
-        return replace(
-            self,
-            weights=f"adapters of rank {record.rank}, {self.weights}",
-            names=NATIVE,
-            training=f"{self.training}, adapters on {base}",
-            schema=WITH_ADAPTERS,
-            file=ADAPTERS,
-            options=" --base BASE",
-        )
-
-
-def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None:
+def write_card(
+    path: Path, facts: Mapping[str, Any], data: str, scores: Path | None = None
+) -> None:
     """Writes the card.
 
     Args:
         path: path of the file.
-        facts: facts of the model.
+        facts: facts of the model, by their names in card.md.
+        data: YAML lines of the data section for a user to fill in.
         scores: scores.csv of `credit-jax score`.
 
     Raises:
         ValueError: `scores` is not a table of scores.
     """
-    table = "None were given." if scores is None else _score_table(scores)
-    template = (
-        files("credit_jax.packages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    )
-    times = counted(facts.frames, "time")
-    texts = {
-        name: markdown_text(value) if isinstance(value, str) else value
-        for name, value in vars(facts).items()
-    }
-    head = {"spdx": _yaml_text(facts.license), "tag": _yaml_text(facts.model_type)}
+    template = files("credit_jax.packages").joinpath("card.md").read_text("utf-8")
+    texts = {k: markdown_text(v) if isinstance(v, str) else v for k, v in facts.items()}
     text = template.format(
-        **texts | {"data": facts.data}, **head, times=times, scores=table
+        **texts,
+        spdx=_yaml_text(facts["license"]),
+        tag=_yaml_text(facts["model_type"]),
+        data=data,
+        scores="None were given." if scores is None else _score_table(scores),
     )
     path.write_text(text, encoding="utf-8")
 
@@ -142,7 +72,9 @@ def _score_table(path: Path) -> str:
     if table_rows.empty:
         return f"`scores.csv` has no {_METRIC} of forecasts; all scores are there."
     channels = list(dict.fromkeys(table_rows["channel"]))[:_MAX_CHANNELS]
-    leads = _leads(sorted(set(table_rows["lead_hours"])))
+    leads = sorted(set(table_rows["lead_hours"]))
+    # Evenly spaced, the last one among them.
+    leads = leads[::-1][:: -(-len(leads) // _MAX_LEADS)][::-1]
     rows = [["RMSE, global", *(f"{lead:g} h" for lead in leads)]]
     for name in channels:
         part = table_rows.loc[table_rows["channel"] == name].set_index("lead_hours")
@@ -151,23 +83,18 @@ def _score_table(path: Path) -> str:
         label = f"{label} ({unit})" if unit and unit != "nan" else label
         cells = (part["value"].get(lead) for lead in leads)
         rows.append([label, *(f"{c:.4g}" if c is not None else "" for c in cells)])
-    seen = _training_dates(path)
-    return "\n".join(_markdown(rows)) + f"\n\n{seen} All scores are in `scores.csv`."
-
-
-def _training_dates(path: Path) -> str:
-    """Whether the scores are of training dates, by the scores.nc beside the table."""
-    beside, known = path.with_suffix(".nc"), "unknown"
+    lines = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    # Whether they are of training dates, by the scores.nc beside the table.
+    beside, seen = path.with_suffix(".nc"), "unknown"
     if beside.is_file():
         with opened(beside) as scores:
-            known = str(scores.attrs.get("training_dates", known))
-    if known == "unknown":
-        return "Whether their dates are held out is not recorded."
-    return (
-        f"{known[0].upper()}{known[1:]}."
-        if known != "none"
-        else ("No date is in the training period.")
-    )
+            seen = str(scores.attrs.get("training_dates", seen))
+    sentence = {
+        "unknown": "Whether their dates are held out is not recorded.",
+        "none": "No date is in the training period.",
+    }.get(seen, f"{seen[:1].upper()}{seen[1:]}.")
+    return "\n".join((*lines, "", f"{sentence} All scores are in `scores.csv`."))
 
 
 def _label(channel: str, row: pd.Series) -> str:
@@ -179,25 +106,8 @@ def _label(channel: str, row: pd.Series) -> str:
     return field_text(variable, level, units if isinstance(units, str) else "")
 
 
-def _leads(leads: Sequence[float]) -> Sequence[float]:
-    """At most _MAX_LEADS evenly spaced lead times, including the last one."""
-    every = -(-len(leads) // _MAX_LEADS)
-    return leads[::-1][::every][::-1]
-
-
-def _markdown(rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    for place, row in enumerate(rows):
-        yield f"| {' | '.join(map(markdown_text, row))} |"
-        if place == 0:
-            yield "|" + "---|" * len(row)
-
-
 def data_lines(keys: Sequence[str]) -> str:
-    """Returns indented YAML lines of the data section for a user to fill in.
-
-    Args:
-        keys: dotted keys of the missing paths, relative to the section.
-    """
+    """Returns YAML lines of a data section whose dotted keys a user fills in."""
     tree: dict[str, Any] = {}
     for dotted in keys:
         *parents, last = dotted.split(".")

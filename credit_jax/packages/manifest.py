@@ -7,9 +7,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from pydantic import ConfigDict, PositiveInt, ValidationError
+from pydantic.dataclasses import dataclass
 
 from credit_jax.config import ConfigError
 from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME
@@ -19,7 +22,6 @@ from credit_jax.io.metadata import refuse_links
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NETCDF = (_HDF5, b"CDF\x01", b"CDF\x02", b"CDF\x05")
-_START = 8
 
 
 def kind_of(path: Path) -> str:
@@ -42,29 +44,11 @@ def kind_of(path: Path) -> str:
     )
 
 
-def check_kind(path: Path) -> None:
-    """Checks that the content of a file matches its suffix.
-
-    Raises:
-        ValueError: it does not, or leads out of the package.
-    """
-    if any(part.endswith(".zarr") for part in path.parts[:-1]):
-        return  # judged as it is opened
-    if not _is(path, path.suffix):
-        raise ValueError(
-            f"{path}: its content is not that of a {path.suffix} file, "
-            f"it begins with {_begin(path)!r}; it could hold code. Do not use this "
-            "package"
-        )
-    if _begin(path).startswith(_HDF5):
-        refuse_links(path)
-
-
 def _is(path: Path, suffix: str) -> bool:
     """Whether a file is of the kind of a suffix."""
-    if suffix == ".nc":
-        return _begin(path).startswith(_NETCDF)
     try:
+        if suffix == ".nc":
+            return _begin(path).startswith(_NETCDF)
         if suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
         elif suffix in (".yaml", ".yml"):
@@ -79,7 +63,7 @@ def _is(path: Path, suffix: str) -> bool:
 
 def _begin(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(_START)
+        return file.read(8)
 
 
 # Version 2 has packages of adapters; of whole weights, 1 is written on.
@@ -99,9 +83,10 @@ _NAMES = re.compile(
     rf"|{FILES}/[\w.+-]+\.zarr(?:/[\w.+-]+)+)"
 )
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_CONFIG = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CONFIG)
 class AdapterRecord:
     """What a package of adapters says of them, and of the weights that it lacks.
 
@@ -114,7 +99,7 @@ class AdapterRecord:
         base_digest: `digest_of_base` of the weights that it lacks.
     """
 
-    rank: int
+    rank: PositiveInt
     scale: float
     targets: Sequence[str]
     trained: Sequence[str]
@@ -123,7 +108,7 @@ class AdapterRecord:
     base_digest: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CONFIG)
 class Manifest:
     """The contents of `package.json`.
 
@@ -140,6 +125,9 @@ class Manifest:
         schema_version: schema version of this file and the layout of the folder.
         adapters: the adapters of a package that has nothing else, and their base; None
             for one with all weights.
+
+    Raises:
+        ValueError: a name is not allowed, or a file has no digest or is missing.
     """
 
     model_type: str
@@ -157,9 +145,32 @@ class Manifest:
         """Name of the file of the weights."""
         return WEIGHTS if self.adapters is None else ADAPTERS
 
+    def __post_init__(self) -> None:
+        for name, record in self.files.items():
+            outside = PurePosixPath(name).is_absolute() or ".." in name.split("/")
+            if outside or "\\" in name:
+                raise ValueError(
+                    f"the file name {name!r} leads out of the package; expected names "
+                    "below its folder"
+                )
+            if not _NAMES.fullmatch(name):
+                raise ValueError(
+                    f"a package has no file {name!r}; expected {', '.join(REQUIRED)}, "
+                    f"and .nc, .json, .yaml and .zarr in {FILES}/"
+                )
+            if not _DIGEST.fullmatch(record.sha256):
+                raise ValueError(f"{name} has no SHA-256, got {record.sha256!r}")
+        required = (*REQUIRED, self.weights_file)
+        missing = [name for name in required if name not in self.files]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} is not listed; a package needs "
+                f"{', '.join(required)}"
+            )
+
     def write(self, folder: Path) -> None:
         """Writes `package.json`."""
-        content = dataclasses.asdict(self)
+        content = dataclasses.asdict(self)  # type: ignore[arg-type]
         if self.adapters is None:
             del content["adapters"]
         text = json.dumps(content, indent=1)
@@ -195,59 +206,21 @@ def read_manifest(folder: Path) -> Manifest:
             f"to {WITH_ADAPTERS}; update credit_jax"
         )
     try:
-        files = {
-            name: FileRecord(**record) for name, record in content.pop("files").items()
-        }
-        adapters = content.pop("adapters", None)
-        record = None if adapters is None else AdapterRecord(**adapters)
-        manifest = Manifest(files=files, adapters=record, **content)
-    except (KeyError, TypeError, AttributeError) as error:
+        return Manifest(**content)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}".removeprefix(
+                ": Value error, "
+            )
+            for e in error.errors(include_url=False)
+        ]
         raise ValueError(
-            f"{path}: not the content of schema version {version} ({error}); the "
-            "package is damaged, get it again"
+            f"{path}: {'; '.join(problems)}. Do not use this package, get it again"
         ) from None
-    _check_records(path, manifest)
-    return manifest
-
-
-def _check_records(path: Path, manifest: Manifest) -> None:
-    """Checks that all names are allowed, and have a digest and a size."""
-    for name, record in manifest.files.items():
-        outside = PurePosixPath(name).is_absolute() or ".." in name.split("/")
-        if outside or "\\" in name:
-            raise ValueError(
-                f"{path}: the file name {name!r} leads out of the package; expected "
-                "names below its folder. Do not use this package"
-            )
-        if not _NAMES.fullmatch(name):
-            raise ValueError(
-                f"{path}: a package has no file {name!r}; expected "
-                f"{', '.join(REQUIRED)}, and .nc, .json, .yaml and .zarr in {FILES}/. "
-                "Do not use this package"
-            )
-        if not _DIGEST.fullmatch(str(record.sha256)) or not isinstance(
-            record.size, int
-        ):
-            raise ValueError(
-                f"{path}: {name} has no SHA-256 and size, got {record}; the package is "
-                "damaged, get it again"
-            )
-    required = (*REQUIRED, manifest.weights_file)
-    missing = [name for name in required if name not in manifest.files]
-    if missing:
-        raise ValueError(
-            f"{path}: {', '.join(missing)} is not listed; a package needs "
-            f"{', '.join(required)}. It is incomplete, get it again"
-        )
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Checks that a folder contains the files of its manifest, and nothing else.
-
-    Raises:
-        ValueError: there is a link, or a file is missing, unknown, differs from its
-            digest, or has content that does not match its suffix.
-    """
+    """Checks that a folder has the files of its manifest unchanged, and no others."""
     present = set(_files_below(folder)) - {MANIFEST}
     missing = sorted(set(manifest.files) - present)
     if missing:
@@ -270,15 +243,24 @@ def check_files(folder: Path, manifest: Manifest) -> None:
                 f"expected {expected.sha256} of {expected.size}; the file is damaged "
                 "or was changed, get the package again"
             )
-        check_kind(folder / name)
+        if ".zarr/" not in name:  # judged as it is opened
+            _check_kind(folder / name)
+
+
+def _check_kind(path: Path) -> None:
+    """Checks that a file is what its suffix says, and does not lead out."""
+    begin = _begin(path)
+    if not _is(path, path.suffix):
+        raise ValueError(
+            f"{path}: its content is not that of a {path.suffix} file, it begins with "
+            f"{begin!r}; it could hold code. Do not use this package"
+        )
+    if begin.startswith(_HDF5):
+        refuse_links(path)
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Yields the names of all files below a folder, relative to it, with /.
-
-    Raises:
-        ValueError: there is a link, or something that is neither file nor folder.
-    """
+    """Yields the names of all files below a folder, relative to it, with /."""
     for path, folders, files in os.walk(folder):
         for name in (*folders, *files):
             entry = Path(path, name)
@@ -291,11 +273,7 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file without duplicate keys.
-
-    Raises:
-        ValueError: it is not JSON, or has a duplicate key.
-    """
+    """Reads a JSON file without duplicate keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]

@@ -6,12 +6,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from credit_jax.checkpoint.choice import label_of, takes_average
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.base import nearest_key
 from credit_jax.config.custom_objects import register_objects
@@ -22,7 +24,7 @@ from credit_jax.config.load import config_of, read_with_objects
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.sources.sections import LocalConfig
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data import ChannelGroup
+from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.models.model_def import Weights
@@ -46,6 +48,7 @@ from credit_jax.packages.weights import read_weights
 from credit_jax.plan.finetune import Base, find_base
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.restore import place_weights
 
 # Placeholder for the path of variables that forecasts do not read.
@@ -89,11 +92,8 @@ class Package:
     def coordinates(self) -> Coordinates | None:
         """Of the data of the run; None if the package does not record them."""
         recorded = self.manifest.provenance.get(file_names.COORDINATES)
-        return (
-            None
-            if recorded is None
-            else Coordinates.from_json(recorded, str(self.path))
-        )
+        origin = str(self.path)
+        return None if recorded is None else Coordinates.from_json(recorded, origin)
 
     @cached_property
     def units(self) -> dict[str, tuple[str, str]]:
@@ -113,11 +113,9 @@ class Package:
 
     def described(self, outputs: Outputs) -> Outputs:
         """Returns the outputs with attributes of variables whose files give none."""
-        known = {
-            channel["key"]: descriptive(channel) for channel in self.channels["output"]
-        }
-        merged = {**known, **{k: v for k, v in outputs.described.items() if v}}
-        return replace(outputs, described=merged)
+        described = {k["key"]: descriptive(k) for k in self.channels["output"]}
+        described |= {k: v for k, v in outputs.described.items() if v}
+        return replace(outputs, described=described)
 
     def config(
         self,
@@ -140,24 +138,26 @@ class Package:
             ValueError: a source has no path, or the file is no data section.
             ConfigError: the config is invalid, or not that of the run.
         """
-        config = {**self.resolved(), **sections}
+        config = {**self.resolved(), **sections, "save_loc": str(self.path)}
         inference = config.setdefault("inference", {})
         section = inference if "data" in inference else config
-        if data is not None:
-            section["data"] = _merged(section["data"], _read_places(data))
-        _fill_places(section["data"], unread)
-        if section is inference:
-            _fill_places(config["data"], FIELD_TYPES)
-        config["save_loc"] = str(self.path)
         where = "inference.data" if section is inference else "data"
-        written = str(self.path / file_names.CONFIG)
+        source = str(self.path / file_names.CONFIG)
+        if data is not None:
+            source = f"{source} with {data}"
+            keys, fields = read_with_objects(data), InferenceDataConfig.model_fields
+            for key in keys:
+                if key not in fields:
+                    raise ValueError(
+                        f"--data {data}: {key}: unknown key of a data section, whose "
+                        f"keys the file has at its top; {nearest_key(key, fields)}"
+                    )
+            section["data"] = _merged(section["data"], keys)
+        _fill_paths(section["data"], unread)
+        if section is inference:
+            _fill_paths(config["data"], FIELD_TYPES)
         try:
-            changed = config_of(
-                config,
-                overrides,
-                forecasts=True,
-                source=written if data is None else f"{written} with {data}",
-            )
+            changed = config_of(config, overrides, forecasts=True, source=source)
         except ConfigError as error:
             if ".path: missing" not in str(error) and "base_path" not in str(error):
                 raise
@@ -256,18 +256,45 @@ def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
     register_objects(written, source=str(path / file_names.CONFIG), package=path)
     _check_config(path, manifest, written)
     channels = read_channels(path / file_names.CHANNELS)
-    return Package(path, manifest, written, channels, _base(path, manifest, base))
+    record, opened = manifest.adapters, None
+    if base is not None:
+        if record is None:
+            raise ValueError(f"--base: {path} has all its weights; leave --base out")
+        opened = find_base(base, "--base")
+    elif record is not None:
+        raise ValueError(
+            f"{path} has adapters alone; --base must name the run, package or "
+            f"checkpoint that they were trained on ({record.base}, digest "
+            f"{record.base_digest})"
+        )
+    return Package(path, manifest, written, channels, opened)
 
 
-def _base(path: Path, manifest: Manifest, base: str | Path | None) -> Base | None:
-    record = manifest.adapters
-    if record is None and base is not None:
-        raise ValueError(f"--base: {path} has all its weights; leave --base out")
-    if record is None or base is not None:
-        return None if base is None else find_base(base, "--base")
-    raise ValueError(
-        f"{path} has adapters alone; --base must name the run, package or checkpoint "
-        f"that they were trained on ({record.base}, digest {record.base_digest})"
+def open_package_base(base: Base, weights: str | None) -> BaseWeights:
+    """Opens a package as the weights that a run begins with.
+
+    Args:
+        base: the package.
+        weights: "average", "last", or None for those that it has.
+
+    Raises:
+        ValueError: see `open_package`; or it has others than these weights.
+    """
+    package = open_package(base.path)
+    if weights is not None:
+        takes_average(weights, has_average=package.average, where=base.path)
+        if weights == "last" and package.average:
+            raise ValueError(f"{base.path} has the average alone; leave weights out")
+    # The times of a variable are not recorded.
+    channels = [groups_of(package.channels[name]) for name in ("input", "output")]
+    return BaseWeights(
+        base,
+        f"package {base.path}, {label_of(average=package.average)}",
+        lambda _: package.weights,  # of the model of model.yml
+        ChannelSchema(*channels),
+        package.coordinates,
+        package.units,
+        trained=package.record,
     )
 
 
@@ -277,7 +304,8 @@ def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> No
     for section in ("model", "data"):
         if not isinstance(written.get(section), dict):
             raise ValueError(f"{where}: {section}: missing; get the package again")
-    names = {*manifest.files, *_stores(manifest)}
+    stores = (k.partition(".zarr/")[0] for k in manifest.files if ".zarr/" in k)
+    names = {*manifest.files, *(f"{name}.zarr" for name in stores)}
     for reference in _inside(written):
         if reference.path not in names:
             raise ValueError(
@@ -298,24 +326,13 @@ def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> No
         )
 
 
-def _stores(manifest: Manifest) -> set[str]:
-    """Names of the Zarr stores of a package."""
-    return {
-        name[: name.index(".zarr/") + len(".zarr")]
-        for name in manifest.files
-        if ".zarr/" in name
-    }
-
-
 def _inside(config: Mapping[str, Any]) -> list[PathReference]:
     """The paths of a config that refer to files of the package."""
-    of_static = [
-        reference for some in static_references(config).values() for reference in some
-    ]
-    return [*file_references(config), *grid_references(config), *of_static]
+    static = chain.from_iterable(static_references(config).values())
+    return [*file_references(config), *grid_references(config), *static]
 
 
-def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
+def _fill_paths(data: dict[str, Any], kinds: Sequence[str]) -> None:
     """Sets missing paths of variables that forecasts do not read to a placeholder."""
     for source in data["source"].values():
         section = source_config(source.get("dataset_type"))
@@ -324,19 +341,6 @@ def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
         for kind in kinds:
             if reads_files and variables.get(kind):
                 variables[kind].setdefault("path", _NOWHERE)
-
-
-def _read_places(path: str | Path) -> dict[str, Any]:
-    """Reads the keys of a data section from a file that has no other ones."""
-    section = read_with_objects(path)
-    known = InferenceDataConfig.model_fields
-    unknown = [key for key in section if key not in known]
-    if unknown:
-        raise ValueError(
-            f"--data {path}: {unknown[0]}: unknown key of a data section, whose keys "
-            f"the file has at its top; {nearest_key(unknown[0], known)}"
-        )
-    return section
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from credit_jax.forecast.perturbation import (
     member_noise,
 )
 from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
-from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates, as_values
+from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import by_source
 from credit_jax.packages.channel_table import channel_groups, groups_of
 from credit_jax.packages.grids import read_grid
@@ -318,22 +318,29 @@ def load_forecaster(
     # levels where nothing else records them.
     if is_package:
         unread.append(_PROGNOSTIC)
-        num_levels = _num_levels(checkpoint)
+        groups = groups_of(checkpoint.channels["input"])
+        num_levels = {k.source: k.n_levels for k in groups if "/3d/" in k.var_key}
         config = checkpoint.config(overrides, data, unread=unread)
     else:
-        num_levels = {
-            k: len(source.levels) for k, source in sources.items() if source.levels
-        }
-        config = _config_of_run(checkpoint, data, overrides)
+        num_levels = {k: len(axes.levels) for k, axes in sources.items() if axes.levels}
+        if data is not None:
+            raise ValueError(
+                f"data={str(data)!r} belongs to a package; {checkpoint.path} is of a "
+                "run, whose config names its data: give overrides, such as "
+                "'data.source.NAME.variables.KIND.path=PATTERN'"
+            )
+        written = checkpoint.folder / CONFIG_NAME
+        config = load_config(written, overrides, forecasts=True)
+        for note in checkpoint.compare(config):
+            _LOG.warning("note: %s", note)
     inference = config.inference or InferenceConfig()
     pipeline = forecast_pipeline(config, inference)
     section = inference.data or config.data
-    if not is_package:
+    if not is_package and like is not None and like.latitude is not None:
         listed = {k for k, source in config.data.source.items() if source.level_values}
-        is_known = {*listed, *num_levels} >= config.data.source.keys()
+        has_levels = {*listed, *num_levels} >= config.data.source.keys()
         has_grids = all(axes.latitude is not None for axes in sources.values())
-        is_known = is_known and (pipeline.grid is None or has_grids)
-        if like is not None and like.latitude is not None and is_known:
+        if has_levels and (pipeline.grid is None or has_grids):
             unread.append(_PROGNOSTIC)
     requested = parse_parallelism(parallelism)
     chosen = forward_devices(requested, devices)
@@ -378,21 +385,6 @@ def load_forecaster(
     )
 
 
-def _config_of_run(
-    run: RunWeights, data: str | Path | None, overrides: Sequence[str]
-) -> Config:
-    if data is not None:
-        raise ValueError(
-            f"data={str(data)!r} belongs to a package; {run.path} is of a run, whose "
-            "config names its data: give overrides, such as "
-            "'data.source.NAME.variables.KIND.path=PATTERN'"
-        )
-    config = load_config(run.folder / CONFIG_NAME, overrides, forecasts=True)
-    for note in run.compare(config):
-        _LOG.warning("note: %s", note)
-    return config
-
-
 def _located(
     checkpoint: Package | RunWeights, pipeline: Pipeline, opened: ForecastData
 ) -> tuple[Pipeline, LatLon]:
@@ -400,13 +392,16 @@ def _located(
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
     where, new = str(checkpoint.path), pipeline.grid
     if new is not None:
-        of_data = opened.coordinates().grid.over(_recorded_grid(like))
         if new.latitude is None or new.longitude is None:
             raise ValueError(
                 f"{where}: the weight file of the regrid block gives no latitudes and "
                 "longitudes of rows and columns, which forecasts are returned with"
             )
-        return pipeline.at(tree_schema, of_data), (new.latitude, new.longitude)
+        # Where files have none, the first grid among the recorded sources.
+        grid = opened.coordinates().grid
+        for axes in like.sources.values() if like else ():
+            grid = grid.over(axes.grid)
+        return pipeline.at(tree_schema, grid), (new.latitude, new.longitude)
     if isinstance(checkpoint, Package):
         latitude, longitude = read_grid(checkpoint.path / GRID)
     elif like is not None and like.latitude is not None:
@@ -417,14 +412,6 @@ def _located(
     return pipeline.at(tree_schema, grid), (latitude, longitude)
 
 
-def _recorded_grid(like: Coordinates | None) -> GridCoordinates:
-    """The first grid among the sources of recorded coordinates."""
-    grid = GridCoordinates()
-    for axes in like.sources.values() if like else ():
-        grid = grid.over(axes.grid)
-    return grid
-
-
 def _grids(
     checkpoint: Package | RunWeights,
     opened: ForecastData,
@@ -432,11 +419,7 @@ def _grids(
     of_model: LatLon,
     unread: Sequence[str],
 ) -> dict[str, LatLon]:
-    """Source -> the grid of its states.
-
-    Raises:
-        ValueError: preblocks regrid, and the grid of a source is not known.
-    """
+    """Source -> the grid of its states."""
     every = [group for group in opened.schema.input if group.field_type == _PROGNOSTIC]
     names = dict.fromkeys(group.source for group in every)
     if pipeline.grid is None:
@@ -454,9 +437,3 @@ def _grids(
             )
         grids[name] = grid
     return grids
-
-
-def _num_levels(package: Package) -> dict[str, int]:
-    """Source -> levels of its 3-D variables."""
-    groups = groups_of(package.channels["input"])
-    return {group.source: group.n_levels for group in groups if "/3d/" in group.var_key}

@@ -40,11 +40,6 @@ def write_weights(
 
 
 def _write(path: Path, state: Arrays) -> None:
-    """Writes arrays by key.
-
-    Raises:
-        ValueError: a value is not finite.
-    """
     _check_finite(state, path)
     # safetensors makes files that only their owner can read.
     path.touch()
@@ -69,14 +64,7 @@ def write_adapters(
 ) -> None:
     """Writes what is trained of a model, and its state, with our paths, bit-exact.
 
-    Args:
-        path: path of the file.
-        model_def: the model, with its frozen parameters and its adapters.
-        params: parameters by path; frozen ones are not written.
-        model_state: collections of `nn.model_state`.
-
-    Raises:
-        ValueError: see `write_weights`.
+    `model_def` has its frozen parameters, which are not written, and its adapters.
     """
     trained = {name: params[name] for name in model_def.trainable}
     key_map = native_key_map(model_def, model_def.trainable)
@@ -84,22 +72,26 @@ def write_adapters(
 
 
 def read_adapters(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
-    """Reads what is trained of a model, and its state: inverts `write_adapters`.
-
-    Raises:
-        ValueError: see `read_weights`.
-    """
+    """Reads what is trained of a model, and its state: inverts `write_adapters`."""
     return _read(path, native_key_map(model_def, model_def.trainable), model_def)
 
 
 def _read(
     path: Path, key_map: KeyMap, model_def: ModelDef
 ) -> tuple[Arrays, HostModelState]:
-    _check_header(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+    # The size that the header claims, before memory is allocated.
+    claimed = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if len(start) < 8 or claimed > min(_MAX_HEADER, size - 8):
+        raise ValueError(
+            f"{path}: not a whole safetensors file: its header claims {claimed:,} "
+            f"bytes, the file has {size:,}; get the package again"
+        )
     try:
         with safe_open(os.fspath(path), framework="np") as file:
-            keys = list(file.keys())
-            arrays = {key: file.get_tensor(key) for key in keys}
+            arrays = {key: file.get_tensor(key) for key in list(file.keys())}
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"{path}: not a whole safetensors file ({error}); get the package again"
@@ -117,17 +109,15 @@ def _read(
 
 
 def _key_map(model_def: ModelDef) -> KeyMap:
-    if names_of(model_def) == CREDIT:
-        return key_map_for(model_def)
-    return native_key_map(model_def)
+    is_credit = names_of(model_def) == CREDIT
+    return key_map_for(model_def) if is_credit else native_key_map(model_def)
 
 
 def _dtypes(
     arrays: Mapping[str, np.ndarray], key_map: KeyMap, model_def: ModelDef
 ) -> list[str]:
     """Arrays with another dtype than in the model, one line each."""
-    state = model_def.model_state_shapes
-    lines = []
+    state, lines = model_def.model_state_shapes, []
     for entry in key_map.entries:
         like = (
             state[entry.collection][entry.path][entry.leaf]
@@ -145,29 +135,11 @@ def _dtypes(
 
 
 def _check_finite(state: Mapping[str, np.ndarray], path: Path) -> None:
-    bad = [
-        f"not finite: {key} {array.shape}"
-        for key, array in state.items()
-        if array.dtype.kind == "f" and not _all_finite(array)
-    ]
+    bad = []
+    for key, array in state.items():
+        if array.dtype.kind == "f":
+            flat = array.reshape(-1)
+            parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
+            if not all(bool(np.isfinite(part).all()) for part in parts):
+                bad.append(f"not finite: {key} {array.shape}")
     raise_problems(bad, f"{path.name}: NaN or infinite weights")
-
-
-def _all_finite(array: np.ndarray) -> bool:
-    flat = array.reshape(-1)
-    parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
-    return all(bool(np.isfinite(part).all()) for part in parts)
-
-
-def _check_header(path: Path) -> None:
-    """Checks the size that the header claims before memory is allocated."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-    claimed = struct.unpack("<Q", start)[0] if len(start) == 8 else None
-    if claimed is None or claimed > min(_MAX_HEADER, size - 8):
-        raise ValueError(
-            f"{path}: not a whole safetensors file: its header claims "
-            f"{claimed if claimed is None else f'{claimed:,}'} bytes, the file has "
-            f"{size:,}; get the package again"
-        )

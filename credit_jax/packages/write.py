@@ -18,6 +18,7 @@ import yaml
 from credit_jax.checkpoint.store import label_of
 from credit_jax.config import Config, dump_config
 from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.messages import counted
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
@@ -37,10 +38,15 @@ from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.adapters import adapter_record, model_with_adapters
-from credit_jax.packages.card import CardFacts, data_lines, write_card
+from credit_jax.packages.card import data_lines, write_card
 from credit_jax.packages.channel_table import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
-from credit_jax.packages.manifest import COORDINATES, Manifest, kind_of
+from credit_jax.packages.manifest import (
+    COORDINATES,
+    AdapterRecord,
+    Manifest,
+    kind_of,
+)
 from credit_jax.packages.references import (
     file_references,
     grid_references,
@@ -67,15 +73,9 @@ _UNSAFE = re.compile(r"[^\w.+-]")
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a package, besides the weights.
+    """The contents of a package, besides the weights: of a run, and of its forecasts.
 
-    Attributes:
-        config: config of the run.
-        model_def: its model.
-        data: opened input data of forecasts.
-        pipeline: the transforms of forecasts.
-        schema: channels of x and y.
-        latitude, longitude: latitude and longitude of the model's grid, degrees.
+    `latitude` and `longitude` are those of the model's grid, degrees.
     """
 
     config: Config
@@ -154,54 +154,50 @@ def write_package(
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--out: {target} exists; give another folder")
-    record = None
+    model_def, record, write = contents.model_def, None, write_weights
     if adapters:
-        model_def = model_with_adapters(contents.config)
+        model_def, write = model_with_adapters(contents.config), write_adapters
         arrays = weights.parts_on_host(model_def)
         record = adapter_record(contents.config, model_def, arrays[0])
     else:
-        model_def = contents.model_def
         arrays = weights.on_host(model_def)
+    facts = _facts(contents, weights, record, name or target.name, license)
     config = normalized(dump_config(contents.config))
     with new_folder(target) as folder:
         _copy_files(config, folder)
         _write_static_fields(config, contents, folder)
-        places = [reference.dotted for reference in place_references(config)]
+        dotted = [reference.dotted for reference in place_references(config)]
         for reference in place_references(config):
             reference.set(None)
-        _write_config(config, folder / file_names.CONFIG)
-        if record is None:
-            write_weights(folder / file_names.WEIGHTS, model_def, *arrays)
-        else:
-            write_adapters(folder / file_names.ADAPTERS, model_def, *arrays)
+        plain = json.loads(json.dumps(config))
+        text = yaml.safe_dump(plain, sort_keys=False, width=88)
+        (folder / file_names.CONFIG).write_text(text, encoding="utf-8")
+        write(folder / facts["file"], model_def, *arrays)
         write_grid(folder / file_names.GRID, contents.latitude, contents.longitude)
         groups = channel_groups(contents.schema, contents.data.further)
         levels, described = _levels(groups, config), _described(contents, groups)
         write_channels(folder / file_names.CHANNELS, groups, levels, described)
-        if scores is not None:
-            shutil.copyfile(scores, folder / file_names.SCORES)
-        facts = _facts(contents, weights, name or target.name, license, places)
-        facts = facts if record is None else facts.of_adapters(record)
         table = None if scores is None else Path(scores)
-        write_card(folder / file_names.CARD, facts, table)
+        if table is not None:
+            shutil.copyfile(table, folder / file_names.SCORES)
+        # Forecasts read no diagnostic variable.
+        section = "inference.data." if "data" in config["inference"] else "data."
+        keys = [key.removeprefix(section) for key in dotted if key.startswith(section)]
+        data = data_lines([key for key in keys if f".{DIAGNOSTIC}." not in key])
+        write_card(folder / file_names.CARD, facts, data, table)
         manifest = Manifest(
-            str(contents.model_def.config.type),
+            facts["model_type"],
             weights.step,
             weights.average,
             weights.digest,
-            names_of(contents.model_def) if record is None else NATIVE,
+            facts["names"],
             record_files(folder),
             _provenance(contents),
-            file_names.SCHEMA_VERSION if record is None else file_names.WITH_ADAPTERS,
+            facts["schema"],
             record,
         )
         manifest.write(folder)
     return manifest
-
-
-def _write_config(config: Mapping[str, Any], path: Path) -> None:
-    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False, width=88)
-    path.write_text(text, encoding="utf-8")
 
 
 def _copy_files(config: dict[str, Any], folder: Path) -> None:
@@ -224,14 +220,14 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copies a file or a folder; of anemoi data the statistics alone are needed."""
+
+    def values(folder: str, names: list[str]) -> list[str]:
+        left_out = is_statistics and Path(folder) == source / DATA
+        return [name for name in names if left_out and name not in METADATA_FILES]
+
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-
-        def values(folder: str, names: list[str]) -> list[str]:
-            """Content of a data set whose statistics alone are needed."""
-            left_out = is_statistics and Path(folder) == source / DATA
-            return [n for n in names if n not in METADATA_FILES] if left_out else []
-
         is_statistics = is_anemoi(source)
         shutil.copytree(source, target, ignore=values)
     else:
@@ -323,33 +319,38 @@ def _inputs(contents: Contents) -> str:
 
 
 def _facts(
-    contents: Contents, weights: RunWeights, name: str, license: str, places: list[str]
-) -> CardFacts:
-    config, model_def = contents.config, contents.model_def
-    prefix = "inference.data." if (config.inference and config.inference.data) else ""
-    data_places = [
-        p.removeprefix(prefix or "data.") for p in places if p.startswith(prefix)
-    ]
-    # Forecasts read no diagnostic variable.
-    data_places = [p for p in data_places if f".{DIAGNOSTIC}." not in p]
+    contents: Contents,
+    weights: RunWeights,
+    record: AdapterRecord | None,
+    name: str,
+    license: str,
+) -> dict[str, Any]:
+    """What card.md says of the model."""
+    config, model_def, latitude = contents.config, contents.model_def, contents.latitude
+    is_whole = record is None
     shape = f"{model_def.image_height} x {model_def.image_width}"
-    latitude = contents.latitude
-    return CardFacts(
-        name=name,
-        license=license,
-        model_type=str(model_def.config.type),
-        parameters=model_def.num_parameters,
-        weights=label_of(average=weights.average),
-        step=weights.step,
-        names=names_of(model_def),
-        grid=f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
-        timestep=str(config.data.timestep),
-        frames=model_def.frames,
-        inputs=_inputs(contents),
-        outputs=", ".join(contents.schema.names["target"]),
-        dates=", ".join(f"{first} to {last}" for first, last in config.data.ranges),
-        training=f"loss {_loss(config)}, seed {config.seed}",
-        data=data_lines(data_places),
-        version=software().get("credit-jax", "unknown"),
-        schema=file_names.SCHEMA_VERSION,
-    )
+    of_weights, training = label_of(average=weights.average), ""
+    if record is not None:
+        of_weights = f"adapters of rank {record.rank}, {of_weights}"
+        base = f"{record.base}, whose weights have the digest {record.base_digest}"
+        training = f", adapters on {base}"
+    return {
+        "name": name,
+        "license": license,
+        "model_type": str(model_def.config.type),
+        "parameters": model_def.num_parameters,
+        "weights": of_weights,
+        "step": weights.step,
+        "names": names_of(model_def) if is_whole else NATIVE,
+        "grid": f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
+        "timestep": str(config.data.timestep),
+        "times": counted(model_def.frames, "time"),
+        "inputs": _inputs(contents),
+        "outputs": ", ".join(contents.schema.names["target"]),
+        "dates": ", ".join(f"{first} to {last}" for first, last in config.data.ranges),
+        "training": f"loss {_loss(config)}, seed {config.seed}{training}",
+        "version": software().get("credit-jax", "unknown"),
+        "schema": file_names.SCHEMA_VERSION if is_whole else file_names.WITH_ADAPTERS,
+        "file": file_names.WEIGHTS if is_whole else file_names.ADAPTERS,
+        "options": "" if is_whole else " --base BASE",
+    }

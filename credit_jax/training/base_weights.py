@@ -276,7 +276,7 @@ def _opener(base: Base) -> OpenBase:
     if base.kind == "run":
         return _open_run
     if base.kind == "package":
-        return import_module("credit_jax.packages.base").open_package_base
+        return import_module("credit_jax.packages.package").open_package_base
     try:
         return import_module("credit_torch_bridge.checkpoint.base").open_torch_base
     except ModuleNotFoundError as error:
