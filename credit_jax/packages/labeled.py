@@ -144,44 +144,45 @@ class DatasetForecaster:
                 key: fields[key] if levels is None else fields[key][:, list(levels)]
                 for key, levels in outputs.selection.items()
             }
-            time = data.time(start, number)
-            parts = [
-                to_dataset(
-                    outputs,
-                    [time],
-                    [{key: x[member] for key, x in chosen.items()}],
-                    None if members is None else member,
+            times, parts = [data.time(start, number)], []
+            for member in range(members or 1):
+                of_member = [{key: x[member] for key, x in chosen.items()}]
+                name = None if members is None else member
+                parts.append(to_dataset(outputs, times, of_member, name))
+            dataset = parts[0]
+            if members is not None:
+                # All members have the same coordinates.
+                dataset = xr.concat(
+                    parts,
+                    MEMBER,
+                    data_vars="all",
+                    coords="minimal",
+                    compat="override",
+                    join="exact",
                 )
-                for member in range(members or 1)
-            ]
-            dataset = parts[0] if members is None else _side_by_side(parts)
             for variable in outputs.variables:
                 dataset[variable.name].attrs |= outputs.attributes_of(variable)
             yield dataset
 
     def _outputs(self, fields: Mapping[str, np.ndarray]) -> Outputs:
         """The variables that are returned, those of the files of the command."""
-        states = self.states
+        states, checkpoint = self.states, self.states.checkpoint
+        reader = states.reader
         config = (states.config.inference or InferenceConfig()).output
         counts = {key: x.shape[1] for key, x in fields.items()}
+        levels = levels_of(states.config, states.schema)
         grid = states.latitude, states.longitude
-        levels, calendar = self._levels_of_sources, states.reader.data.calendar
-        outputs = Outputs.of(config, counts, levels, states.reader, grid, calendar)
-        checkpoint = states.checkpoint
+        calendar = reader.data.calendar
+        outputs = Outputs.of(config, counts, levels, reader, grid, calendar)
         is_of_package = isinstance(checkpoint, Package)
         return checkpoint.described(outputs) if is_of_package else outputs
 
     @cached_property
     def _groups(self) -> dict[str, ChannelGroup]:
         """Key -> variable of a state."""
-        every = self.states.reader.data.schema.input
-        groups = {group.var_key: group for group in every}
+        inputs = self.states.reader.data.schema.input
+        groups = {group.var_key: group for group in inputs}
         return {key: groups[key] for key in self.states.prognostic}
-
-    @cached_property
-    def _levels_of_sources(self) -> Mapping[str, Sequence[float] | None]:
-        """See `levels_of`."""
-        return levels_of(self.states.config, self.states.schema)
 
     @cached_property
     def _units(self) -> dict[str, str]:
@@ -332,12 +333,6 @@ class DatasetForecaster:
     @property
     def _origin(self) -> str:
         return str(self.states.checkpoint.path)
-
-
-def _side_by_side(members: Sequence[xr.Dataset]) -> xr.Dataset:
-    """One Dataset of the members of an ensemble, which have the same coordinates."""
-    options: dict[str, Any] = {"data_vars": "all", "coords": "minimal"}
-    return xr.concat(members, MEMBER, compat="override", join="exact", **options)
 
 
 def _name(key: str) -> str:
