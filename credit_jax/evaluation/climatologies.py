@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.mean_fields import part_of_year
@@ -40,9 +39,6 @@ class FileClimatology:
     """Mean fields of a file, by `hour` and `dayofyear`, by `month`, or one for all.
 
     Variables have the names of the forecast, with or without the suffix "_mean".
-
-    Attributes:
-        file: opened.
     """
 
     file: GridFile
@@ -125,13 +121,12 @@ class TrainingClimatology:
     def table(self) -> Variables:
         parts = "season and hour" if self.by_hour else "season"
         first, last = (str(self.times[i])[:16] for i in (0, -1))
-        omission = (
-            f", without {self.left_out} that cannot be read" if self.left_out else ""
-        )
         text = (
             f"means by {parts} of {len(self.times)} times of the training period, "
-            f"{first} to {last}{omission}"
+            f"{first} to {last}"
         )
+        if self.left_out:
+            text += f", without {self.left_out} that cannot be read"
         return replace(self.reference.table, where=text)
 
     def read(
@@ -178,42 +173,24 @@ def training_climatology(
         FileNotFoundError, ValueError: a field is missing; of data that skip bad
             samples, all are.
     """
+    ranges = [(date_label(first), date_label(last)) for first, last in data.data.ranges]
+    period = np.array([end for ends in ranges for end in ends], "datetime64[ns]")
     files = open_files or OpenFiles()
-    ends = [date_label(date) for dates in data.data.ranges for date in dates]
-    period = np.array(ends, "datetime64[ns]")
     reference = open_reference(data, "the training data", period, files)
-    times = _training_times(data.data, reference.opened.calendar)
+    step, calendar = data.data.time_step, reference.opened.calendar
+    times = np.concatenate([time_range(*ends, step, calendar) for ends in ranges])
+    spaced = np.linspace(0, len(times) - 1, min(len(times), MAX_TIMES))
+    times = times[spaced.round().astype(int)]
     selection = choose(reference)
     skips = data.data.on_bad_sample == "skip"
     problems = [] if skips else reference.problems(times, [*selection])
     if problems:
         raise ValueError("; ".join(problems) + "; give --climatology FILE or none")
-    hours = len({_hour(time) for time in times})
-    by_hour, used = hours > 1, []
+    hours = len({_part(time, by_hour=True)[1] for time in times})
+    by_hour, used, fault = hours > 1, [], None
     # Sums and counts, of one number or of one a point.
     sums: defaultdict[tuple[int, int], Any] = defaultdict(float)
     counts: defaultdict[tuple[int, int], Any] = defaultdict(int)
-    for time, fields in _fields(reference, times, selection, skips=skips):
-        by_hour = by_hour and 4 * hours * 8 * fields.size < MAX_BYTES
-        part = _part(time, by_hour)
-        used.append(time)
-        # Of data that skip bad samples, values that are not finite do not count.
-        finite = np.isfinite(fields) if skips else np.True_
-        sums[part] = sums[part] + np.where(finite, fields, 0).astype(float)
-        counts[part] = counts[part] + finite.astype(int)
-    means = {k: _mean(total, counts[k]) for k, total in sums.items()}
-    means[_ALL] = _mean(sum(sums.values()), sum(counts.values()))
-    left_out = len(times) - len(used)
-    return TrainingClimatology(
-        reference, np.array(used), by_hour, selection, means, left_out
-    )
-
-
-def _fields(
-    reference: Reference, times: np.ndarray, selection: LevelSelection, *, skips: bool
-) -> Iterator[tuple[np.datetime64, np.ndarray]]:
-    """Yields times and their fields; may skip some, not all, that cannot be read."""
-    num_read, fault = 0, None
     for time in times:
         try:
             fields = reference.read(time, selection)
@@ -222,13 +199,24 @@ def _fields(
                 raise
             fault = fault or error
             continue
-        num_read += 1
-        yield time, fields
-    if not num_read:
+        by_hour = by_hour and 4 * hours * 8 * fields.size < MAX_BYTES
+        part = _part(time, by_hour)
+        used.append(time)
+        # Of data that skip bad samples, values that are not finite do not count.
+        finite = np.isfinite(fields) if skips else np.True_
+        sums[part] = sums[part] + np.where(finite, fields, 0).astype(float)
+        counts[part] = counts[part] + finite.astype(int)
+    if not used:
         raise ValueError(
             f"{reference.table.where}: none of {len(times)} times can be read; the "
             f"first: {fault}"
         )
+    means = {k: _mean(total, counts[k]) for k, total in sums.items()}
+    means[_ALL] = _mean(sum(sums.values()), sum(counts.values()))
+    left_out = len(times) - len(used)
+    return TrainingClimatology(
+        reference, np.array(used), by_hour, selection, means, left_out
+    )
 
 
 def _mean(total: Any, count: Any) -> np.ndarray:
@@ -237,19 +225,7 @@ def _mean(total: Any, count: Any) -> np.ndarray:
         return np.divide(total, count).astype(np.float32)
 
 
-def _training_times(data: DataConfig, calendar: str) -> np.ndarray:
-    ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
-    times = np.concatenate(
-        [time_range(*ends, data.time_step, calendar) for ends in ranges]
-    )
-    count = min(len(times), MAX_TIMES)
-    return times[np.linspace(0, len(times) - 1, count).round().astype(int)]
-
-
-def _hour(time: np.datetime64) -> int:
-    return int(time.astype("datetime64[h]").astype(int) % 24)
-
-
 def _part(time: np.datetime64, by_hour: bool) -> tuple[int, int]:
+    """Season of a time, and its hour or 0."""
     season = int(part_of_year(np.array([time]), "season")[0])
-    return season, _hour(time) if by_hour else 0
+    return season, int(time.astype("datetime64[h]").astype(int) % 24) * by_hour
