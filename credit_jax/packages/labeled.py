@@ -152,14 +152,9 @@ class DatasetForecaster:
             dataset = parts[0]
             if members is not None:
                 # All members have the same coordinates.
-                dataset = xr.concat(
-                    parts,
-                    MEMBER,
-                    data_vars="all",
-                    coords="minimal",
-                    compat="override",
-                    join="exact",
-                )
+                options: dict[str, Any] = {"data_vars": "all", "coords": "minimal"}
+                options |= {"compat": "override", "join": "exact"}
+                dataset = xr.concat(parts, MEMBER, **options)
             for variable in outputs.variables:
                 dataset[variable.name].attrs |= outputs.attributes_of(variable)
             yield dataset

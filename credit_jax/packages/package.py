@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.checkpoint.choice import label_of, takes_average
+from credit_jax.checkpoint.store import label_of, takes_average
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.base import nearest_key
 from credit_jax.config.custom_objects import register_objects
