@@ -52,10 +52,10 @@ _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
         k: (source_config(k), None) for k in source_types()
     },
     "Preblocks (`preblocks.PHASE.NAME.type`)": {
-        k: (entry.args, None) for k, entry in TRANSFORMS["preblocks"].items()
+        k: (kind, None) for k, kind in sorted(TRANSFORMS["preblocks"].items())
     },
     "Postblocks (`postblocks.PHASE.NAME.type`)": {
-        k: (entry.args, None) for k, entry in TRANSFORMS["postblocks"].items()
+        k: (kind, None) for k, kind in sorted(TRANSFORMS["postblocks"].items())
     },
     "Losses (`loss.training_loss`)": {
         k: (entry.parameters, entry.build) for k, entry in LOSSES.items()

@@ -47,12 +47,12 @@ REGISTRIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "preblock/__init__.py": (
         "_PREBLOCK_REGISTRY",
         "preblock",
-        {name: entry.args for name, entry in TRANSFORMS["preblocks"].items()},
+        dict(TRANSFORMS["preblocks"]),
     ),
     "postblock/__init__.py": (
         "_POSTBLOCK_REGISTRY",
         "postblock",
-        {name: entry.args for name, entry in TRANSFORMS["postblocks"].items()},
+        dict(TRANSFORMS["postblocks"]),
     ),
     "datasets/gen_2/multi_source.py": (
         "_SOURCE_REGISTRY",

@@ -24,6 +24,7 @@ from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.graph.edge_file import nearest_edges
 from credit_jax.training import scaler_fitting
 from credit_jax.transforms import TRANSFORMS
+from credit_jax.transforms.statistics import Fitted
 
 _FILES = ("scaler_path", "mean_path", "std_path")
 # Of a point of a graph, itself included.
@@ -257,7 +258,7 @@ def fit_scalers(config: Config) -> None:
         block
         for phase in (config.preblocks.ic_only, config.preblocks.per_step)
         for block in phase.values()
-        if (entry := TRANSFORMS["preblocks"].get(block.type)) and entry.is_fitted
+        if issubclass(TRANSFORMS["preblocks"].get(block.type, object), Fitted)
     ]
     if not blocks:
         return

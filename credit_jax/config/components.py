@@ -67,6 +67,23 @@ def file_fields(
                 yield from file_fields(part, *path)
 
 
+def files_within(
+    section: type[StrictModel], written: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], str, FileOf]]:
+    """Yields keys and path of each file that a section of a config names.
+
+    Args:
+        section: the class of the section.
+        written: the section as it is written.
+    """
+    for keys, mark in file_fields(section):
+        value: Any = written
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, str):
+            yield keys, value, mark
+
+
 class Registry(dict[str, Entry], Generic[Entry]):
     """The components of a kind by their names in configs.
 
@@ -110,10 +127,17 @@ class Registry(dict[str, Entry], Generic[Entry]):
 
         return decorate
 
+    @property
+    def expected(self) -> str:
+        """What a component is, for errors."""
+        kind = "a subclass" if issubclass(self.entry, StrictModel) else "an instance"
+        return f"{kind} of {self.entry.__module__}.{self.entry.__qualname__}"
+
     def accepts(self, component: Any) -> bool:
         """Whether an object is a component, or describes one."""
-        is_class = isinstance(component, type) and issubclass(component, self.entry)
-        return is_class or isinstance(component, self.entry)
+        if not issubclass(self.entry, StrictModel):
+            return isinstance(component, self.entry)
+        return isinstance(component, type) and issubclass(component, self.entry)
 
     def find(self, name: object, path: str) -> Entry:
         """Returns the component of a name.
@@ -125,12 +149,12 @@ class Registry(dict[str, Entry], Generic[Entry]):
         Raises:
             ConfigError: there is no such component; it names the nearest one.
         """
-        if name in self.included and name not in self:
-            self[str(name)] = EntryPoint(str(name), self.included[str(name)], "").load()
-        if name not in self:
+        if not isinstance(name, str) or name not in {*self, *self.included}:
             error = not_available(f"{self.kind} type", name, [*self, *self.included])
             raise ConfigError([f"{path}: {error}"])
-        return self[str(name)]
+        if name not in self:
+            self[name] = EntryPoint(name, self.included[name], "").load()
+        return self[name]
 
     def parse(
         self: Registry[type[Section]],

@@ -48,35 +48,16 @@ class CustomObject(StrictModel):
     module_name: str | None = None
 
 
-class _Kind(NamedTuple):
-    """What the objects of a kind are, and the sections of a config that name them."""
-
-    component: str
-    page: str
-    sections: tuple[str, ...]
-
-
-_LOSS, _BLOCK = "docs/adding_a_loss.md", "a TransformEntry of credit_jax.transforms"
-_KINDS: Mapping[str, _Kind] = {
-    "dataset": _Kind(
-        "a SourceEntry of credit_jax.data.sources.registry",
-        "docs/data.md",
-        ("data", "validation_data", "inference"),
-    ),
-    "preblock": _Kind(_BLOCK, _LOSS, ("preblocks", "inference")),
-    "postblock": _Kind(_BLOCK, _LOSS, ("postblocks", "inference")),
-    "model": _Kind(
-        "a ModelEntry of credit_jax.models.registry",
-        "docs/adding_a_model.md",
-        ("model",),
-    ),
-    "loss": _Kind("a LossEntry of credit_jax.losses", _LOSS, ("loss",)),
-    "metric": _Kind("a MetricEntry of credit_jax.metrics", _LOSS, ("metrics",)),
-    "operator": _Kind(
-        "an OperatorEntry of credit_jax.assimilation",
-        "docs/assimilation.md",
-        ("assimilation",),
-    ),
+_LOSS = "docs/adding_a_loss.md"
+# Type -> page that describes its objects, and sections of a config that name them.
+_KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "dataset": ("docs/data.md", ("data", "validation_data", "inference")),
+    "preblock": (_LOSS, ("preblocks", "inference")),
+    "postblock": (_LOSS, ("postblocks", "inference")),
+    "model": ("docs/adding_a_model.md", ("model",)),
+    "loss": (_LOSS, ("loss",)),
+    "metric": (_LOSS, ("metrics",)),
+    "operator": ("docs/assimilation.md", ("assimilation",)),
 }
 
 
@@ -154,7 +135,8 @@ def offered_objects(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     for point in _offered(config):
         kind = point.group.removeprefix(GROUP)
-        if point.name in _words([config.get(key) for key in _KINDS[kind].sections]):
+        _, sections = _KINDS[kind]
+        if point.name in _words([config.get(key) for key in sections]):
             yield kind, point.name
 
 
@@ -262,7 +244,6 @@ def _load(kind: str, reference: _Reference) -> Any:
             no component of the kind.
     """
     module, attribute, digest = reference
-    expected = f"a {kind} here is {_KINDS[kind].component} ({_KINDS[kind].page})"
     try:
         loaded = (
             _run_file(module, digest) if digest else importlib.import_module(module)
@@ -271,7 +252,7 @@ def _load(kind: str, reference: _Reference) -> Any:
         missing = error.name or ""
         root = missing.partition(".")[0]
         if root in _PYTORCH:
-            text = f"{module} is code of PyTorch: it imports {root}; {expected}"
+            text = f"{module} is code of PyTorch: it imports {root}; {_expected(kind)}"
         elif f"{module}.".startswith(f"{missing}."):
             text = (
                 f"module_path: there is no module {missing!r}; install the package "
@@ -285,7 +266,9 @@ def _load(kind: str, reference: _Reference) -> Any:
             f"{module} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(loaded, attribute):
-        raise ValueError(f"module_name: {module} has no {attribute!r}; {expected}")
+        raise ValueError(
+            f"module_name: {module} has no {attribute!r}; {_expected(kind)}"
+        )
     component = getattr(loaded, attribute)
     cls = component if isinstance(component, type) else type(component)
     is_what = f"{'the class' if cls is component else 'a'} {cls.__qualname__}"
@@ -297,7 +280,12 @@ def _load(kind: str, reference: _Reference) -> Any:
     else:
         if kind in REGISTRIES and REGISTRIES[kind].accepts(component):
             return component
-    raise ValueError(f"{attribute} of {module} is {is_what}; {expected}")
+    raise ValueError(f"{attribute} of {module} is {is_what}; {_expected(kind)}")
+
+
+def _expected(kind: str) -> str:
+    component = REGISTRIES[kind].expected if kind in REGISTRIES else "another object"
+    return f"a {kind} here is {component} ({_KINDS[kind][0]})"
 
 
 def _run_file(file: str, digest: str) -> ModuleType:

@@ -6,44 +6,23 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from credit_jax.config import StrictModel
+from credit_jax.config.components import file_fields, files_within
 from credit_jax.config.custom_objects import SECTION
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import source_config
 from credit_jax.forecast.outputs import find_attributes
 from credit_jax.physics.files import find_file
-from credit_jax.transforms import TRANSFORMS
+from credit_jax.transforms import TRANSFORMS, Transform
 
-# Keys of the model, of blocks and of the output whose values are paths of files.
-FILE_KEYS = frozenset(
-    {
-        "mean_path",
-        "std_path",
-        "scaler_path",
-        "save_loc_physics",
-        "data_path",
-        "mapping_file",
-        "weight_file",
-        "level_info_file",
-        "model_level_file",
-        "grid_info_file",
-        "source_level_info_file",
-        "dest_level_info_file",
-        "edge_path",
-        "surface_geopotential_file",
-        "metadata",
-    }
-)
+# Keys of the model whose values are paths of files.
+_MODEL_KEYS = frozenset({"edge_path", "mean_path", "std_path", "save_loc_physics"})
 # Keys of sources whose values are paths of the user's data.
 PLACE_KEYS = frozenset({"base_path", "latlon2d_dir", "file_catalog_path"})
 STORE_KEYS = frozenset({"store", "model_level_store"})
 GRID_KEY, PATH_KEY = "latlon_grid_path", "path"
-# Paths that CREDIT requires but does not read.
-_UNREAD = {"wet_mask_samudra": ("mean_path", "std_path")}
 _BLOCKS = ("preblocks", "postblocks")
 _SECTIONS = ("seed", "model", "data", *_BLOCKS)
 # Objects of `custom_objects` that forecasts need.
@@ -98,8 +77,17 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
     for section in (config, config["inference"]):
         if "data" in section:
             section["data"] = _known(section["data"])
-        for block in _blocks(section):
-            _write_defaults(*block)
+        for _, kind, block in _blocks((), section):
+            args = block["args"] = block.get("args") or {}
+            for (*parents, key), mark in file_fields(kind):
+                holder = args
+                for parent in parents:
+                    holder = holder.get(parent) or {}
+                default = kind.model_fields[key].default if holder is args else None
+                if isinstance(default, str):
+                    holder.setdefault(key, default)
+                if not mark.is_read:
+                    holder.pop(key, None)
     return config
 
 
@@ -139,52 +127,34 @@ def _known_source(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blocks(
-    section: Mapping[str, Any],
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(section, block) of all blocks of a section."""
+    keys: tuple[str, ...], section: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], type[Transform], dict[str, Any]]]:
+    """Keys, class and section of the blocks of a section, those of known types."""
     for name in _BLOCKS:
-        for phase in (section.get(name) or {}).values():
-            yield from ((name, block) for block in (phase or {}).values())
-
-
-def _write_defaults(section: str, block: dict[str, Any]) -> None:
-    """Writes the default paths of a block, removes paths that nothing reads."""
-    entry = TRANSFORMS[section].get(str(block.get("type")))
-    if entry is None:
-        return
-    args = block.setdefault("args", {}) or {}
-    block["args"] = args
-    for name, one in entry.args.model_fields.items():
-        if name in _file_keys() and name not in args and isinstance(one.default, str):
-            args[name] = one.default
-    for reference in list(_below((), args)):
-        if reference.keys[-1] in _UNREAD.get(block["type"], ()):
-            reference.set(None)
+        for phase, blocks in (section.get(name) or {}).items():
+            for label, block in (blocks or {}).items():
+                kind = TRANSFORMS[name].get(str(block.get("type")))
+                if kind is not None:
+                    yield (*keys, name, phase, label, "args"), kind, block
 
 
 def file_references(config: Mapping[str, Any]) -> list[PathReference]:
     """The paths of files in the model, blocks and output sections of a config."""
     references: list[PathReference] = []
     for keys, section in _sections(config):
-        for name in ("model", *_BLOCKS, "output"):
-            references += _below((*keys, name), section.get(name) or {})
+        model = section.get("model") or {}
+        references += _strings((*keys, "model"), model, _MODEL_KEYS)
+        for block_keys, kind, block in _blocks(keys, section):
+            args = block.get("args") or {}
+            for path, _, _ in files_within(kind, args):
+                holder = args
+                for key in path[:-1]:
+                    holder = holder[key]
+                full = (*block_keys, *path)
+                references.append(PathReference(full, holder[path[-1]], holder))
+        output = section.get("output") or {}
+        references += _strings((*keys, "output"), output, frozenset({"metadata"}))
     return references
-
-
-def _file_keys() -> frozenset[str]:
-    """`FILE_KEYS`, and the arguments of custom blocks that are paths of files."""
-    entries = chain.from_iterable(blocks.values() for blocks in TRANSFORMS.values())
-    return FILE_KEYS.union(*(entry.files for entry in entries))
-
-
-def _below(keys: tuple[str, ...], section: Any) -> Iterator[PathReference]:
-    if not isinstance(section, dict):
-        return
-    for key, value in section.items():
-        if key in _file_keys() and isinstance(value, str):
-            yield PathReference((*keys, key), value, section)
-        else:
-            yield from _below((*keys, str(key)), value)
 
 
 def grid_references(config: Mapping[str, Any]) -> list[PathReference]:
@@ -220,18 +190,21 @@ def _source_references(config: Mapping[str, Any]) -> Iterator[PathReference]:
     for keys, section in _sections(config):
         data = section.get("data") or {}
         for name, source in (data.get("source") or {}).items():
-            yield from _strings((*keys, "data", "source", name), source)
+            names = PLACE_KEYS | STORE_KEYS | {GRID_KEY, PATH_KEY}
+            yield from _strings((*keys, "data", "source", name), source, names)
 
 
-def _strings(keys: tuple[str, ...], section: Any) -> Iterator[PathReference]:
+def _strings(
+    keys: tuple[str, ...], section: Any, names: frozenset[str]
+) -> Iterator[PathReference]:
+    """The paths under some names in a section and the sections within it."""
     if not isinstance(section, dict):
         return
-    names = PLACE_KEYS | STORE_KEYS | {GRID_KEY, PATH_KEY}
     for key, value in list(section.items()):
         if key in names and isinstance(value, str):
             yield PathReference((*keys, key), value, section)
         else:
-            yield from _strings((*keys, str(key)), value)
+            yield from _strings((*keys, str(key)), value, names)
 
 
 def _sections(
@@ -253,15 +226,3 @@ def locate(reference: PathReference) -> Path:
         return Path(find_file(os.path.expandvars(reference.path)))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{reference.dotted}: {error}") from None
-
-
-def path_fields(args: type[StrictModel]) -> set[str]:
-    """Names of the arguments of a class and nested classes that look like paths."""
-    names = set()
-    for name, one in args.model_fields.items():
-        if name.endswith(("_path", "_file", "_dir")) or name == "save_loc_physics":
-            names.add(name)
-        inner = one.annotation
-        if isinstance(inner, type) and issubclass(inner, StrictModel):
-            names |= path_fields(inner)
-    return names

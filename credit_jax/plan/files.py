@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.config import Config, dump_config
+from credit_jax.config.components import files_within
 from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.files import discover, matches
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 from credit_jax.transforms import TRANSFORMS, Phase
+from credit_jax.transforms.statistics import Fitted
 
 
 def find_missing(
@@ -76,14 +78,27 @@ def weight_files(config: Config) -> dict[str, str]:
 
     Those that stages name are listed if the run does not name them.
     """
-    kinds = (latitude_files, scaler_files, climatology_files)
-    named = {key: path for files in kinds for key, path in files(config).items()}
+    named = _weight_files(config)
     for index, stage in enumerate(config.stages):
-        for files in kinds:
-            for key, path in files(stage).items():
-                if path not in named.values():
-                    named[f"trainer.curriculum.{index}.{key}"] = path
+        for key, path in _weight_files(stage).items():
+            if path not in named.values():
+                named[f"trainer.curriculum.{index}.{key}"] = path
     return named | tendency_files(config)
+
+
+def _weight_files(config: Config) -> dict[str, str]:
+    """Those of one stage, but for variances of tendencies."""
+    metrics = _metrics_args(config)
+    named = {"loss.args.scaler_path": config.loss.scaler_file}
+    if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
+        named["metrics.args.scaler_path"] = metrics.get("scaler_path")
+    key = "climatology_path"
+    named[f"metrics.args.{key}"] = metrics.get(key)
+    metric_args = metrics.get("metrics")
+    for name, args in (metric_args if isinstance(metric_args, Mapping) else {}).items():
+        path = args.get(key) if isinstance(args, Mapping) else None
+        named[f"metrics.args.metrics.{name}.{key}"] = path
+    return latitude_files(config) | _existing(named)
 
 
 def static_files(data: DataConfig, section: str) -> dict[str, str]:
@@ -130,21 +145,9 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
 def latitude_files(config: Config) -> dict[str, str]:
     """Latitude files that a run reads, by their dotted key."""
     metrics = _metrics_args(config)
-    named = {}
-    if config.loss.needs_latitude:
-        key, path = config.loss.latitude_file
-        named[key] = path
+    named = dict([config.loss.latitude_file] if config.loss.needs_latitude else [])
     if metrics.get("use_latitude_weights"):
         named["metrics.args.latitude_weights"] = metrics.get("latitude_weights")
-    return _existing(named)
-
-
-def scaler_files(config: Config) -> dict[str, str]:
-    """Scaler files whose variances weight the variables, by their dotted key."""
-    metrics = _metrics_args(config)
-    named = {"loss.args.scaler_path": config.loss.scaler_file}
-    if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
-        named["metrics.args.scaler_path"] = metrics.get("scaler_path")
     return _existing(named)
 
 
@@ -155,17 +158,6 @@ def tendency_files(config: Config) -> dict[str, str]:
     for index, stage in enumerate(config.stages):
         if stage.loss.tendency_weights not in named.values():
             named[f"trainer.curriculum.{index}.{key}"] = stage.loss.tendency_weights
-    return _existing(named)
-
-
-def climatology_files(config: Config) -> dict[str, str]:
-    """Climatology files that metrics compare with, by their dotted key."""
-    metrics, key = _metrics_args(config), "climatology_path"
-    named = {f"metrics.args.{key}": metrics.get(key)}
-    metric_args = metrics.get("metrics")
-    for name, args in (metric_args if isinstance(metric_args, Mapping) else {}).items():
-        path = args.get(key) if isinstance(args, Mapping) else None
-        named[f"metrics.args.metrics.{name}.{key}"] = path
     return _existing(named)
 
 
@@ -194,13 +186,11 @@ def files_of_blocks(
     for phase in Phase:
         section, name = phase.value.split(".")
         for block, settings in ((config.get(section) or {}).get(name) or {}).items():
-            entry = TRANSFORMS[section].get(settings["type"])
-            for key, path in (settings.get("args") or {}).items():
-                if entry is None or fitted > entry.is_fitted:
-                    continue
+            kind = TRANSFORMS[section].get(settings["type"])
+            if kind is None or (fitted and not issubclass(kind, Fitted)):
+                continue
+            for keys, path, mark in files_within(kind, settings.get("args") or {}):
                 # Of those that need not be there, the ones that are.
-                if isinstance(path, str) and (
-                    key in entry.files
-                    or (key.endswith(("_path", "_file")) and Path(path).exists())
-                ):
-                    yield f"{phase.value}.{block}.args.{key}", expandvars(path)
+                if mark.is_read and (not mark.or_packaged or Path(path).exists()):
+                    key = ".".join((phase.value, block, "args", *keys))
+                    yield key, expandvars(path)

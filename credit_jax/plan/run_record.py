@@ -130,19 +130,19 @@ class RunRecord:
         written, blocks = (self.config.get(section) or {}).get(name) or {}, []
         for label, block in written.items():
             path, args = f"{phase.value}.{label}", block.get("args") or {}
-            entry = TRANSFORMS[section].get(block["type"])
+            kind = TRANSFORMS[section].get(block["type"])
             with suppress(ConfigError):
                 # Of another version, or of CREDIT, they may be invalid here.
-                if entry is not None:
-                    args = parse(entry.args, args, path).model_dump(mode="json")
+                if kind is not None:
+                    args = parse(kind, args, path).model_dump(mode="json")
             args = {k: self._content(f"{path}.args.{k}", x) for k, x in args.items()}
             blocks.append((path, block["type"], args))
         if phase in PREBLOCKS:
             return blocks
         # Forecasts put these in by themselves, as inverses of the preblocks.
         preblocks = chain.from_iterable(map(self._blocks, PREBLOCKS))
-        entries = [TRANSFORMS["preblocks"].get(kind) for _, kind, _ in preblocks]
-        implied = {"reconstruct", *(entry.undone_by for entry in entries if entry)}
+        kinds = [TRANSFORMS["preblocks"].get(name) for _, name, _ in preblocks]
+        implied = {"reconstruct", *(kind.undone_by for kind in kinds if kind)}
         return [block for block in blocks if block[1] not in implied]
 
     def _content(self, key: str, value: Any) -> Any:

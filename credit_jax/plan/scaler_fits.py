@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from credit_jax.config.transforms import PreblocksConfig
+from credit_jax.io.errors import errors_of
 from credit_jax.transforms import FieldTree, TreeSchema
-from credit_jax.transforms.base import variable_of
-from credit_jax.transforms.build import parse_preblocks
-from credit_jax.transforms.fits import Collected, Fit, NormalizerFit, ScalerFit
-from credit_jax.transforms.normalize import NormalizerArgs
+from credit_jax.transforms.base import OfVariables, variable_of
+from credit_jax.transforms.build import parse_pipeline
 from credit_jax.transforms.pipeline import Block
-from credit_jax.transforms.scaler_blocks import ScalerPreArgs
-from credit_jax.transforms.selection import Selection
+from credit_jax.transforms.scaling import ScalerPreblock
+from credit_jax.transforms.statistics import Collected, Fitted, VariableFacts
 
 
 class NothingToFitError(ValueError):
@@ -32,21 +30,26 @@ class FitPlan:
         existing: existing files that are not fitted again.
         unpaired: existing files without the other one of their pair, as where the
             command was killed between them; both are fitted again.
+        facts: path of a block to fit -> what is known of the variables before it.
+        notes: variables that the data lack, which are ignored, as in CREDIT.
     """
 
-    chain: tuple[Fit | Block, ...]
+    chain: tuple[Block, ...]
     existing: tuple[Path, ...] = ()
     unpaired: tuple[Path, ...] = ()
+    facts: Mapping[str, VariableFacts] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
-    def fits(self) -> tuple[Fit, ...]:
-        """The fits of the chain."""
-        return tuple(link for link in self.chain if not isinstance(link, Block))
+    def fits(self) -> dict[str, Fitted]:
+        """Path -> block, for those to fit."""
+        blocks = ((block.path, block.transform) for block in self.chain)
+        return {path: fit for path, fit in blocks if isinstance(fit, Fitted)}
 
     @property
     def in_order(self) -> bool:
         """Whether a fit depends on the order and the size of batches."""
-        return any(fit.in_order for fit in self.fits)
+        return any(fit.in_order for fit in self.fits.values())
 
     def collect(self, tree: FieldTree) -> dict[str, Collected]:
         """Computes the statistics of one batch, by the path of the block.
@@ -55,67 +58,44 @@ class FitPlan:
         with scalers are not applied.
         """
         collected = {}
-        for link in self.chain:
-            if isinstance(link, Block):
-                tree = link.transform(tree, None)
-            else:
-                collected[link.path] = link.collect(tree)
+        for block in self.chain:
+            with errors_of(block.path):
+                if isinstance(block.transform, Fitted):
+                    collected[block.path] = block.transform.collect(tree)
+                else:
+                    tree = block.transform(tree, None)
         return collected
 
-    def with_units(self, units: Mapping[str, tuple[str, str]]) -> FitPlan:
-        """Returns a copy with the units of the variables to write.
-
-        Args:
-            units: key -> unit and file, for the variables of the data.
-        """
-        chain, known = [], {key: unit for key, (unit, _) in units.items()}
-        for link in self.chain:
-            if isinstance(link, NormalizerFit):
-                by_name = {variable_of(key): unit for key, unit in known.items()}
-                chain.append(replace(link, units=by_name))
-                continue
-            if isinstance(link, Block):
-                names, keeps = link.transform.renames, link.transform.keeps_units
-                known = {
-                    names.get(key, key): unit
-                    for key, unit in known.items()
-                    if keeps or not link.transform.changes(key)
-                }
-            chain.append(link)
-        return replace(self, chain=tuple(chain))
-
-    def with_levels(self, schema: TreeSchema) -> FitPlan:
-        """Returns a copy with the values of the levels of the variables to write.
+    def of_data(
+        self, schema: TreeSchema, units: Mapping[str, tuple[str, str]]
+    ) -> FitPlan:
+        """Returns a copy with what is known of the variables of the data.
 
         Args:
             schema: variables of "input" and "target" of the data, with their levels.
+            units: key -> unit and file, for the variables of the data.
         """
-        chain = []
-        for link in self.chain:
-            if isinstance(link, NormalizerFit):
+        facts, notes = {}, list[str]()
+        known = {key: unit for key, (unit, _) in units.items()}
+        for block in self.chain:
+            transform = block.transform
+            if isinstance(transform, Fitted):
                 groups = [group for part in schema.values() for group in part]
-                levels = {variable_of(g.var_key): g.levels for g in groups if g.levels}
-                link = replace(link, level_values=levels)
-            elif isinstance(link, Block):
-                schema = link.schema_after(schema)
-            chain.append(link)
-        return replace(self, chain=tuple(chain))
-
-    def notes(self, schema: TreeSchema) -> list[str]:
-        """Finds variables that the data lack, which are ignored, as in CREDIT.
-
-        Args:
-            schema: variables of "input" and "target" of the data.
-        """
-        notes = []
-        for link in self.chain:
-            if not isinstance(link, Block):
-                keys = [group.var_key for part in schema.values() for group in part]
-                lines = Selection(link.variables).unmatched(keys)
-                notes += [f"{link.path}.args.variables: {line}" for line in lines]
-            else:
-                schema = link.schema_after(schema)
-        return notes
+                facts[block.path] = VariableFacts(
+                    {variable_of(key): unit for key, unit in known.items()},
+                    {variable_of(g.var_key): g.levels for g in groups if g.levels},
+                )
+                if isinstance(transform, OfVariables):
+                    lines = transform.selection.unmatched(g.var_key for g in groups)
+                    notes += [f"{block.path}.args.variables: {line}" for line in lines]
+                continue
+            known = {
+                transform.renames.get(key, key): unit
+                for key, unit in known.items()
+                if transform.keeps_units or not transform.changes(key)
+            }
+            schema = transform.schema_after(schema)
+        return replace(self, facts=facts, notes=tuple(notes))
 
 
 def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan:
@@ -131,44 +111,41 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
         ValueError: two blocks have the same file.
         OSError: a file that another block needs cannot be read.
     """
-    chain: list[Fit | Callable[[], Block]] = []
-    every: list[Fit] = []
-    existing: list[Path] = []
-    unpaired: list[Path] = []
-    for path, _, args, build in parse_preblocks(preblocks):
-        fit = _fit_of(path, args)
-        if fit is None:
-            chain.append(build)
+    chain, every = list[Block](), dict[str, Fitted]()
+    existing, unpaired = list[Path](), list[Path]()
+    for block in parse_pipeline(preblocks).blocks:
+        fit = block.transform
+        if not isinstance(fit, Fitted):
+            chain.append(block)
             continue
-        every.append(fit)
-        present = [] if overwrite else [file for file in fit.files if file.exists()]
-        if len(present) < len(fit.files):
+        if isinstance(fit, ScalerPreblock):
+            with errors_of(block.path):
+                _ = fit.params  # checks them
+        every[block.path] = fit
+        files = fit.fitted_files
+        present = [] if overwrite else [file for file in files if file.exists()]
+        if len(present) < len(files):
             unpaired += present
             present = []
         existing += present
-        chain += [] if present else [fit]
+        chain += [] if present else [block]
     _check_files(every)
-    if not any(isinstance(link, ScalerFit | NormalizerFit) for link in chain):
+    while chain and not isinstance(chain[-1].transform, Fitted):
+        chain.pop()
+    if not chain:
         raise NothingToFitError(
             f"nothing to fit: {', '.join(map(str, existing))} "
             f"{'are' if len(existing) > 1 else 'is'} there; --overwrite fits anew and "
             "moves the old file aside"
         )
-    while not isinstance(chain[-1], ScalerFit | NormalizerFit):
-        chain.pop()
-    built = [link() if callable(link) else link for link in chain]
-    return FitPlan(tuple(built), tuple(existing), tuple(unpaired))
+    for block in chain:
+        if not isinstance(block.transform, Fitted):
+            with errors_of(block.path):
+                block.transform.open()
+    return FitPlan(tuple(chain), tuple(existing), tuple(unpaired))
 
 
-def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:
-    if isinstance(args, ScalerPreArgs):
-        fit = ScalerFit(path, args)
-        _ = fit.params  # checks them
-        return fit
-    return NormalizerFit(path, args) if isinstance(args, NormalizerArgs) else None
-
-
-def _check_files(fits: Sequence[Fit]) -> None:
+def _check_files(fits: Mapping[str, Fitted]) -> None:
     """Checks that there are blocks to fit, and that no two share a file."""
     if not fits:
         raise NothingToFitError(
@@ -176,12 +153,12 @@ def _check_files(fits: Sequence[Fit]) -> None:
             "era5_normalizer, nothing to fit"
         )
     seen: dict[Path, str] = {}
-    for fit in fits:
-        for file in fit.files:
-            place = file.expanduser().resolve()
-            if place in seen:
+    for path, fit in fits.items():
+        for file in fit.fitted_files:
+            resolved = file.expanduser().resolve()
+            if resolved in seen:
                 raise ValueError(
-                    f"{seen[place]} and {fit.path} name one file, {file}; give each "
+                    f"{seen[resolved]} and {path} name one file, {file}; give each "
                     "block its own"
                 )
-            seen[place] = fit.path
+            seen[resolved] = path

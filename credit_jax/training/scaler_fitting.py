@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,12 +34,20 @@ from credit_jax.data.dataset import collate
 from credit_jax.data.values import BadValuesError, check_sample
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
+from credit_jax.io.errors import errors_of
 from credit_jax.plan.files import tendency_files
 from credit_jax.plan.scaler_fits import FitPlan, NothingToFitError, plan_fits
 from credit_jax.training.display import Display
 from credit_jax.transforms import build_pipeline
-from credit_jax.transforms.fits import Collected, ScalerFit, leaves
-from credit_jax.transforms.statistics import MeanAndVariance, Statistics, merge_trees
+from credit_jax.transforms.scaling import ScalerPreblock
+from credit_jax.transforms.statistics import (
+    Collected,
+    Fitted,
+    MeanAndVariance,
+    Statistics,
+    leaves,
+    merge_trees,
+)
 
 # (function, items) -> results in order, such as `map`.
 Mapped = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
@@ -192,7 +200,7 @@ def _fit_blocks(
     """Fits the blocks of a plan; returns the files."""
     samples = open_samples(config, in_order=plan.in_order)
     schema = samples.dataset.schema.as_read()
-    plan = plan.with_units(samples.dataset.units()).with_levels(schema)
+    plan = plan.of_data(schema, samples.dataset.units())
     with Display(console) as display:
         for path in plan.existing:
             display.message(f"note: {path} is there and kept")
@@ -201,7 +209,7 @@ def _fit_blocks(
                 f"note: {path} is there without the other file of the pair: both are "
                 "fitted anew, and it is moved to a name with the time"
             )
-        for line in (*plan.notes(schema), *_notes_of_channels(plan.fits)):
+        for line in (*plan.notes, *_notes_of_channels(plan.fits)):
             display.message(f"note: {line}")
         collected = fit_samples(plan, samples, display, num_threads=num_threads)
         moved = write_fits(plan, collected)
@@ -209,19 +217,19 @@ def _fit_blocks(
             display.message(f"  {name}: {statistics.summary()}")
         for old, new in moved:
             display.message(f"{old} is now {new}")
-        written = [path for fit in plan.fits for path in fit.files]
+        written = [path for fit in plan.fits.values() for path in fit.fitted_files]
         for path in written:
             display.message(f"Fitted to {samples.count} samples: {path}")
     return written
 
 
-def _notes_of_channels(fits: Sequence[object]) -> list[str]:
+def _notes_of_channels(fits: Mapping[str, Fitted]) -> list[str]:
     """Notes on scalers whose channels are longitudes, which is CREDIT's default."""
     return [
-        f"{fit.path}: one scaler for each longitude, as in CREDIT; for one a level "
+        f"{path}: one scaler for each longitude, as in CREDIT; for one a level "
         "write scaler_params: {channels_last: false}"
-        for fit in fits
-        if isinstance(fit, ScalerFit) and fit.params.channels_last
+        for path, fit in fits.items()
+        if isinstance(fit, ScalerPreblock) and fit.params.channels_last
     ]
 
 
@@ -344,9 +352,9 @@ def results(
     plan: FitPlan, collected: dict[str, Collected]
 ) -> Iterator[tuple[str, str, Statistics]]:
     """Yields path of the block, name and statistics of every fitted variable."""
-    for fit in plan.fits:
-        for name, statistics in leaves(collected[fit.path]):
-            yield fit.path, name, statistics
+    for path in plan.fits:
+        for name, statistics in leaves(collected[path]):
+            yield path, name, statistics
 
 
 def write_fits(
@@ -359,9 +367,11 @@ def write_fits(
     """
     moved = []
     with ExitStack() as stack:
-        for fit in plan.fits:
-            paths = [stack.enter_context(new_file(path)) for path in fit.files]
-            fit.write(collected[fit.path], tuple(paths))
-        for fit in plan.fits:
-            moved += [(path, move_aside(path)) for path in fit.files if path.exists()]
+        for path, fit in plan.fits.items():
+            files = [stack.enter_context(new_file(file)) for file in fit.fitted_files]
+            with errors_of(path):
+                fit.write(collected[path], files, plan.facts[path])
+        for fit in plan.fits.values():
+            files = [file for file in fit.fitted_files if file.exists()]
+            moved += [(file, move_aside(file)) for file in files]
     return moved

@@ -5,8 +5,8 @@ from credit_jax.transforms.base import (
     FieldTree,
     Grid,
     Phase,
+    Reach,
     Transform,
-    TransformEntry,
     TreeSchema,
     Where,
 )
@@ -28,7 +28,7 @@ from credit_jax.transforms.forecast_pipelines import (
     with_reconstruct,
 )
 from credit_jax.transforms.normalize import Normalizer
-from credit_jax.transforms.pipeline import Pipeline, Postprocess
+from credit_jax.transforms.pipeline import Pipeline, Postprocess, Units, channel_units
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.rollout import (
     FORCING,
@@ -41,7 +41,6 @@ from credit_jax.transforms.rollout import (
     initial_entries,
     newest,
 )
-from credit_jax.transforms.units import Units, channel_units
 
 __all__ = [
     "FORCING",
@@ -56,9 +55,9 @@ __all__ = [
     "Phase",
     "Pipeline",
     "Postprocess",
+    "Reach",
     "Rollout",
     "Transform",
-    "TransformEntry",
     "TreeSchema",
     "Units",
     "Where",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import PositiveInt, PrivateAttr
 
-from credit_jax.config import StrictModel
+from credit_jax.config.components import PackagedFile
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
     CoordinateValues,
     GridCoordinates,
@@ -26,12 +24,24 @@ from credit_jax.physics.files import (
     read_coefficients,
 )
 from credit_jax.physics.rows import num_rows
-from credit_jax.transforms.base import FieldTree, LevelFile, Transform, TreeSchema
-from credit_jax.transforms.named import get_field, with_fields
+from credit_jax.transforms.base import (
+    FieldTree,
+    InputBlock,
+    LevelFile,
+    OutputBlock,
+    Reach,
+    StepContext,
+    Transform,
+    TreeSchema,
+    get_field,
+    postblock,
+    preblock,
+    with_fields,
+)
 
 
-class AdvectionArgs(StrictModel):
-    """Arguments that both blocks share.
+class _Advection(Transform):
+    """Replaces tracers by their values at the departure points of the air.
 
     Attributes:
         tracer_vars: keys of the variables to advect.
@@ -54,6 +64,8 @@ class AdvectionArgs(StrictModel):
         lon_halo: no effect; longitude is periodic without a halo.
     """
 
+    reach: ClassVar = Reach.GRID
+
     tracer_vars: tuple[str, ...] = ("ERA5/prognostic/3d/specific_humidity",)
     u_var: str = "ERA5/prognostic/3d/u_component_of_wind"
     v_var: str = "ERA5/prognostic/3d/v_component_of_wind"
@@ -61,99 +73,69 @@ class AdvectionArgs(StrictModel):
     timestep_seconds: float = 21600.0
     n_iterations: PositiveInt = 2
     omega_var: str | None = None
-    level_info_file: str = "ERA5_Lev_Info.nc"
+    level_info_file: PackagedFile = "ERA5_Lev_Info.nc"
     model_a_half_var: str = "a_half"
     model_b_half_var: str = "b_half"
     levels: tuple[int, ...] | None = None
     level_order: Literal["top_to_surface", "surface_to_top"] = "top_to_surface"
-    grid_info_file: str | None = None
+    grid_info_file: PackagedFile | None = None
     latitude_var: str = "latitude"
     longitude_var: str = "longitude"
     coslat_floor: float = 1e-4
     dp_dlevel_floor: float = 1.0
     lon_halo: int = 1
 
+    # Coefficients of the interfaces, and the grid of the file in degrees.
+    _half_levels: Coefficients = PrivateAttr()
+    _latitude: np.ndarray = PrivateAttr()
+    _longitude: np.ndarray = PrivateAttr()
+    # Numbers of the levels in their file, from the top; None if it has none.
+    _numbers: CoordinateValues | None = PrivateAttr()
 
-class AdvectionPreArgs(AdvectionArgs):
-    """Advects tracers of the data by one step of the wind.
-
-    Attributes:
-        data_types: entries to change; missing ones are skipped.
-    """
-
-    data_types: tuple[Literal["input", "target"], ...] = ("input", "target")
-
-
-class AdvectionPostArgs(AdvectionArgs):
-    """Advects predicted tracers by one step of the wind.
-
-    Attributes:
-        key: entry to change.
-    """
-
-    key: str = "y_processed"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AdvectTracers(Transform):
-    """Replaces tracers by their values at the departure points of the air.
-
-    Attributes:
-        args: see `AdvectionArgs`.
-        parts: entries of the tree to change.
-        required: whether a missing entry is an error.
-        half_levels: coefficients of the interfaces.
-        latitude: (lat,) degrees north, of the grid file.
-        longitude: (lon,) degrees east, of the grid file.
-        numbers: numbers of the levels in their file, from the top; None if it has none.
-    """
-
-    args: AdvectionArgs
-    parts: tuple[str, ...]
-    required: bool
-    half_levels: Coefficients
-    latitude: np.ndarray
-    longitude: np.ndarray
-    numbers: CoordinateValues | None = None
-
-    @property
-    def needs_grid(self) -> bool:
-        """True: winds move tracers over rows."""
-        return True
+    def open(self) -> None:
+        """Reads the coefficients and the grid."""
+        names = self.model_a_half_var, self.model_b_half_var
+        self._half_levels = read_coefficients(
+            self.level_info_file, *names, self.levels, interfaces=True
+        )
+        self._latitude, self._longitude = read_arrays(
+            self.grid_info_file or self.level_info_file,
+            (self.latitude_var, self.longitude_var),
+        )
+        self._numbers = level_numbers(
+            self.level_info_file, names[0], self.levels, between=True
+        )
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
-        """See `Transform`."""
-        args, numbers = self.args, self.numbers
-        if numbers is not None and args.level_order == "surface_to_top":
+        numbers = self._numbers
+        if numbers is not None and self.level_order == "surface_to_top":
             numbers = numbers[::-1]
-        keys = (args.u_var, args.v_var, *args.tracer_vars)
-        names = f"{args.model_a_half_var}, {args.model_b_half_var}"
-        where = f"{args.level_info_file}: {names}"
-        return (LevelFile(where, keys.__contains__, numbers),)
+        keys = (self.u_var, self.v_var, *self.tracer_vars)
+        names = f"{self.model_a_half_var}, {self.model_b_half_var}"
+        origin = f"{self.level_info_file}: {names}"
+        return (LevelFile(origin, keys.__contains__, numbers),)
 
-    def at(self, schema: TreeSchema, grid: GridCoordinates) -> AdvectTracers:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> _Advection:
         """Returns the block with its rows and columns in the order of the data.
 
-        A file with another number of points is replaced, see `AdvectionArgs`.
+        A file with another number of points is replaced, see `grid_info_file`.
 
         Raises:
             ValueError: the grid file has another grid.
         """
         size = len(grid.latitude or ()), len(grid.longitude or ())
-        if (self.latitude.size, self.longitude.size) != size:
+        if (self._latitude.size, self._longitude.size) != size:
             return self
-        args = self.args
-        where = args.grid_info_file or args.level_info_file, grid.where
-        rows = places_of(grid.latitude, self.latitude, "latitude", *where)
-        columns = places_of(grid.longitude, self.longitude, "longitude", *where)
-        latitude = take_places(self.latitude, rows, 0)
-        longitude = take_places(self.longitude, columns, 0)
-        return dataclasses.replace(self, latitude=latitude, longitude=longitude)
+        files = self.grid_info_file or self.level_info_file, grid.where
+        rows = places_of(grid.latitude, self._latitude, "latitude", *files)
+        columns = places_of(grid.longitude, self._longitude, "longitude", *files)
+        return self.with_values(
+            _latitude=take_places(self._latitude, rows, 0),
+            _longitude=take_places(self._longitude, columns, 0),
+        )
 
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces the tracers of every entry.
 
         Raises:
@@ -161,38 +143,37 @@ class AdvectTracers(Transform):
                 fit the levels.
         """
         new = dict(tree)
-        for part in self.parts:
-            if part in new or self.required:
-                new = with_fields(new, part, self._moved(new, part, context))
+        for part in self.entries_in(tree):
+            new = self._moved(new, part, context)
         return new
 
     def _moved(
-        self, tree: FieldTree, part: str, context: FieldContext | None
+        self, tree: FieldTree, part: str, context: StepContext
     ) -> dict[str, Any]:
-        args = self.args
+        """The tree with the moved tracers of an entry."""
         # The formulas go from the top down; the same slice turns the tracers back.
-        down = slice(None, None, 1 if args.level_order == "top_to_surface" else -1)
+        down = slice(None, None, 1 if self.level_order == "top_to_surface" else -1)
 
         def field(key: str) -> Any:
             return get_field(tree, part, key)[:, down]
 
         wind = Wind(
-            field(args.u_var),
-            field(args.v_var),
-            field(args.surface_pressure_var),
-            None if args.omega_var is None else field(args.omega_var),
+            field(self.u_var),
+            field(self.v_var),
+            field(self.surface_pressure_var),
+            None if self.omega_var is None else field(self.omega_var),
         )
         step = self._step(num_rows(wind.u, context), wind.u.shape[-1])
-        tracers = [field(key) for key in args.tracer_vars]
-        names = args.model_a_half_var, args.model_b_half_var
-        with errors_of(args.level_info_file, *names):
+        tracers = [field(key) for key in self.tracer_vars]
+        names = self.model_a_half_var, self.model_b_half_var
+        with errors_of(self.level_info_file, *names):
             moved = step(tracers, wind, context)
         moved = [tracer[:, down] for tracer in moved]
-        return dict(zip(args.tracer_vars, moved, strict=True))
+        return with_fields(tree, part, dict(zip(self.tracer_vars, moved, strict=True)))
 
     def _step(self, lat: int, lon: int) -> Advection:
         """The step on a grid of this size."""
-        args, latitude, longitude = self.args, self.latitude, self.longitude
+        latitude, longitude = self._latitude, self._longitude
         if (len(latitude), len(longitude)) != (lat, lon):
             warnings.warn(
                 "semilagrangian_advection: the grid file has "
@@ -205,39 +186,19 @@ class AdvectTracers(Transform):
         return Advection(
             latitude,
             longitude,
-            self.half_levels,
-            args.timestep_seconds,
-            args.n_iterations,
-            args.coslat_floor,
-            args.dp_dlevel_floor,
+            self._half_levels,
+            self.timestep_seconds,
+            self.n_iterations,
+            self.coslat_floor,
+            self.dp_dlevel_floor,
         )
 
 
-def build_advection_pre(args: AdvectionPreArgs) -> AdvectTracers:
-    """Builds the preblock; reads the coefficients and the grid."""
-    return AdvectTracers(args, args.data_types, False, *_constants(args))
+@preblock("semilagrangian_advection")
+class AdvectionPreblock(InputBlock, _Advection):
+    """Advects tracers of the data by one step of the wind."""
 
 
-def build_advection_post(args: AdvectionPostArgs) -> AdvectTracers:
-    """Builds the postblock; reads the coefficients and the grid."""
-    return AdvectTracers(args, (args.key,), True, *_constants(args))
-
-
-def _constants(
-    args: AdvectionArgs,
-) -> tuple[Coefficients, np.ndarray, np.ndarray, CoordinateValues | None]:
-    half_levels = read_coefficients(
-        args.level_info_file,
-        args.model_a_half_var,
-        args.model_b_half_var,
-        args.levels,
-        interfaces=True,
-    )
-    latitude, longitude = read_arrays(
-        args.grid_info_file or args.level_info_file,
-        (args.latitude_var, args.longitude_var),
-    )
-    numbers = level_numbers(
-        args.level_info_file, args.model_a_half_var, args.levels, between=True
-    )
-    return half_levels, latitude, longitude, numbers
+@postblock("semilagrangian_advection")
+class AdvectionPostblock(OutputBlock, _Advection):
+    """Advects predicted tracers by one step of the wind."""

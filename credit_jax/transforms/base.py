@@ -19,28 +19,47 @@ their input and output is a `FieldTree`, a nested dict with these entries:
     input_channel_map,     {key: slice}: channels of x; channels of y and y_pred
     channel_map
 
-A transform runs on the host, on whole numpy arrays, or traced, on local JAX arrays
-inside `shard_map` with a `FieldContext` for global integrals, or both (`Where`). For
-both, it uses only operations that numpy and JAX arrays share. JAX sorts the keys of
-dicts that pass through `jit`, so a traced transform takes the order of variables from a
-channel map.
+A transform is one class in one file: its fields are its arguments in the YAML, those of
+type `FilePath` or `PackagedFile` its files, private attributes hold what `open` reads
+of them, and `@preblock("name")` or `@postblock("name")` puts it into its registry.
+
+It runs on the host, on whole numpy arrays, or traced, on local JAX arrays inside
+`shard_map` with a `FieldContext` for global integrals, or both (`Where`). For both, it
+uses only operations that numpy and JAX arrays share. JAX sorts the keys of dicts that
+pass through `jit`, so a traced transform takes the order of variables from a channel
+map.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config import StrictModel
+from credit_jax.config.components import Registry
+from credit_jax.config.messages import hint
 from credit_jax.named_fields import FieldContext, FieldTree
-from credit_jax.named_fields.coordinates import CoordinateValues, GridCoordinates
-from credit_jax.transforms.selection import Selection
+from credit_jax.named_fields.coordinates import (
+    CoordinateValues,
+    GridCoordinates,
+    are_numbered_alike,
+)
 
+Model = TypeVar("Model", bound=StrictModel)
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
 Descriptions: TypeAlias = Mapping[str, Mapping[str, str]]
 
@@ -49,10 +68,15 @@ OutputLevels: TypeAlias = tuple[str, Sequence[float]]
 # Names of such coordinates: pressure in hPa, height above the ground in m.
 PRESSURE, HEIGHT = "pressure", "height_agl"
 
-# (tree, context) -> a new tree; the context is None on the host.
-TransformFunction: TypeAlias = Callable[
-    [FieldTree, FieldContext | None], dict[str, Any]
-]
+# The context of a traced step; None on the host.
+StepContext: TypeAlias = FieldContext | None
+# (tree, context) -> a new tree
+TransformFunction: TypeAlias = Callable[[FieldTree, StepContext], dict[str, Any]]
+
+OUTPUT = "y_processed"  # the entry of the predicted fields
+# Entries that preblocks change, and the argument `variables`, see `Selection`.
+DataType: TypeAlias = Literal["input", "target"]
+Variables: TypeAlias = tuple[str, ...] | str | None
 
 
 class Phase(enum.Enum):
@@ -81,30 +105,13 @@ class Where(enum.Flag):
     BOTH = HOST | TRACED
 
 
-@dataclass(frozen=True)
-class TransformEntry:
-    """An entry of the registry of transforms.
+class Reach(enum.Enum):
+    """What a value after a transform depends on."""
 
-    Attributes:
-        args: class that validates the arguments in the config.
-        build: builds the transform from its validated arguments, and reads its files.
-        phases: phases in which it may run.
-        where: places where it can run.
-        files: names of the arguments that are paths of required files.
-        needs: optional entries of the tree that it needs, "x_physical" or "ic_raw".
-        is_fitted: whether `credit-jax preprocess` makes its files.
-        undone_by: type of the postblock that undoes what a preblock makes of the values
-            of predicted variables; None if there is nothing to undo.
-    """
-
-    args: type[StrictModel]
-    build: Callable[[Any], Transform | TransformFunction]
-    phases: tuple[Phase, ...]
-    where: Where
-    files: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    is_fitted: bool = False
-    undone_by: str | None = None
+    CHANNEL = "the value before it, by one function for all points of a channel"
+    POINT = "the value before it, by another function at each point"
+    COLUMN = "fields at the same point"
+    GRID = "fields at other points"
 
 
 @runtime_checkable
@@ -131,20 +138,42 @@ class Group(Protocol):
 TreeSchema: TypeAlias = Mapping[str, Sequence[Group]]
 
 
-@dataclass(frozen=True)
-class LevelFile:
-    """Values of a file for each level of some variables.
+class LevelFile(NamedTuple):
+    """Values of a file for each level of some variables, without a coordinate.
 
     Attributes:
-        where: the file, and what it holds, for errors.
+        origin: the file, and what it holds, for errors.
         selects: whether it has values for the levels of a variable, by its key.
         numbers: number of each level in the file, in the order in which the levels of
             the variables are expected; None if the file has none.
     """
 
-    where: str
+    origin: str
     selects: Callable[[str], bool]
     numbers: CoordinateValues | None = None
+
+    def groups(self, schema: TreeSchema) -> Iterator[tuple[Group, bool]]:
+        """Yields its variables, and whether they number levels as the file does."""
+        for groups in schema.values():
+            for group in groups:
+                if group.n_levels > 1 and self.selects(group.var_key):
+                    yield group, are_numbered_alike(group.levels, self.numbers)
+
+    def check(self, schema: TreeSchema) -> None:
+        """Checks that levels with the numbers of the file are in its order.
+
+        Raises:
+            ValueError: they are in another order; it names both.
+        """
+        for group, numbered in self.groups(schema):
+            data, file = ([*map(float, x or ())] for x in (group.levels, self.numbers))
+            if numbered and data != file:
+                raise ValueError(
+                    f"{self.origin} is of the levels {file[:20]}, but the data "
+                    f"({group.var_key}) have them in the order {data[:20]}; name them "
+                    "in that order in the arguments of the block, or in "
+                    "data.source.*.levels"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,44 +191,37 @@ class Grid:
     longitude: Float[np.ndarray, " lon"] | None = None
 
 
-class Transform:
-    """Base class of transforms: what a pipeline asks of each, with what most answer.
+class Transform(StrictModel):
+    """Base class of preblocks and postblocks: functions `(tree, context) -> tree`.
 
-    A transform is a function `(tree, context) -> tree`, which leaves its input as it
-    is. A plain function will do where all answers are these (`as_transform`).
+    A pipeline asks of each what the methods below say; most keep the answers here.
+    Attributes of the class say
 
-    Attributes:
-        by_field: whether it changes each field by itself, whatever others there are.
-        keeps_units: whether the units of fields are the same after it.
-        is_scaling: whether it is a normalizer or a scaler.
+    - `phases`: phases in which it may run, of those of its section;
+    - `where`: places where it can run;
+    - `needs`: optional entries of the tree that it needs, "x_physical" or "ic_raw";
+    - `reach`: see `Reach`;
+    - `keeps_units`: whether the units of fields are the same after it;
+    - `is_scaling`: whether it is a normalizer or a scaler;
+    - `undone_by`: type of the postblock that undoes what a preblock makes of the values
+      of predicted variables; None if there is nothing to undo.
     """
 
-    by_field: ClassVar[bool] = False
+    phases: ClassVar[tuple[Phase, ...]] = tuple(Phase)
+    where: ClassVar[Where] = Where.BOTH
+    needs: ClassVar[tuple[str, ...]] = ()
+    reach: ClassVar[Reach] = Reach.COLUMN
     keeps_units: ClassVar[bool] = False
     is_scaling: ClassVar[bool] = False
+    undone_by: ClassVar[str | None] = None
 
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Returns the tree after the transform.
-
-        Args:
-            tree: see the top of this module; it is not modified.
-            context: context of the step if traced; None on the host.
-        """
-        raise NotImplementedError
-
-    def inverse(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Restores the names and units before a preblock, but not the grid.
+    def open(self) -> None:
+        """Reads the files into private attributes, once, before all that follows.
 
         Raises:
-            ValueError: it has no inverse.
+            OSError: a file cannot be read.
+            ValueError: a file has invalid content.
         """
-        raise ValueError(
-            "it has no inverse, so that values after it have no known physical units"
-        )
 
     def check(self, schema: TreeSchema) -> None:
         """Checks the variables before the transform.
@@ -220,6 +242,29 @@ class Transform:
         """
         return self
 
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Returns the tree after the transform.
+
+        Args:
+            tree: see the top of this module; it is not modified.
+            context: context of the step if traced; None on the host.
+        """
+        raise NotImplementedError
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Restores the names and units before a preblock, but not the grid.
+
+        Raises:
+            ValueError: it has no inverse.
+        """
+        raise ValueError(
+            "it has no inverse, so that values after it have no known physical units"
+        )
+
+    def changes(self, key: str) -> bool:
+        """Whether it may change the values of a variable."""
+        return True
+
     def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables after a preblock, in their order."""
         return schema
@@ -232,48 +277,33 @@ class Transform:
         """
         return {}
 
-    def changes(self, key: str) -> bool:
-        """Whether it may change the values of a variable."""
-        return True
+    @property
+    def output_levels(self) -> Mapping[str, OutputLevels]:
+        """Key -> level coordinate of the fields that it makes on other levels."""
+        return {}
 
-    def unmatched(self, keys: Sequence[str]) -> list[str]:
-        """Returns a line for each variable of its arguments that is none of `keys`."""
-        return []
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entries that it changes, of those that a tree may have."""
+        return ("input", "target")
 
-    def unit_of(self, key: str) -> tuple[str, str] | None:
-        """Unit that a variable must have, and the file that says so; None if any."""
-        return None
-
-    def attached(self) -> Transform:
-        """Returns the transform without any stop of gradients."""
-        return self
+    def entries_in(self, tree: FieldTree) -> tuple[str, ...]:
+        """The entries of a tree that it changes."""
+        return tuple(filter(tree.__contains__, self.entries))
 
     @property
     def renames(self) -> Mapping[str, str]:
         """Old key -> new key of the variables that it gives another name."""
         return {}
 
-    def predicted_names(self, names: Mapping[str, str]) -> dict[str, str]:
-        """The keys that predicted variables have after the preblock.
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """Keys that a preblock reads to bring predicted fields to its grid or levels.
 
-        Args:
-            names: key in the data -> key before the preblock, if another.
-
-        Returns:
-            Key in the data -> key after the preblock, if another.
+        A step predicts its variables there. An interpolation of forcing alone is part
+        of every step, which predicts the pressure that it needs, and has none.
         """
-        return dict(names)
-
-    def origins(self, names: Mapping[str, str]) -> dict[str, str]:
-        """The keys that predicted variables have before the preblock.
-
-        Args:
-            names: key at the end of the preblocks -> key after this one, if another.
-
-        Returns:
-            Key at the end of the preblocks -> key before this one, if another.
-        """
-        return dict(names)
+        return ()
 
     @property
     def new_grid(self) -> Grid | None:
@@ -281,39 +311,9 @@ class Transform:
         return None
 
     @property
-    def needs_grid(self) -> bool:
-        """Whether a preblock needs all rows of a field on the host, not only some."""
-        return False
-
-    @property
     def needs_host(self) -> bool:
-        """Whether a preblock that can be traced is exact on the host alone.
-
-        Others that change each field by itself run within the step (`Preparation`).
-        """
+        """Whether a preblock that can be traced is exact on the host alone."""
         return False
-
-    @property
-    def by_channel(self) -> bool:
-        """Whether it changes all points of a channel by one function."""
-        return not self.needs_grid
-
-    @property
-    def moves_fields(self) -> bool:
-        """Whether a preblock brings fields that a model predicts to its grid or levels.
-
-        A step predicts its variables there. An interpolation of forcing alone is part
-        of every step, which predicts the pressure that it needs.
-        """
-        return False
-
-    def variables_read(self) -> tuple[str, ...]:
-        """Returns the keys of the variables that such a preblock reads.
-
-        Raises:
-            ValueError: it moves variables that are read anew in every step, too.
-        """
-        return ()
 
     @property
     def level_files(self) -> Sequence[LevelFile]:
@@ -321,82 +321,31 @@ class Transform:
         return ()
 
     @property
-    def output_levels(self) -> Mapping[str, OutputLevels]:
-        """Key -> level coordinate of the fields that it makes on other levels."""
-        return {}
-
-    @property
     def state_keys(self) -> tuple[str, ...]:
         """Keys of the fields that it reads from `x_physical`."""
         return ()
 
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
-class OfVariables(Transform):
-    """Base class of transforms whose arguments have `variables`.
+    def __hash__(self) -> int:
+        return id(self)
 
-    Attributes:
-        args: the arguments, of a class of its own in each of them.
-    """
-
-    by_field: ClassVar = True
-    args: Any
-
-    @property
-    def selection(self) -> Selection:
-        """The selected variables."""
-        return Selection(self.args.variables)
-
-    def changes(self, key: str) -> bool:
-        """Whether the variable is selected."""
-        return self.selection(key)
-
-    def unmatched(self, keys: Sequence[str]) -> list[str]:
-        """See `Selection.unmatched`."""
-        return self.selection.unmatched(keys)
+    def with_values(self: Model, **values: Any) -> Model:
+        """Returns a copy with other values of private attributes."""
+        new = self.model_copy()
+        for name, value in values.items():
+            setattr(new, name, value)
+        return new
 
 
-class FunctionTransform(Transform):
-    """A plain function as a transform.
-
-    Attributes:
-        function: (tree, context) -> a new tree.
-    """
-
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
-
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Calls the function."""
-        return self.function(tree, context)
-
-
-def as_transform(function: Any) -> Transform:
-    """Returns a transform of what the `build` of an entry has returned.
-
-    Raises:
-        ValueError: it is no function, or an object that answers questions of a pipeline
-            which only a `Transform` is asked.
-    """
-    if isinstance(function, Transform):
-        return function
-    if not callable(function):
-        raise ValueError(
-            "build must return a function (tree, context) -> tree; got "
-            f"{type(function).__name__}"
-        )
-    answers = [
-        name
-        for name in vars(Transform)
-        if not name.startswith("_") and hasattr(function, name)
-    ]
-    if answers:
-        raise ValueError(
-            f"{type(function).__name__} has {', '.join(answers)}, which only a "
-            "credit_jax.transforms.Transform is asked for; make that its base class"
-        )
-    return FunctionTransform(function)
+# Section -> type -> transform. Some types are different transforms in both sections.
+TRANSFORMS: dict[str, Registry[type[Transform]]] = {
+    "preblocks": Registry("preblock", Transform),
+    "postblocks": Registry("postblock", Transform),
+}
+preblock = TRANSFORMS["preblocks"].register
+postblock = TRANSFORMS["postblocks"].register
 
 
 def variable_of(var_key: str) -> str:
@@ -406,6 +355,55 @@ def variable_of(var_key: str) -> str:
     'T'
     """
     return var_key.split("/")[-1]
+
+
+def source_of(var_key: str) -> str:
+    """Name of the source of a key: its first part.
+
+    >>> source_of("ERA5/prognostic/3d/T")
+    'ERA5'
+    """
+    return var_key.split("/")[0]
+
+
+def get_field(tree: FieldTree, part: str, key: str) -> Any:
+    """Returns a field of an entry, (batch, level, time, lat, lon).
+
+    Args:
+        tree: see `credit_jax.transforms.base`.
+        part: the entry, such as "y_processed".
+        key: key of the variable.
+
+    Raises:
+        ValueError: there is no such entry or variable.
+    """
+    if part not in tree:
+        raise ValueError(
+            f"the batch has no {part!r}, which {key} is read from; it has: "
+            f"{', '.join(sorted(tree))}. `reconstruct` makes y_processed"
+        )
+    fields = tree[part].get(source_of(key), {})
+    if key not in fields:
+        names = [
+            name for source_fields in tree[part].values() for name in source_fields
+        ]
+        raise ValueError(
+            f"{part} has no variable {key!r}; it has: {', '.join(sorted(names))}"
+        )
+    return fields[key]
+
+
+def with_fields(
+    tree: FieldTree, part: str, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a new tree with some fields of an entry replaced or added."""
+    sources = {
+        source: dict(source_fields)
+        for source, source_fields in tree.get(part, {}).items()
+    }
+    for key, field in fields.items():
+        sources.setdefault(source_of(key), {})[key] = field
+    return {**tree, part: sources}
 
 
 def map_fields(
@@ -429,7 +427,7 @@ def map_fields(
 
 
 def change_entry(
-    tree: FieldTree, change: Callable[[str, Any], Any], key: str, name: str
+    tree: FieldTree, change: Callable[[str, Any], Any], key: str
 ) -> dict[str, Any]:
     """Applies `map_fields` to one entry, which must exist.
 
@@ -437,7 +435,6 @@ def change_entry(
         tree: the tree; it is not modified.
         change: returns the new array for a variable's key and its array.
         key: the entry, argument `key` of a postblock.
-        name: type of the block, for the error.
 
     Raises:
         ValueError: the tree has no such entry of named fields.
@@ -445,7 +442,107 @@ def change_entry(
     if not isinstance(tree.get(key), Mapping):
         entries = [entry for entry in tree if isinstance(tree[entry], Mapping)]
         raise ValueError(
-            f"{name}: key {key!r} names no fields of variables; there are: "
+            f"key {key!r} names no fields of variables; there are: "
             f"{', '.join(entries) or 'none'}; a block of type reconstruct makes them"
         )
     return map_fields(tree, change, (key,))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The variables that the argument `variables` selects.
+
+    A list selects the keys that it names and those below them: "ERA5/prognostic" is
+    every prognostic variable of ERA5. An empty list, or null, selects all. A string
+    selects none, as in CREDIT, which iterates over its letters.
+
+    Attributes:
+        variables: the argument.
+
+    >>> Selection(("A/prognostic",))("A/prognostic/3d/T")
+    True
+    >>> Selection("A/prognostic/3d/T")("A/prognostic/3d/T")
+    False
+    """
+
+    variables: Variables
+
+    def __call__(self, key: str) -> bool:
+        """Whether the variable of a key is selected."""
+        if not self.variables:
+            return True
+        return any(_covers(variable, key) for variable in self.variables)
+
+    def applying(self, change: Callable[[Any], Any]) -> Callable[[str, Any], Any]:
+        """Returns a function of a key and its field that changes selected fields."""
+        return lambda key, field: change(field) if self(key) else field
+
+    def unmatched(self, keys: Iterable[str]) -> list[str]:
+        """Returns a line for each entry of `variables` that matches none of `keys`."""
+        keys = list(keys)
+        if not self.variables:
+            return []
+        if isinstance(self.variables, str):
+            return [
+                f"got the string {self.variables!r}, expected a list; CREDIT takes its "
+                "letters one by one and changes no variable, and so it is here. "
+                f"Trained weights may depend on that; if not, write [{self.variables}]"
+            ]
+        return [
+            f"{variable!r} is no variable here and changes "
+            f"nothing{hint(variable, keys)}"
+            for variable in self.variables
+            if not any(_covers(variable, key) for key in keys)
+        ]
+
+
+def _covers(entry: str, key: str) -> bool:
+    return key == entry or key.startswith(f"{entry}/")
+
+
+class InputBlock(Transform):
+    """Base class of preblocks that change some entries.
+
+    Attributes:
+        data_types: entries to change; missing ones are skipped.
+    """
+
+    data_types: tuple[DataType, ...] = ("input", "target")
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return self.data_types
+
+
+class OutputBlock(Transform):
+    """Base class of postblocks that change one entry, which must be there.
+
+    Attributes:
+        key: entry to change.
+    """
+
+    key: str = "y_processed"
+
+    def entries_in(self, tree: FieldTree) -> tuple[str, ...]:
+        return (self.key,)
+
+
+class OfVariables(Transform):
+    """Base class of transforms that change selected variables, each by itself.
+
+    Attributes:
+        variables: selected variables, see `Selection`.
+    """
+
+    reach: ClassVar = Reach.CHANNEL
+
+    variables: Variables
+
+    @property
+    def selection(self) -> Selection:
+        """The selected variables."""
+        return Selection(self.variables)
+
+    def changes(self, key: str) -> bool:
+        """Whether the variable is selected."""
+        return self.selection(key)

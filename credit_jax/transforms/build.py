@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Collection
 
-from credit_jax.config import ConfigError, not_available, parse
-from credit_jax.config.transforms import (
-    PostblocksConfig,
-    PreblocksConfig,
-    TransformConfig,
-)
+from credit_jax.config import ConfigError
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import (
-    PREBLOCKS,
-    Phase,
-    Where,
-    as_transform,
-)
-from credit_jax.transforms.levels import LevelInterpPreArgs, is_predicted
-from credit_jax.transforms.pipeline import Block, Pipeline
-from credit_jax.transforms.registry import TRANSFORMS, transform_types
+from credit_jax.transforms.base import PREBLOCKS, Phase, Where
+from credit_jax.transforms.levels import is_predicted
+from credit_jax.transforms.pipeline import Block, Pipeline, names_after
+from credit_jax.transforms.registry import TRANSFORMS
 
 
 def build_pipeline(
@@ -40,38 +29,61 @@ def build_pipeline(
             content.
         OSError: a file cannot be read.
     """
-    sections = [*_sections(preblocks, postblocks or PostblocksConfig())]
-    args, problems = {}, []
-    for phase, path, config in sections:
-        try:
-            args[path] = _parsed(phase, path, config)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    _check_concat([(p, c.type) for phase, p, c in sections if phase in PREBLOCKS])
-    blocks = tuple(_build(*each, args[each[1]]) for each in sections)
-    _check_places(blocks)
-    return Pipeline(blocks)
+    pipeline = parse_pipeline(preblocks, postblocks)
+    _check_concat(pipeline.preblocks)
+    for block in pipeline.blocks:
+        with errors_of(block.path):
+            block.transform.open()
+    for phase in Phase:
+        blocks = pipeline.of(phase)
+        host, traced = (
+            [block.path for block in blocks if block.transform.where is place]
+            for place in (Where.HOST, Where.TRACED)
+        )
+        if host and traced:
+            raise ValueError(
+                f"{phase.value} cannot run in one place: on the host only "
+                f"{', '.join(host)}; in the traced step only {', '.join(traced)}"
+            )
+    return pipeline
 
 
-def parse_preblocks(
+def parse_pipeline(
     preblocks: PreblocksConfig,
-) -> list[tuple[str, TransformConfig, Any, Callable[[], Block]]]:
-    """Validates the preblocks of a config, without reading their files.
+    postblocks: PostblocksConfig | None = None,
+    *,
+    types: Collection[str] | None = None,
+) -> Pipeline:
+    """Validates the transforms of a config, without reading their files.
 
-    Returns:
-        Path, section and validated arguments of each, in execution order, and a
-        function that builds it, see `build_pipeline`.
+    Args:
+        preblocks: the preblocks section.
+        postblocks: the postblocks section; None is an empty one.
+        types: types of the blocks to return; None is all.
 
     Raises:
-        ConfigError: a type or an argument is unknown or invalid.
+        ConfigError: types or arguments are unknown or invalid; all are listed.
     """
-    parsed = []
-    for phase, path, config in _sections(preblocks, PostblocksConfig()):
-        args = _parsed(phase, path, config)
-        parsed.append((path, config, args, partial(_build, phase, path, config, args)))
-    return parsed
+    blocks, problems = [], []
+    for phase in Phase:
+        section = preblocks if phase in PREBLOCKS else postblocks or PostblocksConfig()
+        for name, config in getattr(section, phase.value.split(".")[1]).items():
+            path = f"{phase.value}.{name}"
+            if types is not None and config.type not in types:
+                continue
+            try:
+                registry = TRANSFORMS[phase.section]
+                transform = registry.parse(config.type, config.args, path)
+                if phase not in transform.phases:
+                    expected = " or ".join(each.value for each in transform.phases)
+                    problem = f"{path}.type: {config.type} belongs into {expected}"
+                    raise ConfigError([problem])
+                blocks.append(Block(path, config.type, phase, transform))
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return Pipeline(tuple(blocks))
 
 
 def predicted_names(
@@ -79,7 +91,7 @@ def predicted_names(
 ) -> tuple[dict[str, str], frozenset[str]]:
     """The keys that predicted variables have in the model's output, if other ones.
 
-    It builds only the blocks of type rename.
+    It builds only the blocks of type rename and hybrid_level_interp.
 
     Args:
         preblocks: the preblocks section.
@@ -93,71 +105,26 @@ def predicted_names(
             invalid.
         ValueError, OSError: the file of a rename is invalid, or cannot be read.
     """
-    names: dict[str, str] = {}
+    blocks = parse_pipeline(preblocks, types=("rename", "hybrid_level_interp")).blocks
     moved: set[str] = set()
-    for phase, path, config in _sections(preblocks, PostblocksConfig()):
-        if config.type == "hybrid_level_interp":
-            args = _parsed(phase, path, config)
-            assert isinstance(args, LevelInterpPreArgs)
-            origins = {new: old for old, new in names.items()}
-            moved |= {origins.get(k, k) for k in filter(is_predicted, args.variables)}
-        if config.type == "rename":
-            args = _parsed(phase, path, config)
-            rename = _build(phase, path, config, args).transform
-            names = rename.predicted_names(names)
-    return names, frozenset(moved)
+    for index, block in enumerate(blocks):
+        if block.type == "rename":
+            with errors_of(block.path):
+                block.transform.open()
+            continue
+        origins = {new: old for old, new in names_after(blocks[:index]).items()}
+        keys = filter(is_predicted, block.argument("variables"))
+        moved |= {origins.get(key, key) for key in keys}
+    return names_after(blocks), frozenset(moved)
 
 
-def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Block:
-    entry = TRANSFORMS[phase.section][config.type]
-    with errors_of(path):
-        transform = as_transform(entry.build(args))
-    return Block(path, config.type, phase, entry, args, transform)
-
-
-def _sections(
-    preblocks: PreblocksConfig, postblocks: PostblocksConfig
-) -> Iterator[tuple[Phase, str, TransformConfig]]:
-    """Phase, path and config of every transform, in execution order."""
-    for phase in Phase:
-        section = preblocks if phase in PREBLOCKS else postblocks
-        for name, config in getattr(section, phase.value.split(".")[1]).items():
-            yield phase, f"{phase.value}.{name}", config
-
-
-def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
-    """Validates the arguments of one transform."""
-    known = transform_types(phase.section)
-    if config.type not in known:
-        error = not_available(f"{phase.section[:-1]} type", config.type, known)
-        raise ConfigError([f"{path}.type: {error}"])
-    entry = TRANSFORMS[phase.section][config.type]
-    if phase not in entry.phases:
-        expected = " or ".join(allowed.value for allowed in entry.phases)
-        raise ConfigError([f"{path}.type: {config.type} belongs into {expected}"])
-    return parse(entry.args, config.args, f"{path}.args")
-
-
-def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
-    """Checks that the preblocks, (path, type), end with one concat (and to_device)."""
-    types = [name for _, name in preblocks]
+def _check_concat(preblocks: tuple[Block, ...]) -> None:
+    """Checks that the preblocks end with one concat (and to_device)."""
+    types = [block.type for block in preblocks]
     after = types[types.index("concat") + 1 :] if "concat" in types else types
     if types.count("concat") != 1 or set(after) - {"to_device"}:
-        paths = ", ".join(path for path, _ in preblocks)
+        paths = ", ".join(block.path for block in preblocks)
         raise ValueError(
             "preblocks must end with one block of type concat, which makes x and y "
             f"(only to_device may follow); got: {paths or 'no blocks'}"
         )
-
-
-def _check_places(blocks: Sequence[Block]) -> None:
-    """Checks that each phase can run on the host, or traced."""
-    for phase in Phase:
-        of_phase = [block for block in blocks if block.phase is phase]
-        only = {w: [b.path for b in of_phase if b.entry.where is w] for w in Where}
-        if only[Where.HOST] and only[Where.TRACED]:
-            raise ValueError(
-                f"{phase.value} cannot run in one place: on the host only "
-                f"{', '.join(only[Where.HOST])}; in the traced step only "
-                f"{', '.join(only[Where.TRACED])}"
-            )

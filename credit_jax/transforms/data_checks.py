@@ -7,9 +7,15 @@ from typing import Any
 
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.units import EXPECTED, differ
-from credit_jax.transforms.base import PREBLOCKS, Phase, TreeSchema, variable_of
+from credit_jax.transforms.base import (
+    PREBLOCKS,
+    LevelFile,
+    OfVariables,
+    Phase,
+    TreeSchema,
+    variable_of,
+)
 from credit_jax.transforms.forecast_pipelines import missing_inverses
-from credit_jax.transforms.level_files import matched_by_count
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline
 from credit_jax.transforms.registry import TRANSFORMS
@@ -89,10 +95,11 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     """
     notes = []
     for each, before in pipeline.with_schemas(schema):
-        parts = before if each.phase in PREBLOCKS else {"": before["target"]}
-        keys = {group.var_key: 0 for groups in parts.values() for group in groups}
-        lines = each.transform.unmatched([*keys])
-        notes += [f"{each.path}.args.variables: {line}" for line in lines]
+        if isinstance(each.transform, OfVariables):
+            parts = before if each.phase in PREBLOCKS else {"": before["target"]}
+            keys = {group.var_key: 0 for groups in parts.values() for group in groups}
+            lines = each.transform.selection.unmatched(keys)
+            notes += [f"{each.path}.args.variables: {line}" for line in lines]
     return notes + _not_normalized(pipeline, schema)
 
 
@@ -107,7 +114,7 @@ def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     for each, before in pipeline.with_schemas(schema):
         if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
             names = (variable_of(group.var_key) for group in before["target"])
-            unscaled = [name for name in names if name not in each.transform.mean]
+            unscaled = [name for name in names if not each.transform.changes(name)]
             missing = dict.fromkeys(n for n in unscaled if not paths or n in missing)
             paths.append(f"{each.path}: {each.transform.paths}")
     if not missing:
@@ -132,7 +139,7 @@ def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
         f"{each.path}: {text}"
         for each, before in pipeline.with_schemas(schema)
         for file in each.transform.level_files
-        if (text := matched_by_count(file, before))
+        if (text := _matched_by_count(file, before))
     ]
     if not notes:
         return []
@@ -140,6 +147,13 @@ def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
         f"{'; '.join(notes)}: without values of levels, taken in the order of the "
         "levels of the data, whose number alone is compared"
     ]
+
+
+def _matched_by_count(file: LevelFile, schema: TreeSchema) -> str:
+    """The variables whose levels only their number matches with a file; "" if none."""
+    groups = file.groups(schema)
+    names = [variable_of(group.var_key) for group, numbered in groups if not numbered]
+    return f"{file.origin} ({', '.join(dict.fromkeys(names))})" if names else ""
 
 
 def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
@@ -167,9 +181,9 @@ def notes_on_initial(pipeline: Pipeline) -> list[str]:
     changed = [
         f"{block.path} (type {block.type})"
         for block in pipeline.of(Phase.INITIAL)
-        if block.entry.undone_by is not None
+        if block.transform.undone_by is not None
     ]
-    restoring = {entry.undone_by for entry in TRANSFORMS["preblocks"].values()}
+    restoring = {each.undone_by for each in TRANSFORMS["preblocks"].values()}
     undone = pipeline.of(Phase.AFTER_STEP)
     if not changed or any(block.type in restoring for block in undone):
         return []
@@ -182,11 +196,11 @@ def notes_on_initial(pipeline: Pipeline) -> list[str]:
 
 def _units_of(each: Block, known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Key, expected unit and origin of that unit, for variables with known units."""
-    for key in known:
-        expected = each.transform.unit_of(key)
-        if expected is not None:
-            unit, file = expected
-            yield key, unit, f" has a mean ({file}) in"
+    if isinstance(each.transform, Normalizer):
+        for key in known:
+            unit = each.transform.unit_of(key)
+            if unit is not None:
+                yield key, unit, f" has a mean ({each.transform.paths}) in"
     for name, unit in EXPECTED.items():
         key = each.argument(name)
         if isinstance(key, str) and key in known:

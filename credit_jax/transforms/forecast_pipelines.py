@@ -12,33 +12,39 @@ A config says how a sample of training passes through its blocks. A forecast dif
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import GridCoordinates
 from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.transforms.base import (
+    OUTPUT,
+    TRANSFORMS,
     FieldTree,
     LevelFile,
     Phase,
+    Reach,
+    StepContext,
     Transform,
     TreeSchema,
+    Where,
 )
-from credit_jax.transforms.named import OUTPUT
-from credit_jax.transforms.pipeline import Block, Pipeline
-from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
-from credit_jax.transforms.registry import TRANSFORMS
+from credit_jax.transforms.channels import Reconstruct
+from credit_jax.transforms.levels import LevelInterpPreblock, is_predicted
+from credit_jax.transforms.pipeline import Block, Pipeline, origins_of
 
 
 def with_gradients(pipeline: Pipeline) -> Pipeline:
     """Returns a copy in which `reconstruct` does not stop gradients."""
+    attached = {"detach": False}
     return Pipeline(
         tuple(
-            replace(block, transform=block.transform.attached())
+            replace(block, transform=block.transform.model_copy(update=attached))
+            if isinstance(block.transform, Reconstruct)
+            else block
             for block in pipeline.blocks
         )
     )
@@ -52,9 +58,8 @@ def with_reconstruct(pipeline: Pipeline) -> Pipeline:
     phase, kind = Phase.AFTER_STEP, "reconstruct"
     if any(_splits(block, "y_pred") for block in pipeline.of(phase)):
         return pipeline
-    args, entry = ReconstructArgs(), TRANSFORMS[phase.section][kind]
     path = f"{phase.value}.reconstruct_predictions"
-    first = Block(path, kind, phase, entry, args, Reconstruct(args))
+    first = Block(path, kind, phase, Reconstruct())
     preblocks = pipeline.preblocks
     return Pipeline((*preblocks, first, *pipeline.blocks[len(preblocks) :]))
 
@@ -88,17 +93,14 @@ def for_forecast(pipeline: Pipeline) -> Pipeline:
     index = 1 + _index_of_output(blocks)
     # Nothing is undone of a prediction that is not split.
     steps = pipeline.of(Phase.BEFORE_STEP) if index else ()
-    origins: dict[str, str] = {}
-    for block in reversed(steps):
-        origins = block.transform.origins(origins)
-        if block.entry.undone_by is None:
+    for position, block in [*enumerate(steps)][::-1]:
+        if block.transform.undone_by is None:
             continue
-        undone = [b for b in blocks if _undoes(b, {block.entry.undone_by})]
+        undone = [b for b in blocks if _undoes(b, {block.transform.undone_by})]
         inverse = Inverse(
-            block.transform,
-            dict(origins),
-            tuple(each.transform for each in undone),
-            "target" in (block.argument("data_types") or ("target",)),
+            transform=block.transform,
+            names_before=origins_of(steps[position:]),
+            undone=tuple(each.transform for each in undone),
         )
         new = replace(block, phase=Phase.AFTER_STEP, transform=inverse)
         blocks.insert(index, new)
@@ -106,7 +108,6 @@ def for_forecast(pipeline: Pipeline) -> Pipeline:
     return Pipeline(tuple(blocks))
 
 
-@dataclass(frozen=True)
 class Inverse(Transform):
     """Undoes a preblock for the predicted variables that no postblock restores.
 
@@ -115,13 +116,21 @@ class Inverse(Transform):
         names_before: key of a predicted variable -> its key before the preblock, if
             another.
         undone: postblocks that undo it for the variables that they select.
-        of_target: whether the preblock changes predicted variables.
     """
 
     transform: Transform
     names_before: Mapping[str, str]
     undone: tuple[Transform, ...] = ()
-    of_target: bool = True
+
+    @property
+    def where(self) -> Where:  # type: ignore[override]
+        """Where the preblock runs."""
+        return self.transform.where
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        """That of the preblock."""
+        return self.transform.reach
 
     def names(self, keys: Iterable[str]) -> dict[str, str]:
         """Those of some predicted variables that it restores, with their origins."""
@@ -129,14 +138,12 @@ class Inverse(Transform):
         return {
             key: name
             for key, name in names.items()
-            if self.of_target
+            if "target" in self.transform.entries
             and self.transform.changes(name)
             and not any(post.changes(key) for post in self.undone)
         }
 
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Restores the fields of "y_processed"."""
         fields = by_key(tree[OUTPUT])
         names = self.names(fields)
@@ -152,7 +159,7 @@ class Inverse(Transform):
         """Those of the preblock."""
         return self.transform.level_files
 
-    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Transform:
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Inverse:
         """Returns the block with the files of the preblock in the order of the data."""
         names = self.names_before
         before = {
@@ -164,7 +171,7 @@ class Inverse(Transform):
         }
         transform = self.transform.at(before, grid)
         same = transform is self.transform
-        return self if same else replace(self, transform=transform)
+        return self if same else self.model_copy(update={"transform": transform})
 
 
 def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
@@ -184,17 +191,18 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     before = [
         block
         for block in pipeline.of(Phase.BEFORE_STEP)
-        if block.entry.undone_by is not None or block.transform.renames
+        if block.transform.undone_by is not None or block.transform.renames
     ]
-    known = (entry.undone_by for entry in TRANSFORMS["preblocks"].values())
-    types = {*known, *(block.entry.undone_by for block in before)} - {None}
+    every = (*TRANSFORMS["preblocks"].values(), *(block.transform for block in before))
+    types = {each.undone_by for each in every} - {None}
     after = [
         block
         for block in pipeline.of(Phase.AFTER_STEP)
         if _undoes(block, types) or isinstance(block.transform, Inverse)
     ]
     blocks = (*before, *after)
-    by_channel = all(block.transform.by_channel for block in blocks)
+    reaches = {block.transform.reach for block in blocks}
+    by_channel = reaches <= {Reach.CHANNEL, Reach.COLUMN}
     if _index_of_output(pipeline.blocks) < 0 or not by_channel:
         return
 
@@ -280,24 +288,41 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
     """
     steps = pipeline.of(Phase.BEFORE_STEP)
     for index, block in enumerate(steps):
-        if block.moves_fields:
+        if block.transform.moves:
             with errors_of(block.path):
-                variables = block.transform.variables_read()
+                _check_moves(block.transform)
             for before in steps[:index]:
-                _check_exchange(before, block, variables)
+                _check_exchange(before, block)
     return Pipeline(
         tuple(
             block
             for block in pipeline.blocks
-            if block.phase is not Phase.BEFORE_STEP or not block.moves_fields
+            if block.phase is not Phase.BEFORE_STEP or not block.transform.moves
         )
     )
 
 
-def _check_exchange(before: Block, block: Block, variables: Sequence[str]) -> None:
-    """Checks that a block does not change some variables, except for their names."""
-    altered = [key for key in variables if before.transform.changes(key)]
-    if altered and not before.moves_fields:
+def _check_moves(interpolation: Transform) -> None:
+    """Checks that no variables are interpolated that are read anew in every step.
+
+    For these it needs the pressure that is predicted there.
+    """
+    if not isinstance(interpolation, LevelInterpPreblock):
+        return
+    predicted = [*filter(is_predicted, interpolation.variables)]
+    others = [key for key in interpolation.variables if key not in predicted]
+    if others:
+        raise ValueError(
+            f"it interpolates {predicted[0]}, which a model predicts on the new "
+            f"levels, and {others[0]}, which it does not predict; in a forecast of "
+            "several steps they need blocks of their own"
+        )
+
+
+def _check_exchange(before: Block, block: Block) -> None:
+    """Checks that a block does not change what another moves, except for names."""
+    altered = [key for key in block.transform.moves if before.transform.changes(key)]
+    if altered and not before.transform.moves:
         raise ValueError(
             f"{block.path} takes {altered[0]} after {before.path} (type "
             f"{before.type}) has changed it; in a forecast of several steps the block "
@@ -311,14 +336,13 @@ def for_forcing(pipeline: Pipeline) -> Pipeline:
     It has the preblocks that later steps apply to it. Where one may combine forcing
     with other fields, it normalizes nothing.
     """
-    steps = [b for b in pipeline.of(Phase.BEFORE_STEP) if not b.moves_fields]
-    alone = all(block.transform.by_field for block in steps)
+    steps = [b for b in pipeline.of(Phase.BEFORE_STEP) if not b.transform.moves]
+    alone = all(block.by_field for block in steps)
 
     def applies(block: Block) -> bool:
-        if block.moves_fields or block.transform.renames:
+        if block.transform.moves or block.transform.renames:
             return True
-        by_itself = block.transform.by_field
-        applies_alone = by_itself and (alone or block.transform.keeps_units)
-        return block.phase is Phase.BEFORE_STEP and applies_alone
+        applies_alone = alone or block.transform.keeps_units
+        return block.phase is Phase.BEFORE_STEP and block.by_field and applies_alone
 
     return Pipeline(tuple(filter(applies, pipeline.preblocks)))

@@ -7,46 +7,61 @@ to configs with this block.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Shaped
+from pydantic import PrivateAttr
 
-from credit_jax.config import StrictModel
+from credit_jax.config.components import FilePath
 from credit_jax.io.anemoi import is_anemoi, open_anemoi_store
+from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import opened
-from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.axes import level_values
 from credit_jax.named_fields.coordinates import (
+    CoordinateValues,
     GridCoordinates,
     LevelValues,
     as_values,
+    attributes_of,
     counts,
     places_of,
     take_places,
 )
+from credit_jax.named_fields.tree import by_key
 from credit_jax.named_fields.units import text_of
 from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
+    OutputBlock,
+    Reach,
+    StepContext,
     Transform,
     TreeSchema,
     change_entry,
     map_fields,
+    postblock,
+    preblock,
     variable_of,
 )
 from credit_jax.transforms.pointwise import standardize
+from credit_jax.transforms.statistics import (
+    Collected,
+    Fitted,
+    MeanAndVariance,
+    VariableFacts,
+)
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
 
-class NormalizerArgs(StrictModel):
-    """`(x - mean) / std` by variable and level.
+class _Moments(Transform):
+    """Mean and std of each variable and level, of files.
 
     Attributes:
         mean_path: NetCDF file with the mean of each variable: (level,) for 3-D
@@ -55,98 +70,130 @@ class NormalizerArgs(StrictModel):
         levels: levels to take from these files, counted from 1; null takes all.
     """
 
-    mean_path: str
-    std_path: str
+    reach: ClassVar = Reach.CHANNEL
+
+    mean_path: FilePath
+    std_path: FilePath
     levels: tuple[int, ...] | None = None
 
-
-class DenormalizerArgs(NormalizerArgs):
-    """`x * std + mean` by variable and level; CREDIT has no such postblock.
-
-    Attributes:
-        key: entry to change.
-    """
-
-    key: str = "y_processed"
-
-
-@dataclasses.dataclass(frozen=True)
-class Normalizer(Transform):
-    """Computes (x - mean) / max(std, 1e-12) for the variables that both files have.
-
-    Other variables are not changed, as in CREDIT.
-
-    Attributes:
-        mean: variable -> () or (level,) float32 mean, in the variable's unit.
-        std: variable -> () or (level,) float32 standard deviation.
-        paths: paths of the files, for errors.
-        units: variable -> unit in the file of means.
-        levels: variable -> values of its levels in each file, with the file's path; a
-            variable without such values is matched by position.
-        places: key -> positions of its levels in the files, where they are not those of
-            the data, see `at`.
-    """
-
-    mean: Mapping[str, np.ndarray]
-    std: Mapping[str, np.ndarray]
-    paths: str
-    units: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    levels: Mapping[str, Sequence[tuple[str, LevelValues]]] = dataclasses.field(
+    # Variable -> () or (level,) float32, in its unit, for variables of both files.
+    _mean: Mapping[str, np.ndarray] = PrivateAttr()
+    _std: Mapping[str, np.ndarray] = PrivateAttr()
+    # Variable -> unit in the file of means.
+    _units: Mapping[str, str] = PrivateAttr()
+    # Variable -> values of its levels in each file, with the file's path; a variable
+    # without such values is matched by position.
+    _level_values: Mapping[str, Sequence[tuple[str, LevelValues]]] = PrivateAttr()
+    # Key -> positions of its levels in the files, where they are not those of the data.
+    _places: Mapping[str, Sequence[np.ndarray | None]] = PrivateAttr(
         default_factory=dict
     )
-    places: Mapping[str, Sequence[np.ndarray | None]] = dataclasses.field(
-        default_factory=dict
-    )
-    by_field: ClassVar = True
-    is_scaling: ClassVar = True
+
+    def open(self) -> None:
+        """Reads both files.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a value is not finite, a std is negative, or a level is missing.
+        """
+        mean, self._units, of_mean = _read(self.mean_path, "mean_path")
+        std, _, of_std = _read(self.std_path, "std_path")
+        shared = [name for name in mean if name in std]
+        means, stds = (self.mean_path, mean), (self.std_path, std)
+        self._mean, self._std = (
+            {name: self._chosen(values[name], name, path) for name in shared}
+            for path, values in (means, stds)
+        )
+        self._level_values = {
+            name: [
+                (self.mean_path, self._chosen(of_mean[name], name, self.mean_path)),
+                (self.std_path, self._chosen(of_std[name], name, self.std_path)),
+            ]
+            for name in shared
+            if name in of_mean and name in of_std
+        }
+        negative = [name for name in shared if (self._std[name] < 0).any()]
+        if negative:
+            raise ValueError(f"{self.std_path}: negative std of {', '.join(negative)}")
+
+    def _chosen(self, values: Any, name: str, path: str) -> Any:
+        """Those of `levels`."""
+        if self.levels is None or np.ndim(values) != 1 or np.size(values) == 1:
+            return values
+        count = len(values)
+        outside = [level for level in self.levels if not 1 <= level <= count]
+        if outside:
+            raise ValueError(
+                f"{path}: {name} has levels 1 to {count}, but `levels` asks for "
+                f"{outside}"
+            )
+        return values.take([level - 1 for level in self.levels])
+
+    @property
+    def paths(self) -> str:
+        """Both files, for messages."""
+        return f"{self.mean_path} and {self.std_path}"
+
+    def unit_of(self, key: str) -> str | None:
+        """Unit of the mean of a variable, if it is known."""
+        return self._units.get(variable_of(key))
+
+    def changes(self, key: str) -> bool:
+        """Whether both files have the variable."""
+        return variable_of(key) in self._mean
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
         """See `Transform`; those without values of levels."""
-        bare = {name for name in self.mean if name not in self.levels}
+        bare = {name for name in self._mean if name not in self._level_values}
         files = [LevelFile(self.paths, lambda key: variable_of(key) in bare)]
-        for name, both in self.levels.items():
-            for path, values in both:
-                if counts(values):
-                    files.append(
-                        LevelFile(
-                            path,
-                            lambda key, name=name: variable_of(key) == name,
-                            as_values(values),
-                        )
-                    )
+        for name, both in self._level_values.items():
+            selects = lambda key, name=name: variable_of(key) == name  # noqa: E731
+            numbered = ((path, as_values(x)) for path, x in both if counts(x))
+            files += [LevelFile(path, selects, values) for path, values in numbered]
         return tuple(files)
 
-    def changes(self, key: str) -> bool:
-        """Whether both files have the variable."""
-        return variable_of(key) in self.mean
-
-    def unit_of(self, key: str) -> tuple[str, str] | None:
-        """Unit of the mean of a variable, and the files."""
-        unit = self.units.get(variable_of(key))
-        return None if unit is None else (unit, self.paths)
-
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Normalizes all fields of the input and the target.
+    def check(self, schema: TreeSchema) -> None:
+        """Checks that the statistics fit the levels of the variables.
 
         Raises:
-            ValueError: the files have another number of levels.
+            ValueError: the files have other levels.
         """
-        return map_fields(tree, self.normalize, ("input", "target"))
+        located = self.at(schema)
+        for groups in schema.values():
+            for group in groups:
+                located.statistics(group.var_key, group.n_levels)
 
-    def inverse(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Converts all fields of the input and the target to physical units."""
-        return map_fields(tree, self.denormalize, ("input", "target"))
+    def at(self, schema: TreeSchema, grid: GridCoordinates | None = None) -> _Moments:
+        """Returns the block with the statistics of the levels of the data.
+
+        Args:
+            schema: the variables, with their levels.
+            grid: not used; statistics have none.
+
+        Raises:
+            ValueError: a file has other levels; names both.
+        """
+        moved: dict[str, Sequence[np.ndarray | None]] = {}
+        for group in (group for groups in schema.values() for group in groups):
+            values = self._level_values.get(variable_of(group.var_key), ())
+            if group.levels is not None:
+                name = f"the data ({group.var_key})"
+                places = [
+                    places_of(group.levels, levels, "level", path, name, some=True)
+                    for path, levels in values
+                ]
+                if any(indices is not None for indices in places):
+                    moved[group.var_key] = places
+        if not moved and not self._places:
+            return self
+        return self.with_values(_places=moved)
 
     def normalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
     ) -> Shaped[Any, "batch level time lat lon"]:
         """Normalizes a field: (x - mean) / std."""
-        if variable_of(key) not in self.mean:
+        if not self.changes(key):
             return array
         mean, std = self.statistics(key, array.shape[1])
         return standardize(array, _by_level(mean), _by_level(std))
@@ -155,7 +202,7 @@ class Normalizer(Transform):
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
     ) -> Shaped[Any, "batch level time lat lon"]:
         """Converts a normalized field to physical units: x std + mean."""
-        if variable_of(key) not in self.mean:
+        if not self.changes(key):
             return array
         mean, std = self.statistics(key, array.shape[1])
         return array * _by_level(std) + _by_level(mean)
@@ -169,11 +216,11 @@ class Normalizer(Transform):
             ValueError: the files have another number of levels.
         """
         name = variable_of(key)
-        if name not in self.mean:
+        if name not in self._mean:
             return np.zeros(num_levels, np.float32), np.ones(num_levels, np.float32)
-        of_mean, of_std = self.places.get(key, (None, None))
-        mean = take_places(self.mean[name], of_mean, 0)
-        std = np.maximum(take_places(self.std[name], of_std, 0), SMALLEST_STD)
+        of_mean, of_std = self._places.get(key, (None, None))
+        mean = take_places(self._mean[name], of_mean, 0)
+        std = np.maximum(take_places(self._std[name], of_std, 0), SMALLEST_STD)
         std = std.astype(np.float32)
         for values in (mean, std):
             if values.ndim > 1 or values.size not in (1, num_levels):
@@ -184,129 +231,117 @@ class Normalizer(Transform):
                 )
         return tuple(np.broadcast_to(v.reshape(-1), (num_levels,)) for v in (mean, std))  # type: ignore[return-value]
 
-    def check(self, schema: TreeSchema) -> None:
-        """Checks that the statistics fit the levels of the variables.
 
-        Raises:
-            ValueError: the files have other levels.
-        """
-        located = self.at(schema)
-        for groups in schema.values():
-            for group in groups:
-                located.statistics(group.var_key, group.n_levels)
+@preblock("era5_normalizer")
+class Normalizer(_Moments, Fitted):
+    """`(x - mean) / std` by variable and level.
 
-    def at(self, schema: TreeSchema, grid: GridCoordinates | None = None) -> Normalizer:
-        """Returns the block with the statistics of the levels of the data.
-
-        Args:
-            schema: the variables, with their levels.
-            grid: not used; statistics have none.
-
-        Raises:
-            ValueError: a file has other levels; names both.
-        """
-        places: dict[str, Sequence[np.ndarray | None]] = {}
-        for group in (group for groups in schema.values() for group in groups):
-            known = self.levels.get(variable_of(group.var_key), ())
-            if known and group.levels is not None:
-                where = f"the data ({group.var_key})"
-                places[group.var_key] = [
-                    places_of(group.levels, levels, "level", path, where, some=True)
-                    for path, levels in known
-                ]
-        moved = {
-            k: pair for k, pair in places.items() if any(p is not None for p in pair)
-        }
-        if _listed(moved) == _listed(self.places):
-            return self
-        return dataclasses.replace(self, places=moved)
-
-
-@dataclasses.dataclass(frozen=True)
-class Denormalizer(Transform):
-    """Computes y std + mean for the variables that both files have.
-
-    Attributes:
-        normalizer: the preblock.
-        key: entry to change.
+    The divisor is at least 1e-12. Variables that not both files have are not changed,
+    as in CREDIT.
     """
 
-    normalizer: Normalizer
-    key: str = "y_processed"
+    is_scaling: ClassVar = True
+    undone_by: ClassVar = "era5_normalizer"
 
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """Converts the fields of the entry `key` to physical units."""
-        change = self.normalizer.denormalize
-        return change_entry(tree, change, self.key, "era5_normalizer")
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Normalizes all fields of the input and the target.
 
-    def changes(self, key: str) -> bool:
-        """Whether both files have the variable."""
-        return self.normalizer.changes(key)
+        Raises:
+            ValueError: the files have another number of levels.
+        """
+        return map_fields(tree, self.normalize, ("input", "target"))
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Converts all fields of the input and the target to physical units."""
+        return map_fields(tree, self.denormalize, ("input", "target"))
 
     @property
-    def level_files(self) -> tuple[LevelFile, ...]:
-        """See `Transform`."""
-        return self.normalizer.level_files
+    def fitted_files(self) -> tuple[Path, ...]:
+        paths = self.mean_path, self.std_path
+        return tuple(Path(os.path.expandvars(path)) for path in paths)
 
-    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Denormalizer:
-        """Returns the block with the statistics of the levels of the data."""
-        normalizer = self.normalizer.at(schema, grid)
-        if normalizer is self.normalizer:
-            return self
-        return dataclasses.replace(self, normalizer=normalizer)
-
-
-def _listed(places: Mapping[str, Sequence[np.ndarray | None]]) -> dict[str, Any]:
-    """Positions as lists, which can be compared."""
-    return {
-        key: [None if indices is None else indices.tolist() for indices in both]
-        for key, both in places.items()
-    }
-
-
-def build_normalizer(args: NormalizerArgs) -> Normalizer:
-    """Builds the block; reads both files.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a value is not finite, a std is negative, or a level is missing.
-    """
-    mean, units, of_mean = _read(args.mean_path, "mean_path")
-    std, _, of_std = _read(args.std_path, "std_path")
-    shared = [name for name in mean if name in std]
-    levels = {
-        name: [
-            (
-                path,
-                dataset[name]
-                if args.levels is None
-                else _levels(dataset[name], args.levels, name, path),
+    def collect(self, tree: FieldTree) -> Collected:
+        """Statistics of the input, and of the target's variables that it lacks."""
+        fields: dict[str, tuple[str, Any]] = {}
+        if "input" not in tree:
+            raise ValueError(
+                "there are no variables left to fit to; put this block before that of "
+                "type concat"
             )
-            for dataset, path in ((of_mean, args.mean_path), (of_std, args.std_path))
-        ]
-        for name in shared
-        if name in of_mean and name in of_std
-    }
-    chosen = {}
-    for label, values, path in (
-        ("mean", mean, args.mean_path),
-        ("std", std, args.std_path),
-    ):
-        chosen[label] = {
-            name: _levels(values[name], args.levels, name, path) for name in shared
-        }
-    negative = [name for name in shared if (chosen["std"][name] < 0).any()]
-    if negative:
-        raise ValueError(f"{args.std_path}: negative std of {', '.join(negative)}")
-    paths = f"{args.mean_path} and {args.std_path}"
-    return Normalizer(chosen["mean"], chosen["std"], paths, units, levels)
+        for part in ("input", "target"):
+            for key, x in by_key(tree[part]).items():
+                known, _ = fields.setdefault(variable_of(key), (key, x))
+                if known != key:
+                    raise ValueError(
+                        f"{known} and {key} have one name in {self.mean_path}; rename "
+                        "one of them before this block"
+                    )
+        return {name: MeanAndVariance.of(x, 1) for name, (_, x) in fields.items()}
+
+    def write(
+        self, collected: Collected, paths: Sequence[Path], facts: VariableFacts
+    ) -> None:
+        """Writes two NetCDF files; a deviation of 0 is written as 1."""
+        for which, path in zip(("mean", "std"), paths, strict=True):
+            arrays = {
+                name: self._written(name, which, statistics)
+                for name, statistics in collected.items()
+            }
+            attrs = {name: {"units": unit} for name, unit in facts.units.items()}
+            dims = _dims(arrays, facts.levels)
+            variables = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
+            coordinates = {
+                dims[name][0]: (dims[name][0], np.array(levels), attributes_of(levels))
+                for name, levels in facts.levels.items()
+                if dims.get(name) and arrays[name].size == len(levels)
+            }
+            write_netcdf(xr.Dataset(variables, coordinates), path)
+
+    def _written(self, name: str, which: str, moments: MeanAndVariance) -> np.ndarray:
+        """Means or deviations of a variable, at their indices in `levels`."""
+        values = moments.mean
+        if which == "std":
+            values = np.sqrt(moments.variance)
+            values = np.where(values > 0, values, 1.0)
+        if values.size == 1:
+            return values.reshape(())
+        if self.levels is None:
+            return values
+        if len(self.levels) != values.size:
+            raise ValueError(
+                f"args.levels: names {len(self.levels)} levels, but {name} has "
+                f"{values.size} in the data"
+            )
+        every = np.full(max(self.levels), 0.0 if which == "mean" else 1.0)
+        every[[level - 1 for level in self.levels]] = values
+        return every
 
 
-def build_denormalizer(args: DenormalizerArgs) -> Denormalizer:
-    """Builds the block; reads both files. See `build_normalizer` for the errors."""
-    return Denormalizer(build_normalizer(args), args.key)
+@postblock("era5_normalizer")
+class Denormalizer(OutputBlock, _Moments):
+    """`x * std + mean` by variable and level; CREDIT has no such postblock."""
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Converts the fields of the entry `key` to physical units."""
+        return change_entry(tree, self.denormalize, self.key)
+
+
+def _dims(
+    arrays: Mapping[str, np.ndarray], level_values: Mapping[str, CoordinateValues]
+) -> dict[str, tuple[str, ...]]:
+    """Dims of variables, by the values of their levels, or else by their number."""
+    known: dict[tuple[int, CoordinateValues | None], str] = {}
+    dims = {}
+    for name, array in arrays.items():
+        values = level_values.get(name)
+        if not array.ndim or (values and len(values) != array.size):
+            values = None  # positions of some levels, of which others are empty
+        dim = f"level_{array.size}"
+        if dim in known.values() and (array.size, values) not in known:
+            dim = f"{dim}_{len(known)}"
+        dim = known.setdefault((array.size, values), dim)
+        dims[name] = (dim,) if array.ndim else ()
+    return dims
 
 
 def _opened(path: str, key: str) -> AbstractContextManager[xr.Dataset]:
@@ -326,7 +361,7 @@ def _read(
         entries = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
         hint = f"{folder!r} holds: {', '.join(entries[:8])}" if entries else ""
         raise FileNotFoundError(
-            f"era5_normalizer {key}: no file {path!r}; "
+            f"{key}: no file {path!r}; "
             + (hint or f"the folder {folder!r} is empty or does not exist")
         )
     with _opened(path, key) as dataset:
@@ -350,22 +385,10 @@ def _read(
         if not np.isfinite(array).all():
             bad = int((~np.isfinite(array)).sum())
             raise ValueError(
-                f"era5_normalizer {key}: {path} has {bad} of {array.size} values that "
+                f"{key}: {path} has {bad} of {array.size} values that "
                 f"are not finite in {name!r}; recompute it"
             )
     return values, units, levels
-
-
-def _levels(values: Any, levels: Sequence[int] | None, name: str, path: str) -> Any:
-    if levels is None or np.ndim(values) != 1 or np.size(values) == 1:
-        return values
-    count = len(values)
-    outside = [level for level in levels if not 1 <= level <= count]
-    if outside:
-        raise ValueError(
-            f"{path}: {name} has levels 1 to {count}, but `levels` asks for {outside}"
-        )
-    return values.take([level - 1 for level in levels])
 
 
 def _by_level(

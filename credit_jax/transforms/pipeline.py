@@ -20,14 +20,17 @@ Schemas follow the same way: variables of the data become those of x and y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from credit_jax.config import StrictModel
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import NamedFields, by_key, by_source
 from credit_jax.transforms.base import (
@@ -35,14 +38,17 @@ from credit_jax.transforms.base import (
     Descriptions,
     FieldTree,
     Grid,
+    Group,
     OutputLevels,
     Phase,
+    Reach,
+    StepContext,
     Transform,
-    TransformEntry,
+    TransformFunction,
     TreeSchema,
     Where,
+    get_field,
 )
-from credit_jax.transforms.level_files import check_numbers
 
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
@@ -56,41 +62,29 @@ class Block:
         path: dotted path of its section, such as "preblocks.per_step.scaler".
         type: name in the registry.
         phase: phase in which it runs.
-        entry: entry of the registry, which says where it can run and what it needs.
-        args: its validated arguments.
-        transform: the function.
+        transform: the function, with its arguments.
     """
 
     path: str
     type: str
     phase: Phase
-    entry: TransformEntry
-    args: StrictModel
     transform: Transform
 
     @property
-    def moves_fields(self) -> bool:
-        """Whether it is a preblock that brings fields to the model's grid or levels."""
-        return self.phase in PREBLOCKS and self.transform.moves_fields
+    def by_field(self) -> bool:
+        """Whether it changes each field by itself, whatever others there are."""
+        return self.transform.reach in (Reach.CHANNEL, Reach.POINT)
 
     @property
     def is_local(self) -> bool:
         """Whether a preblock changes each field by itself, also on a shard of it."""
-        transform = self.transform
-        return (
-            Where.TRACED in self.entry.where
-            and transform.by_field
-            and not (transform.moves_fields or transform.needs_host)
-        )
+        is_traced = Where.TRACED in self.transform.where
+        elsewhere = self.transform.moves or self.transform.needs_host
+        return is_traced and self.by_field and not elsewhere
 
     def argument(self, name: str) -> Any:
         """Value of an argument; None if its type has no such argument."""
-        return dict(self.args).get(name)
-
-    def schema_after(self, schema: TreeSchema) -> TreeSchema:
-        """Returns the variables of x and y after the block, in channel order."""
-        is_before = self.phase in PREBLOCKS
-        return self.transform.schema_after(schema) if is_before else schema
+        return getattr(self.transform, name, None)
 
 
 @dataclass(frozen=True)
@@ -114,9 +108,7 @@ class Pipeline:
 
     # Running the blocks.
 
-    def initial(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
+    def initial(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Runs `preblocks.ic_only`, on the initial state.
 
         Args:
@@ -129,25 +121,25 @@ class Pipeline:
         return self._run(Phase.INITIAL, tree, context)
 
     def before_step(
-        self, tree: FieldTree, context: FieldContext | None = None
+        self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
         """Runs `preblocks.per_step`, which make x; see `initial`."""
         return self._run(Phase.BEFORE_STEP, tree, context)
 
     def after_step(
-        self, tree: FieldTree, context: FieldContext | None = None
+        self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
         """Runs `postblocks.per_step` on the model's output; see `initial`."""
         return self._run(Phase.AFTER_STEP, tree, context)
 
     def after_rollout(
-        self, tree: FieldTree, context: FieldContext | None = None
+        self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
         """Runs `postblocks.post_rollout` after the last step; see `initial`."""
         return self._run(Phase.AFTER_ROLLOUT, tree, context)
 
     def _run(
-        self, phase: Phase, tree: FieldTree, context: FieldContext | None
+        self, phase: Phase, tree: FieldTree, context: StepContext
     ) -> dict[str, Any]:
         self.require(phase, Where.HOST if context is None else Where.TRACED)
         new = dict(tree)
@@ -162,7 +154,7 @@ class Pipeline:
         Raises:
             ValueError: some blocks cannot; names them.
         """
-        misplaced = [b for b in self.of(phase) if where not in b.entry.where]
+        misplaced = [b for b in self.of(phase) if where not in b.transform.where]
         if misplaced:
             listed = ", ".join(f"{b.path} (type {b.type})" for b in misplaced)
             here, only = "on the host", "in the traced step"
@@ -210,14 +202,14 @@ class Pipeline:
         new = dict(tree)
         for block in self.blocks:
             if block.phase in phases and (
-                block.transform.renames or block.moves_fields
+                block.transform.renames or block.transform.moves
             ):
                 with errors_of(block.path):
                     new = block.transform(new, None)
         return new
 
     def named_as_before(
-        self, tree: FieldTree, context: FieldContext | None = None
+        self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
         """Undoes only the renames of every step, before `before_step` runs them again.
 
@@ -226,7 +218,8 @@ class Pipeline:
         new = dict(tree)
         for block in reversed(self.of(Phase.BEFORE_STEP)):
             if block.transform.renames:
-                new = block.transform.inverse(new, context)
+                with errors_of(block.path):
+                    new = block.transform.inverse(new, context)
         return new
 
     def divided(self, num_steps: int) -> tuple[Pipeline, Pipeline]:
@@ -250,7 +243,7 @@ class Pipeline:
 
     def needs(self, *names: str) -> bool:
         """Whether a block needs one of these optional entries of the tree."""
-        return any(name in block.entry.needs for block in self.blocks for name in names)
+        return any(name in b.transform.needs for b in self.blocks for name in names)
 
     def state(self, fields: NamedFields) -> dict[str, dict[str, Any]]:
         """Selects the fields of a state that blocks read from "x_physical"."""
@@ -260,7 +253,8 @@ class Pipeline:
     @property
     def needs_grid(self) -> bool:
         """Whether a preblock needs all rows of a field, not only some."""
-        return any(block.transform.needs_grid for block in self.preblocks)
+        reaches = (block.transform.reach for block in self.preblocks)
+        return any(reach in (Reach.POINT, Reach.GRID) for reach in reaches)
 
     # What the blocks make of the data.
 
@@ -273,12 +267,12 @@ class Pipeline:
         """
         for block in self.blocks:
             yield block, schema
-            schema = block.schema_after(schema)
+            schema = block.transform.schema_after(schema)
 
     def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x and y, in channel order; see `with_schemas`."""
         for block in self.blocks:
-            schema = block.schema_after(schema)
+            schema = block.transform.schema_after(schema)
         return schema
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> Pipeline:
@@ -296,7 +290,7 @@ class Pipeline:
             with errors_of(block.path):
                 transform = block.transform.at(before, grid)
                 for file in transform.level_files:
-                    check_numbers(file, before)
+                    file.check(before)
             if transform is not block.transform:
                 block = replace(block, transform=transform)
             # Blocks after a regrid see its grid, the regrid itself that of the data.
@@ -317,10 +311,7 @@ class Pipeline:
     @cached_property
     def origins(self) -> dict[str, str]:
         """Key of a variable after all preblocks -> key in the data, if another."""
-        origins: dict[str, str] = {}
-        for block in reversed(self.preblocks):
-            origins = block.transform.origins(origins)
-        return origins
+        return origins_of(self.preblocks)
 
     @property
     def normalizes(self) -> bool:
@@ -360,3 +351,131 @@ class Pipeline:
         for block in self.blocks:
             coordinates |= block.transform.output_levels
         return coordinates
+
+
+def names_after(blocks: Iterable[Block]) -> dict[str, str]:
+    """Key of a variable in the data -> key after some preblocks, if another."""
+    names: dict[str, str] = {}
+    for block in blocks:
+        names = _renamed(names, block, block.transform.renames)
+    return names
+
+
+def origins_of(blocks: Sequence[Block]) -> dict[str, str]:
+    """Key of a variable after some preblocks -> key before the first, if another."""
+    names: dict[str, str] = {}
+    for block in reversed(blocks):
+        back = {new: old for old, new in block.transform.renames.items()}
+        names = _renamed(names, block, back)
+    return names
+
+
+def _renamed(
+    names: Mapping[str, str], block: Block, step: Mapping[str, str]
+) -> dict[str, str]:
+    """Composes changes of the keys of predicted variables with that of a block."""
+    if "target" not in block.transform.entries:
+        return dict(names)
+    names = {key: key for key in step} | dict(names)
+    return {key: step.get(name, name) for key, name in names.items()}
+
+
+@dataclass(frozen=True)
+class Units:
+    """The preblocks of the target as a function of channels, and its inverse.
+
+    Attributes:
+        blocks: the preblocks in execution order, without concat.
+        data: the channel layout of the data.
+        model: the channel layout of y, which may have other names and another order.
+        origins: key in y -> key in the data.
+    """
+
+    blocks: tuple[Block, ...]
+    data: ChannelLayout
+    model: ChannelLayout
+    origins: dict[str, str]
+
+    def normalize(
+        self,
+        array: Shaped[Any, "batch channel ..."],
+        context: StepContext = None,
+    ) -> Shaped[Any, "batch channel_out ..."]:
+        """Converts channels of the data in physical units to channels of y.
+
+        Args:
+            array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
+            context: context of a traced step; None on the host.
+
+        Raises:
+            ValueError: a block needs more than the target.
+        """
+        steps = [(each.path, each.transform) for each in self.blocks]
+        return _applied(steps, array, self.data, self.model.keys, context)
+
+    def denormalize(
+        self,
+        array: Shaped[Any, "batch channel_out ..."],
+        context: StepContext = None,
+    ) -> Shaped[Any, "batch channel_out ..."]:
+        """Converts channels of y to physical units, on the grid of y.
+
+        Args:
+            array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
+            context: context of a traced step; None on the host.
+
+        Raises:
+            ValueError: a block has no inverse.
+        """
+        steps = [(each.path, each.transform.inverse) for each in reversed(self.blocks)]
+        keys = [self.origins[key] for key in self.model.keys]
+        return _applied(steps, array, self.model, keys, context)
+
+
+def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
+    """Builds the conversion between channels of y and physical units.
+
+    Args:
+        pipeline: the transforms.
+        groups: the variables of the target of the data, in channel order.
+    """
+    after = pipeline.schema_after({"target": groups})["target"]
+    origins = {}
+    for group in groups:
+        (new,) = pipeline.schema_after({"target": [group]})["target"]
+        origins[new.var_key] = group.var_key
+    blocks = [block for block in pipeline.preblocks if block.type != "concat"]
+    return Units(tuple(blocks), _channels(groups), _channels(after), origins)
+
+
+def _channels(groups: Sequence[Group]) -> ChannelLayout:
+    return ChannelLayout.of({group.var_key: group.n_levels for group in groups})
+
+
+def _applied(
+    steps: Sequence[tuple[str, TransformFunction]],
+    array: Shaped[Any, "batch channel ..."],
+    channels: ChannelLayout,
+    keys: Sequence[str],
+    context: StepContext,
+) -> Shaped[Any, "batch channel_out ..."]:
+    """Applies functions of named fields to the variables of some channels.
+
+    Args:
+        steps: path of a block, for its errors, and the function.
+        array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
+        channels: the channels of `array`.
+        keys: keys of the variables of the result, in the order of its channels.
+        context: context of a traced step; None on the host.
+    """
+    has_time = array.ndim == 5
+    split = array if has_time else array[:, :, None]
+    fields = {key: split[:, place] for key, place in channels.slices.items()}
+    tree: FieldTree = {"target": by_source(fields)}
+    for path, function in steps:
+        with errors_of(path):
+            tree = function(tree, context)
+    parts = [get_field(tree, "target", key) for key in keys]
+    module = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
+    joined = module.concatenate(parts, axis=1)
+    return joined if has_time else joined[:, :, 0]

@@ -1,25 +1,47 @@
-"""Elementwise formulas for numpy and JAX arrays, on the host and traced."""
+"""Elementwise blocks: logarithm, root and their inverses, and values to fill.
+
+Their formulas are for numpy and JAX arrays, on the host and traced.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Shaped
+from pydantic import PositiveFloat
+
+from credit_jax.config import StrictModel
+from credit_jax.transforms.base import (
+    FieldTree,
+    InputBlock,
+    OfVariables,
+    OutputBlock,
+    StepContext,
+    Variables,
+    change_entry,
+    map_fields,
+    postblock,
+    preblock,
+)
 
 Base: TypeAlias = Literal["e", "2", "10"]
 
 _LOG = {"e": "log", "2": "log2", "10": "log10"}
 _NUMBER = {"e": math.e, "2": 2.0, "10": 10.0}
-
-
-def log_offset(base: Base, eps: float) -> float:
-    """Computes log_base(eps) of a Python float."""
-    return getattr(math, _LOG[base])(eps)
+_COMPARE: Mapping[str, Callable[[Any, float], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 def shifted_log(x: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
@@ -27,12 +49,23 @@ def shifted_log(x: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, .
 
     For numpy arrays, the logarithm is computed in float64 and rounded once.
     """
-    return _log(x + eps, base) - log_offset(base, eps)
+    name, offset = _LOG[base], getattr(math, _LOG[base])(eps)
+    x = x + eps
+    if not is_numpy(x):
+        return getattr(jnp, name)(x) - offset
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return getattr(np, name)(x, dtype=np.float64).astype(x.dtype) - offset
 
 
 def shifted_exp(y: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
     """Computes `base ^ (y + log_base(eps)) - eps`, the inverse of `shifted_log`."""
-    return _exp(y + log_offset(base, eps), base) - eps
+    y = y + getattr(math, _LOG[base])(eps)
+    if not is_numpy(y):
+        return (jnp.exp(y) if base == "e" else jnp.power(_NUMBER[base], y)) - eps
+    with np.errstate(over="ignore"):
+        wide = y.astype(np.float64)
+        power = np.exp(wide) if base == "e" else np.power(_NUMBER[base], wide)
+        return power.astype(y.dtype) - eps
 
 
 def root(x: Shaped[Any, ...]) -> Shaped[Any, ...]:
@@ -85,17 +118,133 @@ def is_numpy(x: Any) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def _log(x: Any, base: Base) -> Any:
-    if is_numpy(x):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return getattr(np, _LOG[base])(x, dtype=np.float64).astype(x.dtype)
-    return getattr(jnp, _LOG[base])(x)
+class _Elementwise(OfVariables):
+    """A function of single values, and what undoes it."""
+
+    def formula(self, x: Any) -> Any:
+        """Computes the function of a field."""
+        raise NotImplementedError
+
+    def undone(self, y: Any) -> Any:
+        """Computes what undoes it."""
+        raise NotImplementedError
 
 
-def _exp(x: Any, base: Base) -> Any:
-    if is_numpy(x):
-        with np.errstate(over="ignore"):
-            wide = x.astype(np.float64)
-            power = np.exp(wide) if base == "e" else np.power(_NUMBER[base], wide)
-            return power.astype(x.dtype)
-    return jnp.exp(x) if base == "e" else jnp.power(_NUMBER[base], x)
+class _Log(_Elementwise):
+    """The formula `log_base(x + eps) - log_base(eps)`.
+
+    Attributes:
+        base: base of the logarithm.
+        eps: offset that is added to the values, in their unit.
+    """
+
+    base: Base = "e"
+    eps: PositiveFloat = 1e-8
+
+    def formula(self, x: Any) -> Any:
+        """Computes the formula."""
+        return shifted_log(x, base=self.base, eps=self.eps)
+
+    def undone(self, y: Any) -> Any:
+        """Computes `base ^ (y + log_base(eps)) - eps`."""
+        return shifted_exp(y, base=self.base, eps=self.eps)
+
+
+class _Root(_Elementwise):
+    """The square root; NaN below 0."""
+
+    def formula(self, x: Any) -> Any:
+        """Computes the root."""
+        return root(x)
+
+    def undone(self, y: Any) -> Any:
+        """Computes the square."""
+        return y * y
+
+
+class _Before(_Elementwise, InputBlock):
+    """An elementwise preblock."""
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Applies the formula to the selected variables of input and target."""
+        return map_fields(tree, self.selection.applying(self.formula), self.data_types)
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Undoes the formula."""
+        return map_fields(tree, self.selection.applying(self.undone), self.data_types)
+
+
+class _After(_Elementwise, OutputBlock):
+    """A postblock that undoes an elementwise preblock."""
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Replaces selected fields of the entry `key`."""
+        return change_entry(tree, self.selection.applying(self.undone), self.key)
+
+
+@preblock("log_transform")
+class LogTransform(_Log, _Before):
+    """`log_base(x + eps) - log_base(eps)` of selected variables."""
+
+    undone_by: ClassVar = "exp_transform"
+
+
+@preblock("sqrt_transform")
+class SqrtTransform(_Root, _Before):
+    """Square root of selected variables."""
+
+    undone_by: ClassVar = "square_transform"
+
+
+@postblock("exp_transform")
+class ExpTransform(_Log, _After):
+    """Undoes `log_transform`, with its `eps` and `base`."""
+
+
+@postblock("square_transform")
+class SquareTransform(_Root, _After):
+    """Undoes `sqrt_transform`."""
+
+
+class FillRule(StrictModel):
+    """One rule of `fill_values`.
+
+    Attributes:
+        search: "nan", or a number to compare values with by `op`.
+        op: comparison; NaN never matches a number, not even by "!=".
+        fill: the new value.
+    """
+
+    search: Literal["nan"] | float
+    op: Literal["==", "!=", "<", "<=", ">", ">="] = "=="
+    fill: float
+
+
+@preblock("fill_values")
+class FillValues(_Before):
+    """Replaces values that match a rule by a constant.
+
+    Attributes:
+        rules: rules, each of which is matched against the original values; the last one
+            that matches is applied.
+    """
+
+    keeps_units: ClassVar = True
+
+    rules: tuple[FillRule, ...]
+    variables: Variables = ()
+
+    def formula(self, x: Any) -> Any:
+        """Replaces values of a field."""
+        module = np if is_numpy(x) else jnp
+        missing, filled = module.isnan(x), x
+        for rule in self.rules:
+            match = missing
+            if rule.search != "nan":
+                match = ~missing & _COMPARE[rule.op](x, float(rule.search))
+            filled = module.where(match, module.asarray(rule.fill, x.dtype), filled)
+        return filled
+
+    def undone(self, y: Any) -> Any:
+        """Returns the field, since filled values have the same units."""
+        return y

@@ -40,14 +40,13 @@ from jaxtyping import Array
 
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import NamedFields, by_key, by_source
-from credit_jax.transforms.base import FieldTree, Phase, Where
+from credit_jax.transforms.base import OUTPUT, FieldTree, Phase, Where
 from credit_jax.transforms.forecast_pipelines import (
     after_aligned,
     check_feedback,
     for_forecast,
     missing_inverses,
 )
-from credit_jax.transforms.named import OUTPUT
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
 # Field types, the second part of a key.

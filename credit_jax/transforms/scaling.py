@@ -1,31 +1,68 @@
-"""Applies bridgescaler's scalers to fields, on the host and traced."""
+"""`bridgescaler_transform`: applies fitted scalers, before and after the model.
+
+A file of scalers has two sides, "input" and "target", as samples have. The preblock
+scales these entries of the tree by their own side; the postblock scales one entry that
+is made of predictions, or of the target, by the side of the target.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
+from pydantic import Field, PrivateAttr
 
+from credit_jax.config import StrictModel, parse
+from credit_jax.config.components import FilePath
+from credit_jax.config.messages import counted
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields import FieldContext, read_scalers
+from credit_jax.named_fields import read_scalers
 from credit_jax.named_fields.bridgescaler import (
     DeepStandardScaler,
     MinMaxScaler,
     QuantileScaler,
     Scaler,
+    ScalerDict,
     levels_of,
     take_channels,
+    write_scalers,
 )
-from credit_jax.named_fields.coordinates import places_of
+from credit_jax.named_fields.coordinates import GridCoordinates, places_of
+from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.transforms import quantile
-from credit_jax.transforms.base import FieldTree, Group, LevelFile, change_entry
+from credit_jax.transforms.base import (
+    DataType,
+    FieldTree,
+    LevelFile,
+    OfVariables,
+    OutputBlock,
+    Reach,
+    Selection,
+    StepContext,
+    Transform,
+    TreeSchema,
+    Variables,
+    change_entry,
+    postblock,
+    preblock,
+)
 from credit_jax.transforms.pointwise import is_numpy, standardize
-from credit_jax.transforms.selection import Selection, Variables
+from credit_jax.transforms.statistics import (
+    Collected,
+    Digests,
+    Extremes,
+    Fitted,
+    MeanAndVariance,
+    Statistics,
+    VariableFacts,
+    map_leaves,
+)
 
 Method: TypeAlias = Literal["transform", "inverse_transform"]
 INVERSE: Mapping[Method, Method] = {
@@ -33,26 +70,6 @@ INVERSE: Mapping[Method, Method] = {
     "inverse_transform": "transform",
 }
 LevelFields = Shaped[Any, "batch level time lat lon"]
-
-
-@runtime_checkable
-class ScalerSelection(Protocol):
-    """Arguments that both blocks with scalers have."""
-
-    @property
-    def scaler_path(self) -> str:
-        """Path of the JSON file of fitted scalers."""
-        ...
-
-    @property
-    def variables(self) -> Variables:
-        """The variables to scale."""
-        ...
-
-    @property
-    def spatial_variables(self) -> Variables:
-        """Those of `variables` with a scaler for each grid point."""
-        ...
 
 
 def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
@@ -71,22 +88,6 @@ def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
     return _read(path, os.stat(path).st_mtime_ns)
 
 
-def target_scalers(path: str) -> Mapping[str, Mapping[str, Scaler]]:
-    """Reads the scalers of the target, {source: {key: scaler}}.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file has no valid target scalers.
-    """
-    scalers = open_scalers(path)
-    if "target" not in scalers:
-        raise ValueError(
-            f"scaler_path: {path} has no scalers of the target, only of "
-            f"{', '.join(scalers) or 'nothing'}; fit them with the target, too"
-        )
-    return scalers["target"]
-
-
 @lru_cache(maxsize=8)
 def _read(path: str, changed: int) -> dict[str, dict[str, dict[str, Scaler]]]:
     del changed  # part of the cache's key
@@ -99,7 +100,7 @@ def scale(
     method: Method,
     *,
     per_point: bool = False,
-    context: FieldContext | None = None,
+    context: StepContext = None,
 ) -> LevelFields:
     """Transforms a field, or inverts the transform.
 
@@ -118,12 +119,23 @@ def scale(
     Raises:
         ValueError: the scaler has another number of channels than the field.
     """
+    rows_of_grid = x.shape[-2] if context is None else context.reducer.rows.size
+    grid = rows_of_grid, x.shape[-1]
     if isinstance(scaler, QuantileScaler):
-        rows = _whole if context is None else partial(context.local_rows, fill=1)
+        rows = np.asarray if context is None else partial(context.local_rows, fill=1)
         return quantile.scale(
-            scaler, x, method, per_point=per_point, grid=_grid(x, context), rows=rows
+            scaler, x, method, per_point=per_point, grid=grid, rows=rows
         )
-    shape = _shape(scaler, x, per_point, context)
+    count, last = num_channels(scaler), scaler.channels_last
+    expected = grid[0] * grid[1] if per_point else x.shape[-1 if last else 1]
+    if count != expected:
+        what = "grid points" if per_point else "longitudes" if last else "levels"
+        raise ValueError(
+            f"the scaler has {count} channels, the field {tuple(x.shape)} has "
+            f"{expected} {what}; fit it again with scaler_params: {{channels_last: "
+            "false}, or see spatial_variables"
+        )
+    shape = grid if per_point else (count,) if last else (1, count, 1, 1, 1)
     shift, factor = (part.reshape(shape) for part in _affine(scaler))
     local_rows = context.local_rows if per_point and context is not None else None
     if method == "transform":
@@ -146,179 +158,6 @@ def num_channels(scaler: Scaler) -> int:
     return _affine(scaler)[0].size
 
 
-def scale_fields(
-    tree: FieldTree,
-    part: str,
-    scalers: Mapping[str, Mapping[str, Scaler]],
-    args: ScalerSelection,
-    method: Method,
-    context: FieldContext | None,
-) -> dict[str, Any]:
-    """Scales the selected fields of one entry.
-
-    Args:
-        tree: the tree; it is not modified.
-        part: the entry.
-        scalers: {source: {key: scaler}}.
-        args: selects the variables.
-        method: "transform" or "inverse_transform".
-        context: context of a traced step; None on the host.
-
-    Raises:
-        ValueError: the entry is missing, a variable has no scaler or one of another
-            size, or `spatial_variables` has a variable that is not selected.
-    """
-    selected, spatial = Selection(args.variables), _spatial(args)
-
-    def change(key: str, x: Any) -> Any:
-        if not selected(key):
-            if spatial(key):
-                raise ValueError(_not_selected(key))
-            return x
-        (scaler,) = find_scalers(scalers, [key], f"the scalers of {part}").values()
-        options = {"per_point": spatial(key), "context": context}
-        with errors_of(args.scaler_path, key):
-            return scale(scaler, x, method, **options)
-
-    return change_entry(tree, change, part, "bridgescaler_transform")
-
-
-def check_groups(
-    scalers: Mapping[str, Mapping[str, Scaler]],
-    groups: Sequence[Group],
-    args: ScalerSelection,
-    where: str,
-) -> None:
-    """Checks that the selected variables have scalers that fit their levels.
-
-    Raises:
-        ValueError: a variable has no scaler, or one of another size, or
-            `spatial_variables` has a variable that is not selected.
-    """
-    selected, spatial = Selection(args.variables), _spatial(args)
-    levels = {group.var_key: group.n_levels for group in groups}
-    for key in levels:
-        if spatial(key) and not selected(key):
-            raise ValueError(_not_selected(key))
-    chosen = [key for key in levels if selected(key)]
-    chosen_scalers = find_scalers(scalers, chosen, f"{where} of {args.scaler_path}")
-    for key, scaler in chosen_scalers.items():
-        with errors_of(args.scaler_path, key):
-            _check_scaler(scaler, levels[key], spatial(key))
-
-
-def level_file(
-    scalers: Mapping[str, Mapping[str, Scaler]],
-    path: str,
-    selects: Callable[[str], bool],
-) -> LevelFile:
-    """The scalers whose channels are levels without values; see `LevelFile`."""
-    without = {
-        key
-        for source_scalers in scalers.values()
-        for key, scaler in source_scalers.items()
-        if levels_of(scaler) is None and not scaler.channels_last
-    }
-    return LevelFile(path, lambda key: key in without and selects(key))
-
-
-def scalers_at(
-    scalers: Mapping[str, Mapping[str, Scaler]],
-    groups: Sequence[Group],
-    path: str,
-    selects: Callable[[str], bool],
-) -> Mapping[str, Mapping[str, Scaler]]:
-    """Returns scalers with their channels in the order of the levels of the data.
-
-    Args:
-        scalers: {source: {key: scaler}}.
-        groups: the variables, with their levels.
-        path: file of the scalers, for the error.
-        selects: whether a variable is scaled by level, by its key.
-
-    Raises:
-        ValueError: a scaler has other levels; names both.
-    """
-    located = scalers
-    for group in groups:
-        key = group.var_key
-        source = key.split("/")[0]
-        scaler = located.get(source, {}).get(key)
-        if scaler is None or not selects(key) or scaler.channels_last:
-            continue
-        where = f"{path}: {key}", "the data"
-        order = places_of(group.levels, levels_of(scaler), "level", *where, some=True)
-        if order is not None:
-            ordered = take_channels(scaler, order)
-            located = {**located, source: {**located[source], key: ordered}}
-    return located
-
-
-def find_scalers(
-    scalers: Mapping[str, Mapping[str, Scaler]], keys: Sequence[str], where: str
-) -> dict[str, Scaler]:
-    """Returns the scalers of variables.
-
-    Args:
-        scalers: {source: {key: scaler}}.
-        keys: keys of the variables.
-        where: what the scalers are, for the error.
-
-    Raises:
-        ValueError: a variable has no scaler.
-    """
-    by_source = {key: scalers.get(key.split("/")[0], {}) for key in keys}
-    missing = [key for key in keys if key not in by_source[key]]
-    if missing:
-        known = [name for names in scalers.values() for name in names]
-        raise ValueError(
-            f"bridgescaler_transform: {', '.join(missing)} {_are(missing)} not among "
-            f"{where}; there are: {', '.join(known) or 'none'}. Fit "
-            "them again, or name those that are to be scaled in `variables`"
-        )
-    return {key: by_source[key][key] for key in keys}
-
-
-def _spatial(args: ScalerSelection) -> Callable[[str], bool]:
-    """Returns whether a variable has a scaler for each grid point, by its key."""
-    if not args.spatial_variables:
-        return lambda key: False
-    return Selection(args.spatial_variables)
-
-
-def by_level(args: ScalerSelection) -> Callable[[str], bool]:
-    """Returns whether a variable is scaled by level, by its key."""
-    selected, spatial = Selection(args.variables), _spatial(args)
-    return lambda key: selected(key) and not spatial(key)
-
-
-def _not_selected(key: str) -> str:
-    return (
-        f"bridgescaler_transform: {key} stands in spatial_variables, but `variables` "
-        "does not select it; add it there"
-    )
-
-
-def _check_scaler(scaler: Scaler, num_levels: int, per_point: bool) -> None:
-    """Checks that a scaler fits the levels of a variable."""
-    if per_point and num_levels > 1:
-        raise ValueError(
-            f"it stands in spatial_variables and has {num_levels} levels; scaling by "
-            "grid point takes variables of one level"
-        )
-    last = scaler.channels_last
-    if not per_point and not last and num_channels(scaler) != num_levels:
-        raise ValueError(
-            f"the scaler has {num_channels(scaler)} channels, the data have "
-            f"{num_levels} level{'s' if num_levels > 1 else ''}; fit it again, or name "
-            "the variable in spatial_variables if its channels are grid points"
-        )
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
 def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
     """Shift and factor, (channel,) each: transformed = (x - shift) / factor."""
     if isinstance(scaler, MinMaxScaler):
@@ -328,30 +167,337 @@ def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
     return scaler.mean, np.sqrt(scaler.variance)
 
 
-def _shape(
-    scaler: Any, x: Any, per_point: bool, context: FieldContext | None
-) -> tuple[int, ...]:
-    """Shape in which the channels of a scaler broadcast to a field."""
-    grid, count = _grid(x, context), num_channels(scaler)
-    last = scaler.channels_last
-    expected = grid[0] * grid[1] if per_point else x.shape[-1 if last else 1]
-    if count != expected:
-        what = "grid points" if per_point else "longitudes" if last else "levels"
-        raise ValueError(
-            f"the scaler has {count} channels, the field {tuple(x.shape)} has "
-            f"{expected} {what}; fit it again with scaler_params: {{channels_last: "
-            "false}, or see spatial_variables"
-        )
-    if per_point:
-        return grid
-    return (count,) if last else (1, count, 1, 1, 1)
+class OfScalers(Transform):
+    """A block with fitted scalers of a file, {side: {source: {key: scaler}}}."""
+
+    _scalers: ScalerDict = PrivateAttr(default_factory=dict)
+
+    @property
+    def scaler_file(self) -> str:
+        """Path of the file."""
+        raise NotImplementedError
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """Entry of the tree -> side of the file whose scalers it takes."""
+        raise NotImplementedError
+
+    def by_level(self, key: str) -> bool:
+        """Whether a variable is scaled by level."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Reads the scalers.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file has no valid scalers, or a postblock none of the
+                target.
+        """
+        scalers, sides = open_scalers(self.scaler_file), set(self.sides.values())
+        if not isinstance(self, ScalerPreblock):
+            lacking = sides - set(scalers)
+            if lacking:
+                raise ValueError(
+                    f"scaler_path: {self.scaler_file} has no scalers of the target, "
+                    f"only of {', '.join(scalers) or 'nothing'}; fit them with the "
+                    "target, too"
+                )
+            scalers = {side: scalers[side] for side in sides}
+        self._scalers = scalers
+
+    def scalers_of(self, side: str, keys: Sequence[str]) -> dict[str, Scaler]:
+        """Returns the scalers of variables.
+
+        Raises:
+            ValueError: a variable has no scaler.
+        """
+        scalers = by_key(self._scalers.get(side, {}))
+        missing = [key for key in keys if key not in scalers]
+        if missing:
+            raise ValueError(
+                f"there is no scaler of {', '.join(missing)} in the {side} scalers of "
+                f"{self.scaler_file}; there are: {', '.join(scalers) or 'none'}. Fit "
+                "them again, or name those that are to be scaled in `variables`"
+            )
+        return {key: scalers[key] for key in keys}
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        files = []
+        for side in self.sides.values():
+            bare = {
+                key
+                for key, scaler in by_key(self._scalers.get(side, {})).items()
+                if levels_of(scaler) is None
+                and not scaler.channels_last
+                and self.by_level(key)
+            }
+            files.append(LevelFile(self.scaler_file, bare.__contains__))
+        return tuple(files)
+
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> OfScalers:
+        """Returns the block with its channels in the order of the data's levels.
+
+        Raises:
+            ValueError: a scaler has other levels; names both.
+        """
+        located: ScalerDict = dict(self._scalers)
+        for side, sources in self._scalers.items():
+            scalers, ordered = by_key(sources), dict[str, Scaler]()
+            for group in schema.get(side, ()):
+                key, scaler = group.var_key, scalers.get(group.var_key)
+                if scaler is None or scaler.channels_last or not self.by_level(key):
+                    continue
+                names = "level", f"{self.scaler_file}: {key}", "the data"
+                order = places_of(group.levels, levels_of(scaler), *names, some=True)
+                if order is not None:
+                    ordered[key] = take_channels(scaler, order)
+            if ordered:
+                located[side] = by_source(scalers | ordered)
+        same = all(located[side] is self._scalers[side] for side in located)
+        return self if same else self.with_values(_scalers=located)
 
 
-def _grid(x: Any, context: FieldContext | None) -> tuple[int, int]:
-    """(lat, lon) of the whole field."""
-    rows = x.shape[-2] if context is None else context.reducer.rows.size
-    return rows, x.shape[-1]
+class _Scaling(OfVariables, OfScalers):
+    """Scales fields by the scalers of their entry, source and key.
+
+    Attributes:
+        scaler_path: JSON file of fitted scalers.
+        spatial_variables: selected variables that have a scaler for each grid point
+            instead of each level.
+
+    Differs from CREDIT: the file need not have sources of which no variable is scaled.
+    """
+
+    is_scaling: ClassVar = True
+
+    scaler_path: FilePath
+    spatial_variables: Variables = ()
+    method: Method
+
+    @property
+    def scaler_file(self) -> str:
+        return self.scaler_path
+
+    def is_spatial(self, key: str) -> bool:
+        """Whether a variable has a scaler for each grid point."""
+        return bool(self.spatial_variables) and Selection(self.spatial_variables)(key)
+
+    def by_level(self, key: str) -> bool:
+        return self.changes(key) and not self.is_spatial(key)
+
+    @property
+    def _every_scaler(self) -> list[Scaler]:
+        return [s for side in self._scalers.values() for s in by_key(side).values()]
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        """By point if scalers are by grid point or by longitude."""
+        by_point = any(scaler.channels_last for scaler in self._every_scaler)
+        return Reach.POINT if by_point or self.spatial_variables else Reach.CHANNEL
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether scalers are quantiles, whose tails need float64."""
+        return any(isinstance(each, QuantileScaler) for each in self._every_scaler)
+
+    def check(self, schema: TreeSchema) -> None:
+        """Checks that the selected variables have scalers that fit their levels.
+
+        Raises:
+            ValueError: a variable has no scaler, or one of another size, or
+                `spatial_variables` has a variable that is not selected.
+        """
+        for side in self.sides.values():
+            levels = {g.var_key: g.n_levels for g in schema[side]}
+            keys = [key for key in levels if self._selects(key)]
+            for key, scaler in self.scalers_of(side, keys).items():
+                count, n, text = num_channels(scaler), levels[key], ""
+                if self.is_spatial(key) and n > 1:
+                    text = (
+                        f"it stands in spatial_variables and has {n} levels; scaling "
+                        "by grid point takes variables of one level"
+                    )
+                elif self.by_level(key) and not scaler.channels_last and count != n:
+                    text = (
+                        f"the scaler has {count} channels, the data have "
+                        f"{counted(n, 'level')}; fit it again, or name the variable in "
+                        "spatial_variables if its channels are grid points"
+                    )
+                if text:
+                    raise ValueError(f"{self.scaler_path}: {key}: {text}")
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Scales the selected fields.
+
+        Raises:
+            ValueError: a variable has no scaler or one of another size, or the entry of
+                a postblock is missing.
+        """
+        return self._scaled(tree, self.method, context)
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Inverts the scaling."""
+        return self._scaled(tree, INVERSE[self.method], context)
+
+    def _scaled(
+        self, tree: FieldTree, method: Method, context: StepContext
+    ) -> dict[str, Any]:
+        scaled = dict(tree)
+        # Forecasts have no target, and later steps of a sample no input.
+        for entry in self.entries_in(tree):
+
+            def change(key: str, x: Any, side: str = self.sides[entry]) -> Any:
+                if not self._selects(key):
+                    return x
+                scaler = self.scalers_of(side, [key])[key]
+                options = {"per_point": self.is_spatial(key), "context": context}
+                with errors_of(self.scaler_path, key):
+                    return scale(scaler, x, method, **options)
+
+            scaled = change_entry(scaled, change, entry)
+        return scaled
+
+    def _selects(self, key: str) -> bool:
+        if self.is_spatial(key) and not self.changes(key):
+            raise ValueError(
+                f"{key} stands in spatial_variables, but `variables` does not select "
+                "it; add it there"
+            )
+        return self.changes(key)
 
 
-def _whole(per_row: np.ndarray) -> np.ndarray:
-    return per_row
+class AffineParams(StrictModel):
+    """`scaler_params` of standard and minmax scalers.
+
+    Attributes:
+        channels_last: whether a channel is a longitude, as it is by default in CREDIT,
+            or a level.
+    """
+
+    channels_last: bool = True
+
+
+class QuantileParams(AffineParams):
+    """`scaler_params` of quantile scalers; see bridgescaler's DQuantileScalerTensor.
+
+    Attributes:
+        compression: approximate number of centroids of a channel.
+        distribution: distribution of the transformed values.
+        min_val, max_val: bounds of the quantiles.
+        compile: whether CREDIT compiles the transform; no effect in credit_jax.
+        fast_transform: whether the transform interpolates between knots.
+        n_knots: number of these knots.
+    """
+
+    compression: int | float = Field(250, gt=0)
+    distribution: Literal["uniform", "normal", "logistic"] = "uniform"
+    min_val: float = 0.0000001
+    max_val: float = 0.9999999
+    compile: bool = False
+    fast_transform: bool = False
+    n_knots: int = Field(256, ge=4)
+
+
+@preblock("bridgescaler_transform")
+class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
+    """Applies fitted scalers to input and target.
+
+    Attributes:
+        method: "transform" or "inverse_transform".
+        scaler_type: type of the scalers that `credit-jax preprocess` fits.
+        scaler_params: arguments of these scalers.
+        data_types: entries to scale; null is both.
+    """
+
+    undone_by: ClassVar = "bridgescaler_transform"
+
+    method: Method = "transform"
+    scaler_type: Literal["standard", "quantile", "minmax"] = "standard"
+    scaler_params: dict[str, Any] | None = None
+    data_types: tuple[DataType, ...] | None = None
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """Each entry has scalers of its own."""
+        return {side: side for side in self.data_types or ("input", "target")}
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return tuple(self.sides)
+
+    @property
+    def params(self) -> AffineParams:
+        """Validated `scaler_params`.
+
+        Raises:
+            ConfigError: they are invalid for this type of scaler.
+        """
+        kind = QuantileParams if self.in_order else AffineParams
+        return parse(kind, self.scaler_params or {}, "args.scaler_params")
+
+    @property
+    def fitted_files(self) -> tuple[Path, ...]:
+        return (Path(os.path.expandvars(self.scaler_path)),)
+
+    @property
+    def in_order(self) -> bool:
+        """See `Fitted`; true for t-digests."""
+        return self.scaler_type == "quantile"
+
+    def collect(self, tree: FieldTree) -> Collected:
+        params = self.params
+
+        def statistics(key: str, x: np.ndarray) -> Statistics:
+            axis = -1 if params.channels_last else 1
+            if self.is_spatial(key):
+                if x.shape[1:3] != (1, 1):
+                    raise ValueError(
+                        f"args.spatial_variables: {key} has {x.shape[1]} levels and "
+                        f"{x.shape[2]} times; scaling by grid point takes one of each"
+                    )
+                x, axis = x.reshape(len(x), -1), -1
+            if isinstance(params, QuantileParams):
+                return Digests.of(x, axis, params.compression)
+            kind = MeanAndVariance if self.scaler_type == "standard" else Extremes
+            return kind.of(x, axis)
+
+        return {
+            part: {
+                source: {
+                    k: statistics(k, x) for k, x in fields.items() if self.changes(k)
+                }
+                for source, fields in tree[part].items()
+            }
+            for part in self.entries
+        }
+
+    def write(
+        self, collected: Collected, paths: Sequence[Path], facts: VariableFacts
+    ) -> None:
+        """Writes bridgescaler's JSON file."""
+        params = self.params.model_dump()
+
+        def attributes(leaf: Statistics) -> dict[str, Any]:
+            columns = list(range(len(leaf.count)))
+            common = {"x_columns_": columns, "_fit": True, **params}
+            return {**common, **leaf.attributes()}
+
+        write_scalers(paths[0], map_leaves(attributes, collected))
+
+
+@postblock("bridgescaler_transform")
+class ScalerPostblock(OutputBlock, _Scaling):  # type: ignore[misc]
+    """Applies fitted scalers to what is predicted, by default backwards.
+
+    Attributes:
+        method: "inverse_transform" or "transform".
+    """
+
+    method: Method = "inverse_transform"
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """What is predicted has the scalers of the target."""
+        return {self.key: "target"}

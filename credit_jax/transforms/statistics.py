@@ -7,18 +7,23 @@ returns the attributes of bridgescaler's scaler (`attributes`). NaN is ignored.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Shaped
 from numpy.lib.recfunctions import structured_to_unstructured
 
 from credit_jax.named_fields.bridgescaler import Attributes
+from credit_jax.named_fields.coordinates import CoordinateValues
+from credit_jax.transforms.base import FieldTree, Transform
 
 PerChannel = Float[np.ndarray, " channel"]
 AnyArray = Shaped[np.ndarray, "..."]
+# Statistics by entry of the batch, source and key, or by variable.
+Collected: TypeAlias = Mapping[str, Any]
 
 
 @runtime_checkable
@@ -74,7 +79,6 @@ class MeanAndVariance:
         return cls(count.reshape(-1), mean.reshape(-1), squares.reshape(-1))
 
     def merged(self, other: MeanAndVariance) -> MeanAndVariance:
-        """See `Statistics.merged`."""
         count = self.count + other.count
         first, second = (np.where(m.count, m.mean, 0.0) for m in (self, other))
         mean = _divided(self.count * first + other.count * second, count)
@@ -88,13 +92,11 @@ class MeanAndVariance:
         return _divided(self.squares, self.count)
 
     def attributes(self) -> Attributes:
-        """See `Statistics.attributes`."""
         numbers = {"mean_x_": self.mean, "n_": self.count, "var_x_": self.variance}
         single = {name: value.astype(np.float32) for name, value in numbers.items()}
         return {"type": "DStandardScalerTensor", **single}
 
     def summary(self) -> str:
-        """See `Statistics.summary`."""
         return f"mean {_range(self.mean)}, std {_range(np.sqrt(self.variance))}"
 
 
@@ -123,7 +125,6 @@ class Extremes:
         )
 
     def merged(self, other: Extremes) -> Extremes:
-        """See `Statistics.merged`."""
         return Extremes(
             self.count + other.count,
             np.minimum(self.low, other.low),
@@ -131,7 +132,6 @@ class Extremes:
         )
 
     def attributes(self) -> Attributes:
-        """See `Statistics.attributes`."""
         return {
             "type": "DMinMaxScalerTensor",
             "min_x_": self.low,
@@ -139,7 +139,6 @@ class Extremes:
         }
 
     def summary(self) -> str:
-        """See `Statistics.summary`."""
         return f"min {_range(self.low)}, max {_range(self.high)}"
 
 
@@ -184,7 +183,6 @@ class Digests:
         return np.array([digest.size() for digest in self.digests])
 
     def attributes(self) -> Attributes:
-        """See `Statistics.attributes`."""
         centroids = [structured_to_unstructured(d.centroids()) for d in self.digests]
         means = [np.ascontiguousarray(array[:, 0]) for array in centroids]
         weights = [np.ascontiguousarray(array[:, 1]) for array in centroids]
@@ -211,7 +209,6 @@ class Digests:
         return low, np.array([digest.max() for digest in self.digests])
 
     def summary(self) -> str:
-        """See `Statistics.summary`."""
         low, high = self._ends
         return f"min {_range(low)}, max {_range(high)}"
 
@@ -272,3 +269,61 @@ def _range(values: np.ndarray) -> str:
         return "unknown"
     low, high = known.min(), known.max()
     return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+
+
+@dataclass(frozen=True)
+class VariableFacts:
+    """What is known of the variables before a block that is fitted.
+
+    Attributes:
+        units: name of a variable -> its unit.
+        levels: name of a variable -> values of its levels.
+    """
+
+    units: Mapping[str, str] = field(default_factory=dict)
+    levels: Mapping[str, CoordinateValues] = field(default_factory=dict)
+
+
+class Fitted(Transform):
+    """Base class of preblocks whose files `credit-jax preprocess` fits."""
+
+    @property
+    def fitted_files(self) -> tuple[Path, ...]:
+        """The files of the block, which are written."""
+        raise NotImplementedError
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the result depends on the order and the size of batches."""
+        return False
+
+    def collect(self, tree: FieldTree) -> Collected:
+        """Computes the statistics of one batch, before the block is applied.
+
+        Raises:
+            ValueError: a variable cannot be fitted.
+        """
+        raise NotImplementedError
+
+    def write(
+        self, collected: Collected, paths: Sequence[Path], facts: VariableFacts
+    ) -> None:
+        """Writes the files to `paths`, in the order of `fitted_files`."""
+        raise NotImplementedError
+
+
+def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:
+    """Applies `change` to the leaves of a nested dict."""
+    return {
+        key: map_leaves(change, value) if isinstance(value, Mapping) else change(value)
+        for key, value in nested.items()
+    }
+
+
+def leaves(nested: Collected, *names: str) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a nested dict with their keys, joined by spaces."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, *names, key)
+        else:
+            yield " ".join([*names, key]), value

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.inference import EncodingConfig
-from credit_jax.transforms.post.full_levels import FullLevelsArgs
+from credit_jax.transforms.full_levels import FullLevels
 from credit_torch_bridge.config.editor import ConfigEditor, shown
 
 SECTION, TARGET = "predict", "inference"
@@ -321,7 +321,7 @@ class _Conversion:
             names["surface_geopotential_file"] = self.predict["static_fields"]
         block = {"type": "full_state_pressure_interpolation", "args": names}
         self._add_block("pressure_levels", block)
-        block_args = FullLevelsArgs.model_validate(names)
+        block_args = FullLevels.model_validate(names)
         return {key.split("/")[-1]: key for key in block_args.output_keys}
 
     def _metadata(self) -> None:

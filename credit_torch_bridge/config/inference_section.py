@@ -11,7 +11,6 @@ import numpy as np
 
 from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.transforms import Normalizer
-from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
 from credit_torch_bridge.config.credit_blocks import without_target
 
 SCALER_FILE = "forecast_scaler.json"
@@ -109,7 +108,8 @@ def _unscale(
     name, *others = normalizers
     args = before[name].get("args") or {}
     try:
-        normalizer = build_normalizer(NormalizerArgs.model_validate(args))
+        normalizer = Normalizer.model_validate(args)
+        normalizer.open()
     except (OSError, ValueError) as error:
         return [_not_scaled(str(error))]
     if others:
@@ -161,7 +161,7 @@ def _scalers(
         for source, key, deep in _variables(data, kinds):
             levels = data["source"][source].get("levels")
             count = len(levels) if levels else num_levels
-            if key.rsplit("/", 1)[1] in normalizer.mean:
+            if normalizer.changes(key):
                 mean, std = normalizer.statistics(key, count if deep else 1)
                 sources.setdefault(source, {})[key] = _attributes(mean, std)
     return scalers

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from credit_jax.config import Config, ConfigError, StrictModel, not_available, parse
+from credit_jax.config import Config, ConfigError, parse
 from credit_jax.config.base import UNREAD, ConfigWarning
 from credit_jax.config.config import section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channel_problems import fit_problems
-from credit_jax.transforms import TRANSFORMS, transform_types
+from credit_jax.transforms import TRANSFORMS
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.post_conf import active_physics
 from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
@@ -141,21 +141,13 @@ def _blocks(editor: ConfigEditor) -> None:
         for phase in editor.keys(section):
             for name in editor.keys((section, phase)):
                 block = editor.get((section, phase, name))
-                if isinstance(block, dict):
-                    _block(editor, f"{section}.{phase}.{name}", block)
-
-
-def _block(editor: ConfigEditor, path: str, block: dict[str, Any]) -> None:
-    kind, section = block.get("type"), path.partition(".")[0]
-    known = transform_types(section)
-    if not isinstance(kind, str) or kind not in known:
-        error = not_available(f"{section[:-1]} type", kind, known)
-        editor.problem(f"{path}.type", str(error))
-        return
-    arguments: type[StrictModel] = TRANSFORMS[section][kind].args
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            parse(arguments, block.get("args") or {}, f"{path}.args")
-    except ConfigError as error:
-        editor.problems += error.problems
+                if not isinstance(block, dict):
+                    continue
+                kind, args = block.get("type"), block.get("args") or {}
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    try:
+                        path = f"{section}.{phase}.{name}"
+                        TRANSFORMS[section].parse(kind, args, path)
+                    except ConfigError as error:
+                        editor.problems += error.problems

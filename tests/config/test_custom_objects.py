@@ -183,18 +183,22 @@ REFUSED = {
         TORCH,
         {"Loss": "loss"},
         r"Loss of .* is a class of PyTorch \(it derives from torch.nn.modules.module."
-        r"Module\); a loss here is a LossEntry of credit_jax.losses .docs/adding_a_",
+        r"Module\); a loss here is an instance of credit_jax.losses.base.LossEntry",
     ),
-    "an object of torch": (TORCH, {"instance": "metric"}, "PyTorch.*a MetricEntry of"),
+    "an object of torch": (
+        TORCH,
+        {"instance": "metric"},
+        "PyTorch.*credit_jax.metrics.base.MetricEntry",
+    ),
     "a class of CREDIT": (
         CREDIT,
         {"Block": "postblock"},
-        "derives from credit.postblock.base.BasePostblock.*a TransformEntry of",
+        "derives from credit.postblock.base.BasePostblock.*a subclass of credit_jax",
     ),
     "torch is not installed": (
         "import torch.none",
         {"A": "model"},
-        "code of PyTorch: it imports torch; a model here is a ModelEntry",
+        "code of PyTorch: it imports torch; a model here is an instance",
     ),
     "a number": (MODULE, {"number": "loss"}, "number of .* is a int; a loss here is"),
     "a class": (MODULE, {"Plain": "dataset"}, "is the class Plain; a dataset here is"),

@@ -7,7 +7,7 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.forecast.outputs import Outputs, choose_outputs
 from credit_jax.transforms import build_pipeline
-from tests.transforms.post.test_full_levels import ARGS, KIND, LEVELS
+from tests.transforms.test_full_levels import ARGS, KIND, LEVELS
 
 SOURCE = "A/derived_diagnostic/3d"
 

@@ -17,10 +17,10 @@ from credit_jax.cli import package
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.forecast import command as forecast
 from credit_jax.cli.forecast import model
+from credit_jax.config.components import file_fields
 from credit_jax.models.registry import build
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
 from credit_jax.packages.package import open_package
-from credit_jax.packages.references import FILE_KEYS, path_fields
 from credit_jax.packages.weights import read_weights, write_weights
 from credit_jax.training.run_weights import open_weights
 from credit_jax.transforms import TRANSFORMS
@@ -244,14 +244,14 @@ def test_credit_s_names_come_back_bitwise(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, (found, own), (params, state))
 
 
-def test_every_argument_that_is_a_path_is_copied():
-    """Otherwise a block whose path argument has a new name would lose its file."""
-    unread = {"climatology_path"}
-    for section, entries in TRANSFORMS.items():
-        for name, entry in entries.items():
-            lost = path_fields(entry.args) - FILE_KEYS - unread
-            assert not lost, f"{section}: {name}: add {lost} to FILE_KEYS"
-            assert set(entry.files) <= FILE_KEYS
+def test_every_argument_that_is_a_path_is_marked():
+    """Otherwise a package would lose its file."""
+    endings = ("_path", "_file", "_physics")
+    for section, transforms in TRANSFORMS.items():
+        for name, transform in transforms.items():
+            marked = {keys[-1] for keys, _ in file_fields(transform)}
+            paths = {k for k in transform.model_fields if k.endswith(endings)}
+            assert paths <= marked, f"{section}: {name}: make {paths - marked} FilePath"
 
 
 def test_a_field_of_manifest_names_the_run(made):

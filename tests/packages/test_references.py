@@ -1,6 +1,5 @@
 """Files that a config names are found, copied and renamed."""
 
-import dataclasses
 import pickle
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.config.components import FilePath
 from credit_jax.packages.references import (
     file_references,
     grid_references,
@@ -16,7 +16,7 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.write import _copy_files
-from credit_jax.transforms import TRANSFORMS
+from credit_jax.transforms import TRANSFORMS, Transform
 
 
 def block(kind: str, **args):
@@ -151,8 +151,10 @@ def test_references_to_code_are_kept_for_forecasts_alone(config):
 
 
 def test_files_of_blocks_of_ones_own_are_copied(config, tmp_path, monkeypatch):
-    entry = dataclasses.replace(TRANSFORMS["preblocks"]["rename"], files=("table",))
-    monkeypatch.setitem(TRANSFORMS["preblocks"], "mine", entry)
+    class Mine(Transform):
+        table: FilePath
+
+    monkeypatch.setitem(TRANSFORMS["preblocks"], "mine", Mine)
     config["preblocks"]["per_step"] = {
         "mine": block("mine", table=str(tmp_path / "a/grid.nc"))
     }

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config import parse
 from credit_jax.transforms import TRANSFORMS
 from tests.support.gradients import cotangent
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh
@@ -18,8 +17,9 @@ CREDIT = importlib.import_module
 
 def build(kind, args, section="postblocks") -> Any:
     """Builds our block."""
-    entry = TRANSFORMS[section][kind]
-    return entry.build(parse(entry.args, args))
+    block = TRANSFORMS[section].parse(kind, args, section)
+    block.open()
+    return block
 
 
 def changed(tree, after):

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from benchmarks.trajectory import atmosphere
-from credit_jax.transforms.post.conservation import MassFixerArgs, build_mass_fixer
+from credit_jax.transforms.conservation import MassFixerArgs, build_mass_fixer
 
 pytestmark = pytest.mark.reference
 

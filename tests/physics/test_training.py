@@ -23,7 +23,7 @@ T, SP, LSM = "ERA5/prognostic/3d/T", "ERA5/prognostic/2d/SP", "ERA5/static/2d/LS
 @pytest.fixture
 def chain(world, tmp_path, monkeypatch):
     """Returns postblocks: physical units, a mass fixer, sea level pressure as SP."""
-    denormalize = TOYS["denormalize"]
+    denormalize = TOYS["postblocks"]["denormalize"]
     monkeypatch.setitem(TRANSFORMS["postblocks"], "denormalize", denormalize)
     lon, lat = np.meshgrid(GRID["longitude"], GRID["latitude"])
     levels = {"a": ("i", np.zeros(3)), "b": ("i", np.array([0.0, 0.4, 1.0]))}

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from credit_jax.config import parse
 from credit_jax.transforms import TRANSFORMS
 from tests.reference.bridgescaler import import_bridgescaler
 from tests.support import assert_close, make_mesh
@@ -20,8 +19,9 @@ NUM_ROWS, NUM_COLUMNS = 7, 6
 
 def built(section, kind, **args):
     """Builds one of our blocks."""
-    entry = TRANSFORMS[section][kind]
-    return entry.build(parse(entry.args, args))
+    block = TRANSFORMS[section].parse(kind, args, section)
+    block.open()
+    return block
 
 
 def fields(seed=0, low=0.5, high=9.0, dtype=np.float32):

@@ -1,11 +1,10 @@
-"""What a pipeline may be given as a transform."""
+"""What a transform answers that has no answers of its own."""
 
-import re
-
+import numpy as np
 import pytest
 
 from credit_jax.transforms import Transform
-from credit_jax.transforms.base import as_transform
+from credit_jax.transforms.base import TRANSFORMS, preblock
 
 
 class Halved(Transform):
@@ -15,30 +14,17 @@ class Halved(Transform):
         return {key: value / 2 for key, value in tree.items()}
 
 
-class Described:
-    """Answers a question of pipelines, but is no `Transform`."""
-
-    def __call__(self, tree, context=None):
-        return dict(tree)
-
-    def describe(self, known):
-        return {"new": {"units": "m"}}
-
-
-def test_functions_and_transforms():
+def test_the_defaults():
     halved = Halved()
-    assert as_transform(halved) is halved
-    function = as_transform(lambda tree, context: {**tree, "context": context})
-    assert function({"x": 1}, None) == {"x": 1, "context": None}
-    for transform in (halved, function):
-        assert transform.schema_after({"input": []}) == {"input": []}
-        with pytest.raises(ValueError, match="it has no inverse"):
-            transform.inverse({"x": 1})
+    assert halved({"x": np.ones(1)})["x"] == 0.5
+    assert halved.schema_after({"input": []}) == {"input": []}
+    assert halved == halved
+    assert halved != Halved()
+    with pytest.raises(ValueError, match="it has no inverse"):
+        halved.inverse({"x": 1})
 
 
-def test_what_would_never_be_asked():
-    message = "Described has describe, which only a credit_jax.transforms.Transform"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        as_transform(Described())
-    with pytest.raises(ValueError, match=r"a function .* got dict"):
-        as_transform({})
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="there is a preblock 'concat' already"):
+        preblock("concat")(Halved)
+    assert TRANSFORMS["preblocks"]["concat"] is not Halved

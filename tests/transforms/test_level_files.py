@@ -8,7 +8,6 @@ from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.named_fields.coordinates import UNKNOWN
 from credit_jax.transforms import notes_on_order
 from credit_jax.transforms.base import LevelFile
-from credit_jax.transforms.level_files import check_numbers, matched_by_count
 from tests.transforms.cases import CONCAT, SP, T, preblocks
 
 MEANS = np.array([220.0, 250.0, 280.0, 290.0])
@@ -37,7 +36,7 @@ def scalers(path, columns):
 
 def means_of(pipeline):
     """The means of T, by level of the data."""
-    return pipeline.blocks[0].transform.scalers["input"]["S"][T].mean
+    return pipeline.blocks[0].transform._scalers["input"]["S"][T].mean
 
 
 def test_scalers_are_put_in_the_order_of_the_data(tmp_path):
@@ -94,6 +93,7 @@ def test_hybrid_levels_are_known_by_their_numbers(kind):
 
 def test_levels_without_numbers():
     file = LevelFile("x.nc: a, b", [T].__contains__)
-    check_numbers(file, layout((3.0, 2.0, 1.0, 0.0)))
-    assert matched_by_count(file, layout(None)) == "x.nc: a, b (T)"
-    assert matched_by_count(file, layout(None, count=1)) == "", "one level has no order"
+    file.check(layout((3.0, 2.0, 1.0, 0.0)))
+    groups = [(group.var_key, same) for group, same in file.groups(layout(None))]
+    assert groups == [(T, False)] * 2
+    assert not [*file.groups(layout(None, count=1))], "one level has no order"

@@ -12,18 +12,14 @@ import xarray as xr
 from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.transforms import (
+    Normalizer,
     build_pipeline,
     channel_units,
     check_schema,
     for_forecast,
 )
-from credit_jax.transforms.normalize import (
-    DenormalizerArgs,
-    NormalizerArgs,
-    build_denormalizer,
-    build_normalizer,
-)
-from credit_jax.transforms.pre.concat import join
+from credit_jax.transforms.channels import join
+from credit_jax.transforms.normalize import Denormalizer
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
 
@@ -136,6 +132,12 @@ def both_files(tmp_path):
     return {f"{name}_path": str(tmp_path / f"{name}.nc") for name in values}
 
 
+def opened(kind, **args):
+    block = parse(kind, args)
+    block.open()
+    return block
+
+
 def two_levels():
     rng = np.random.default_rng(0)
     sizes = {T: 2, SP: 1, MASK: 1}
@@ -149,13 +151,13 @@ def two_levels():
 
 def test_the_postblock_undoes_the_preblock(both_files):
     fields = two_levels()
-    block = build_denormalizer(parse(DenormalizerArgs, both_files))
+    block = opened(Denormalizer, **both_files)
     physical = block({"y_processed": fields, "y": 1})["y_processed"]["S"]
     assert np.array_equal(physical[MASK], fields["S"][MASK])
     assert_close(
         physical[SP], fields["S"][SP] * 4e3 + 9.5e4, 1e-7, "surface pressure, Pa"
     )
-    normalizer = build_normalizer(parse(NormalizerArgs, both_files))
+    normalizer = opened(Normalizer, **both_files)
     again = normalizer({"input": {"S": physical}})["input"]["S"]
     for key, field in fields["S"].items():
         assert_close(again[key], field, 3e-6, f"{key}: what is fed back")
@@ -183,8 +185,7 @@ def test_forecasts_denormalize_once(both_files):
 
 
 def test_the_inverse_of_another_entry(both_files):
-    args = parse(DenormalizerArgs, {**both_files, "key": "y_target_processed"})
-    block = build_denormalizer(args)
+    block = opened(Denormalizer, **both_files, key="y_target_processed")
     given = {"y_processed": two_levels(), "y_target_processed": two_levels()}
     out = block(given)
     assert out["y_processed"] is given["y_processed"]

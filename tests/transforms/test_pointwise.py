@@ -57,7 +57,7 @@ def test_data_types(credit, data_types):
         host = host_results(block, part, fields())
         changed = data_types is None or part in data_types
         assert np.array_equal(host[T], fields()[T]) != changed
-    assert SqrtTransform(**args).data_types == list(block.args.data_types)
+    assert SqrtTransform(**args).data_types == list(block.data_types)
 
 
 def test_fill_values(credit):

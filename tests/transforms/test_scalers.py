@@ -172,9 +172,9 @@ def chain(path, **args):
         (
             [(T, 4), (TP, 1)],
             {},
-            f"{TP} is not among the input scalers of {{path}}; there are: {SP}, {T}.",
+            f"no scaler of {TP} in the input scalers of {{path}}; there are: {SP}",
         ),
-        ([(TP, 1), (LSM, 1)], {}, f"{TP}, {LSM} are not among the input scalers of"),
+        ([(TP, 1), (LSM, 1)], {}, f"no scaler of {TP}, {LSM} in the input scalers of"),
         (
             [(T, 3)],
             {},

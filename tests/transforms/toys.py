@@ -1,14 +1,13 @@
 """Transforms of every phase and place, and a forecast of several steps with them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config import StrictModel
-from credit_jax.transforms import Phase, TransformEntry, Where
+from credit_jax.transforms import Phase, Transform, Where
 from credit_jax.transforms.base import map_fields
-from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
+from credit_jax.transforms.normalize import Denormalizer
 from tests.support.gradients import draw
 from tests.transforms.cases import CONCAT, LEVELS, LSM, SP, TP, TSI, T
 
@@ -21,41 +20,28 @@ MAPS = {"input_channel_map": INPUT, "channel_map": TARGET}
 MIXING = 0.3 * draw((LEVELS + 2, LEVELS + 3), seed=5)
 
 
-class WarmArgs(StrictModel):
-    """Arguments of `warm`."""
+class Warm(Transform):
+    """Increases every T of the initial state."""
+
+    phases: ClassVar = (Phase.INITIAL,)
 
     by: float
 
+    def __call__(self, tree, context=None):
+        warmer = lambda key, x: x + self.by if key == T else x  # noqa: E731
+        return map_fields(tree, warmer, ("input",))
 
-class FixerArgs(StrictModel):
-    """Arguments of `mass_fixer`."""
+
+class MassFixerToy(Transform):
+    """Multiplies surface pressure by the ratio of its global means before and after."""
+
+    phases: ClassVar = (Phase.AFTER_STEP,)
+    where: ClassVar = Where.TRACED
 
     latitude: tuple[float, ...]
 
-
-class NoArgs(StrictModel):
-    """No arguments, for the other transforms."""
-
-
-def build_warm(args):
-    """Increases every T of the initial state."""
-    warmer = lambda key, x: x + args.by if key == T else x  # noqa: E731
-    return lambda tree, context: map_fields(tree, warmer, ("input",))
-
-
-def build_denormalize(args):
-    """Converts fields of the prediction to physical units."""
-    normalizer = build_normalizer(args)
-    return lambda tree, context: map_fields(
-        tree, normalizer.denormalize, ("y_processed",)
-    )
-
-
-def build_mass_fixer(args):
-    """Multiplies surface pressure by the ratio of its global means before and after."""
-    weights = np.cos(np.deg2rad(np.asarray(args.latitude)))
-
-    def fix(tree, context):
+    def __call__(self, tree, context=None):
+        weights = np.cos(np.deg2rad(np.asarray(self.latitude)))
         means = [
             context.reducer.sample_mean(tree[part]["S"][SP], weights)
             for part in ("input", "y_processed")
@@ -64,41 +50,46 @@ def build_mass_fixer(args):
         changed = lambda key, x: x * ratio if key == SP else x  # noqa: E731
         return map_fields(tree, changed, ("y_processed",))
 
-    return fix
 
-
-def build_rain_total(args):
+class RainTotal(Transform):
     """Sums TP over the steps, after the rollout."""
-    return lambda tree, context: {**tree, "rain": np.sum(tree["steps"], axis=0)}
+
+    phases: ClassVar = (Phase.AFTER_ROLLOUT,)
+    where: ClassVar = Where.HOST
+
+    def __call__(self, tree, context=None):
+        return {**tree, "rain": np.sum(tree["steps"], axis=0)}
 
 
-def build_center_output(args):
+class ReadAgain(Transform):
+    """Does nothing, on the host."""
+
+    where: ClassVar = Where.HOST
+
+    def __call__(self, tree, context=None):
+        return dict(tree)
+
+
+class CenterOutput(Transform):
     """Subtracts its global mean from the model's output before the loss."""
 
-    def center(tree, context):
+    phases: ClassVar = (Phase.AFTER_STEP,)
+    where: ClassVar = Where.TRACED
+
+    def __call__(self, tree, context=None):
         mean = context.reducer.sample_mean(tree["y_pred"])[..., None, None]
         return {**tree, "y_pred": tree["y_pred"] - mean}
 
-    return center
-
 
 TOYS = {
-    "warm": TransformEntry(WarmArgs, build_warm, (Phase.INITIAL,), Where.BOTH),
-    "denormalize": TransformEntry(
-        NormalizerArgs, build_denormalize, (Phase.AFTER_STEP,), Where.BOTH
-    ),
-    "mass_fixer": TransformEntry(
-        FixerArgs, build_mass_fixer, (Phase.AFTER_STEP,), Where.TRACED
-    ),
-    "rain_total": TransformEntry(
-        NoArgs, build_rain_total, (Phase.AFTER_ROLLOUT,), Where.HOST
-    ),
-    "read_again": TransformEntry(
-        NoArgs, lambda args: lambda tree, context: tree, tuple(Phase), Where.HOST
-    ),
-    "center_output": TransformEntry(
-        NoArgs, build_center_output, (Phase.AFTER_STEP,), Where.TRACED
-    ),
+    "preblocks": {"warm": Warm, "read_again": ReadAgain},
+    "postblocks": {
+        "denormalize": Denormalizer,
+        "mass_fixer": MassFixerToy,
+        "rain_total": RainTotal,
+        "read_again": ReadAgain,
+        "center_output": CenterOutput,
+    },
 }
 
 

@@ -11,13 +11,13 @@ import xarray as xr
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.schedule import make_schedule
-from credit_jax.transforms.post.laplace_filter import LaplaceFilterArgs
+from credit_jax.transforms.filters import LaplaceFilter
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.config.from_gen1_predict import start_dates
 from tests.physics.runs import build
 from tests.support import assert_close
-from tests.transforms.post.test_full_levels import (
+from tests.transforms.test_full_levels import (
     HEIGHTS,
     LEVELS,
     PHIS,
@@ -174,7 +174,7 @@ def test_the_laplace_filter_filters_what_credit_filters(credit, torch, monkeypat
         if step["type"] == "laplace_filter"
     ]
     assert any("rollout_to_netcdf does not filter" in own for own in report.lines())
-    args = LaplaceFilterArgs.model_validate(block["args"])
+    args = LaplaceFilter.model_validate(block["args"])
     ours = {}
     for wind in args.winds:
         ours |= {wind.u: ("u", wind.steps), wind.v: ("v", wind.steps)}

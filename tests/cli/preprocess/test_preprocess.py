@@ -19,9 +19,8 @@ from credit_jax.data.dataset import collate
 from credit_jax.named_fields import read_scalers
 from credit_jax.training import scaler_fitting as fitting
 from credit_jax.training.scaler_fitting import fit_scalers
-from credit_jax.transforms import build_pipeline
-from credit_jax.transforms.fits import ScalerFit
-from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
+from credit_jax.transforms import Normalizer, build_pipeline
+from credit_jax.transforms.scaling import ScalerPreblock
 from tests.cli.preprocess.configs import DEEP, FIRST, config, raw, scaler
 from tests.data.damaged import rewrite
 
@@ -213,7 +212,7 @@ def test_interrupted_while_it_writes(world, tmp_path, monkeypatch):
     target.mkdir()
     (target / "a.json").write_text("mine")
     blocks = {"a": scaler(target / "a.json"), "b": scaler(target / "b.json", "minmax")}
-    write, calls = ScalerFit.write, []
+    write, calls = ScalerPreblock.write, []
 
     def second(self, *args):
         write(self, *args)
@@ -221,7 +220,7 @@ def test_interrupted_while_it_writes(world, tmp_path, monkeypatch):
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ScalerFit, "write", second)
+    monkeypatch.setattr(ScalerPreblock, "write", second)
     assert main(written(world, blocks, tmp_path, "--overwrite")) == INTERRUPTED
     assert [p.name for p in target.iterdir()] == ["a.json"]
     assert (target / "a.json").read_text() == "mine"
@@ -347,6 +346,7 @@ def test_levels_are_kept(world, tmp_path):
         assert mean["T"].level_2.values.tolist() == [1.0, 5.0]
         assert mean["SP"].dims == ()
         first, last = mean["T"].values
-    block = build_normalizer(NormalizerArgs(**args))
+    block = Normalizer(**args)
+    block.open()
     turned = block.at({"input": [ChannelGroup(T, 2, 1, (5.0, 1.0))]})
     assert turned.statistics(T, 2)[0].tolist() == [np.float32(last), np.float32(first)]

@@ -12,7 +12,7 @@ from credit_jax.data import open_dataset
 from credit_jax.data.checks import check_dataset
 from credit_jax.packages.write import _copy
 from credit_jax.training.data_store import write_store
-from credit_jax.transforms.normalize import NormalizerArgs, build_normalizer
+from credit_jax.transforms import Normalizer
 from tests.data.world import raw_config
 
 LAT, LON = np.linspace(90, -90, 5), np.arange(8) * 45.0
@@ -178,11 +178,12 @@ def test_statistics_normalize(tmp_path):
     _copy(tmp_path / "a.zarr", tmp_path / "package.zarr")
     assert not [*(tmp_path / "package.zarr/data").glob("c")]
     for store in (path, str(tmp_path / "package.zarr")):
-        block = build_normalizer(NormalizerArgs(mean_path=store, std_path=store))
-        np.testing.assert_allclose(block.mean["t"], data[:, 4:6].mean((0, 2, 3)), 1e-4)
-        np.testing.assert_allclose(block.std["t"], data[:, 4:6].std((0, 2, 3)), 1e-4)
-        np.testing.assert_allclose(block.mean["10u"], data[:, 0].mean(), 1e-3)
-        assert block.units["q"] == "kg kg**-1"
+        block = Normalizer(mean_path=store, std_path=store)
+        block.open()
+        np.testing.assert_allclose(block._mean["t"], data[:, 4:6].mean((0, 2, 3)), 1e-4)
+        np.testing.assert_allclose(block._std["t"], data[:, 4:6].std((0, 2, 3)), 1e-4)
+        np.testing.assert_allclose(block._mean["10u"], data[:, 0].mean(), 1e-3)
+        assert block.unit_of("q") == "kg kg**-1"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from credit_jax.config import ConfigError
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.transforms import channel_units
-from credit_jax.transforms.build import predicted_names
-from credit_jax.transforms.pre.rename import RenameArgs, build_rename
+from credit_jax.transforms.build import parse_pipeline, predicted_names
+from credit_jax.transforms.pipeline import origins_of
 from tests.transforms.cases import CONCAT, LSM, SP, TP, TSI, T, preblocks
 from tests.transforms.credit_blocks import built
 
@@ -140,8 +140,7 @@ def test_names_of_predicted_variables_through_a_chain():
     names, moved = predicted_names(section)
     assert (names[T], names[TP], names.get(SP, SP)) == (second, T, SP)
     assert moved == set()
-    origins = {}
-    for block in ("c", "b"):
-        args = RenameArgs(**section.per_step[block].args)
-        origins = build_rename(args).origins(origins)
-    assert origins == {second: first, T: TP}
+    blocks = parse_pipeline(section, types=["rename"]).blocks
+    for block in blocks:
+        block.transform.open()
+    assert origins_of(blocks[-2:]) == {second: first, T: TP}

@@ -1,7 +1,6 @@
 """`wet_mask_samudra`: the masks of CREDIT's block, applied to channels."""
 
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +85,9 @@ def test_masks_are_matched_by_their_coordinates(store, rng):
     x = rng.normal(size=(1, 39, 1, LAT, LON)).astype(np.float32)
 
     def masked(name):
-        block = built("postblocks", "wet_mask_samudra", conf=conf(store, name=name))
-        return replace(block, key="y").at({}, data)({"y": x})["y"]
+        args = {"conf": conf(store, name=name), "key": "y"}
+        block = built("postblocks", "wet_mask_samudra", **args)
+        return block.at({}, data)({"y": x})["y"]
 
     assert np.array_equal(masked("turned"), masked("located"))
     assert not np.array_equal(masked("located"), x)

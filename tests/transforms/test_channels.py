@@ -1,4 +1,4 @@
-"""`reconstruct`: named fields equal CREDIT's."""
+"""`reconstruct` and `concat`: named fields and channels equal CREDIT's."""
 
 import re
 
@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
-from tests.transforms.cases import LEVELS, SP, TP, T, postblocks
+from credit_jax.transforms.channels import Reconstruct
+from tests.support.whole_fields import field_context
+from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, postblocks, preblocks
+from tests.transforms.toys import INPUT, TARGET
 
 
 @pytest.mark.reference
@@ -37,7 +39,7 @@ def test_reconstruct_as_credit(credit, rng, dims):
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_reconstruct_stops_gradients_if_asked(detach):
-    block = Reconstruct(ReconstructArgs(detach=detach))
+    block = Reconstruct(detach=detach)
 
     def total(y):
         done = block({"y_pred": y, "channel_map": {SP: slice(0, 1)}})
@@ -59,15 +61,37 @@ def test_reconstruct_stops_gradients_if_asked(detach):
 )
 def test_reconstruct_errors(entry, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        Reconstruct(ReconstructArgs())(entry)
+        Reconstruct()(entry)
 
 
 def test_the_input_by_its_own_channels():
     x = np.arange(24.0).reshape(1, 3, 1, 2, 4)
     tree = {"x": x, "input_channel_map": {T: slice(0, 2), SP: slice(2, 3)}}
-    block = Reconstruct(ReconstructArgs(in_key="x", out_key="input"))
+    block = Reconstruct(in_key="x", out_key="input")
     fields = block(tree)["input"]["S"]
     assert np.array_equal(fields[T], x[:, :2])
     assert np.array_equal(fields[SP], x[:, 2:])
     with pytest.raises(ValueError, match="has no 'input_channel_map'"):
         block({"x": x, "channel_map": {}})
+
+
+def test_fields_of_different_grids(batch):
+    batch["input"]["S"][SP] = batch["input"]["S"][SP][..., :4]
+    with pytest.raises(ValueError, match="must agree in all but the levels"):
+        preblocks(concat=CONCAT).before_step(batch)
+
+
+def test_a_channel_map_gives_the_order(batch):
+    """JAX sorts dicts, so that a traced step loses the order of a data set."""
+    pipeline, context = preblocks(concat=CONCAT), field_context(3)
+    host = pipeline.before_step(batch)
+    fields = {
+        part: {"S": dict(sorted(batch[part]["S"].items()))}
+        for part in ("input", "target")
+    }
+    maps = {"input_channel_map": INPUT, "channel_map": TARGET}
+    found = pipeline.before_step({**fields, **maps}, context)
+    assert np.array_equal(found["x"], host["x"])
+    assert np.array_equal(found["y"], host["y"])
+    with pytest.raises(ValueError, match="a traced batch needs 'input_channel_map'"):
+        pipeline.before_step(fields, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from os.path import expandvars
 from typing import Any, Literal
 
@@ -10,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Shaped
+from pydantic import PrivateAttr
 
 from credit_jax.config import StrictModel
+from credit_jax.config.components import FilePath, UnreadFile
 from credit_jax.io.open_files import opened
-from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
@@ -22,7 +22,13 @@ from credit_jax.named_fields.coordinates import (
     places_of,
     take_places,
 )
-from credit_jax.transforms.base import FieldTree, Transform, TreeSchema
+from credit_jax.transforms.base import (
+    FieldTree,
+    StepContext,
+    Transform,
+    TreeSchema,
+    postblock,
+)
 from credit_jax.transforms.pointwise import is_numpy
 
 NUM_DEPTHS = 19
@@ -44,9 +50,9 @@ class WetMaskData(StrictModel):
         dynamic_forcing_vars_key: no effect.
     """
 
-    data_path: str
-    mean_path: str | None = None
-    std_path: str | None = None
+    data_path: FilePath
+    mean_path: UnreadFile | None = None
+    std_path: UnreadFile | None = None
     prognostic_vars_key: Literal["thermo_dynamic", "thermo"]
     dynamic_forcing_vars_key: str | None = None
 
@@ -61,85 +67,70 @@ class WetMaskConf(StrictModel):
     data: WetMaskData
 
 
-class WetMaskArgs(StrictModel):
+@postblock("wet_mask_samudra")
+class WetMask(Transform):
     """Sets land to 0, by Samudra's masks of every depth.
 
     Attributes:
         conf: see `WetMaskConf`.
         key: entry with the array, such as "y_pred".
-    """
-
-    conf: WetMaskConf
-    key: str = "prediction"
-
-
-@dataclass(frozen=True, eq=False)
-class WetMask(Transform):
-    """Multiplies an array by a mask.
-
-    Attributes:
-        mask: (channel, lat, lon), 1 in water and 0 on land.
-        key: entry with the array.
-        axes: latitudes and longitudes of the mask; those that are known.
 
     Differs from CREDIT: CREDIT broadcasts the channels of the mask to the batch dim of
     arrays without a time dim, which its trainer has.
     """
 
-    mask: Float[np.ndarray, "channel lat lon"]
-    key: str
-    axes: GridCoordinates = UNKNOWN
+    conf: WetMaskConf
+    key: str = "prediction"
+
+    # 1 in water and 0 on land, and the latitudes and longitudes that are known.
+    _mask: Float[np.ndarray, "channel lat lon"] = PrivateAttr()
+    _axes: GridCoordinates = PrivateAttr(UNKNOWN)
+
+    def open(self) -> None:
+        """Reads the masks.
+
+        Raises:
+            FileNotFoundError: there is no such store.
+            ValueError: the store has no masks.
+        """
+        data = self.conf.data
+        with opened(expandvars(data.data_path)) as store:
+            depths = _depths(store, data.data_path)
+            axes = (
+                None if x is None else as_values(x.values)
+                for x in horizontal(store, data.data_path)
+            )
+            self._axes = GridCoordinates(*axes, where=data.data_path)
+        count = len(VARIABLES[data.prognostic_vars_key])
+        channels = [*(list(range(NUM_DEPTHS)) * count), 0]
+        self._mask = np.asarray(depths[channels], np.float32)
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> WetMask:
         """Returns the block with its mask in the order of the data."""
-        axes, where = self.axes, (self.axes.where, grid.where)
-        rows = places_of(grid.latitude, axes.latitude, "latitude", *where)
-        columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
-        mask = take_places(take_places(self.mask, rows, 1), columns, 2)
-        return replace(self, mask=mask, axes=UNKNOWN)
+        axes, files = self._axes, (self._axes.where, grid.where)
+        rows = places_of(grid.latitude, axes.latitude, "latitude", *files)
+        columns = places_of(grid.longitude, axes.longitude, "longitude", *files)
+        mask = take_places(take_places(self._mask, rows, 1), columns, 2)
+        return self.with_values(_mask=mask, _axes=UNKNOWN)
 
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Masks the entry `key`, (batch, channel, time, lat, lon).
 
         Raises:
             ValueError: there is no such array, or it has another number of channels.
         """
         x = tree.get(self.key)
-        if x is None or isinstance(x, dict) or x.shape[1] != len(self.mask):
+        if x is None or isinstance(x, dict) or x.shape[1] != len(self._mask):
             got = "nothing" if x is None else getattr(x, "shape", "fields of variables")
             raise ValueError(
-                f"wet_mask_samudra: key {self.key!r} must be an array of "
-                f"{len(self.mask)} channels, such as y_pred; got {got}"
+                f"key {self.key!r} must be an array of "
+                f"{len(self._mask)} channels, such as y_pred; got {got}"
             )
-        mask = self.mask[None, :, None]
+        mask = self._mask[None, :, None]
         if context is not None:
-            local = context.local_rows(np.moveaxis(self.mask, 1, 0))
+            local = context.local_rows(np.moveaxis(self._mask, 1, 0))
             mask = jnp.moveaxis(local, 0, 1)[None, :, None]
         return {**tree, self.key: x * (mask if is_numpy(x) else jnp.asarray(mask))}
-
-
-def build_wet_mask(args: WetMaskArgs) -> WetMask:
-    """Builds the block; reads the masks.
-
-    Raises:
-        FileNotFoundError: there is no such store.
-        ValueError: the store has no masks.
-    """
-    data = args.conf.data
-    with opened(expandvars(data.data_path)) as store:
-        depths = _depths(store, data.data_path)
-        axes = _axes(store, data.data_path)
-    count = len(VARIABLES[data.prognostic_vars_key])
-    channels = [*(list(range(NUM_DEPTHS)) * count), 0]
-    return WetMask(np.asarray(depths[channels], np.float32), args.key, axes)
-
-
-def _axes(store: xr.Dataset, path: str) -> GridCoordinates:
-    """One-dimensional latitudes and longitudes of a store, those that it has."""
-    axes = (None if x is None else as_values(x.values) for x in horizontal(store, path))
-    return GridCoordinates(*axes, where=path)
 
 
 def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:
@@ -149,9 +140,7 @@ def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]
         return store["wetmask"].values[:NUM_DEPTHS]
     lacking = [name for name in names if name not in store]
     if lacking:
-        raise ValueError(
-            f"wet_mask_samudra: {path} lacks {', '.join(lacking)}, and has no wetmask"
-        )
+        raise ValueError(f"{path} lacks {', '.join(lacking)}, and has no wetmask")
     masks = [store[name] for name in names]
     return np.stack(
         [

@@ -1,11 +1,12 @@
-"""`laplace_filter` on whole fields and on split ones."""
+"""`laplace_filter` on whole and split fields, the other one without strong winds."""
 
 import jax
 import numpy as np
 import pytest
 
 from credit_jax.physics.laplace_filter import filter_scalar, filter_wind
-from tests.physics.runs import build, run_blocks
+from tests.physics import world
+from tests.physics.runs import build, run_blocks, run_credit
 from tests.support import assert_close, make_mesh
 
 U, V, T, Q = (f"S/prognostic/3d/{name}" for name in "UVTQ")
@@ -45,3 +46,23 @@ def test_the_same_on_a_mesh():
 def test_a_grid_without_rows_between_the_poles():
     with pytest.raises(ValueError, match=r"20 x 150 points; .* needs 21 rows"):
         build("laplace_filter", ARGS)(tree(20), None)
+
+
+@pytest.mark.reference
+def test_no_strong_wind(credit):
+    """CREDIT's gradient is NaN: sqrt(num / (den + 1e-12)) of wind_filter.py, at 0 / 0.
+
+    The mask is 0 everywhere then, and with it both sums. Values are not changed.
+    """
+    paths = {"physics": "", "levels": ""}
+    kind, args = world.blocks(paths)["wind, anisotropic"]
+    spec = kind, {**args, "speed_threshold": 1e4}
+    fields = world.tree(5)
+    expected, theirs = run_credit(spec, fields)
+    assert np.isnan(theirs[world.U]).any()
+    values, gradients = run_blocks({"wind": spec}, fields)["wind"]
+    for key, field in expected.items():
+        assert_close(values[key], field, 1e-6, key)
+        assert_close(field, fields["y_processed"]["S"][key], 1e-6, f"{key}, unchanged")
+        assert np.isfinite(gradients[key]).all(), key
+        assert gradients[key].any(), key

@@ -1,0 +1,266 @@
+"""Between named fields and channels: `concat`, `reconstruct`, `flatten_to_tensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credit_jax.config.components import FilePath
+from credit_jax.io.errors import errors_of
+from credit_jax.named_fields.tree import by_key, by_source
+from credit_jax.transforms.base import (
+    FieldTree,
+    Reach,
+    StepContext,
+    Transform,
+    TreeSchema,
+    change_entry,
+    postblock,
+    preblock,
+)
+from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.scaling import Method, OfScalers, scale
+
+# Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
+FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
+
+
+def channel_rank(var_key: str) -> tuple[int, int]:
+    """Sort key of a variable in x: field type, then 3-D before 2-D."""
+    _, field_type, dims, *_ = [*var_key.split("/"), "", ""]
+    rank = FIELD_TYPE_RANK.get(field_type, len(FIELD_TYPE_RANK))
+    return rank, 0 if dims == "3d" else 1
+
+
+@preblock("concat")
+class Concat(Transform):
+    """Joins named fields to x and y.
+
+    Attributes:
+        to_device: no effect; the training loop places batches on devices.
+    """
+
+    reach: ClassVar = Reach.CHANNEL
+    keeps_units: ClassVar = True
+
+    to_device: bool = True
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Joins all fields along channels: x sorted by `channel_rank`, y in its order.
+
+        Args:
+            tree: has the entries input or target or both, with fields (batch, level,
+                time, lat, lon). The order of variables is that of input_channel_map and
+                channel_map if it has them, else that of the dicts.
+            context: context of a traced step, which needs these maps, since JAX sorts
+                the keys of dicts; None on the host.
+
+        Returns:
+            The tree without its fields, and with x of the input and y of the target, if
+            they exist, (batch, channel, time, lat, lon) float32 (or wider, if traced).
+
+        Raises:
+            ValueError: there are no fields, their grids differ, or a traced step has no
+                channel map.
+        """
+        new = {key: v for key, v in tree.items() if key not in ("input", "target")}
+        inputs, targets = (by_key(tree.get(part, {})) for part in ("input", "target"))
+        if not (inputs or targets):
+            raise ValueError("concat: the batch has no fields")
+        traced = context is not None
+        if inputs:
+            ranked = [
+                key
+                for fields in tree["input"].values()
+                for key in sorted(fields, key=channel_rank)
+            ]
+            new["x"] = join(inputs, _order(tree, "input_channel_map", traced) or ranked)
+        if targets:
+            new["y"] = join(
+                targets, _order(tree, "channel_map", traced) or list(targets)
+            )
+        return new
+
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
+        """Returns the variables of x in channel order; those of y keep their order."""
+        inputs = schema.get("input", ())
+        sources = dict.fromkeys(group.var_key.split("/")[0] for group in inputs)
+        ranked = sorted(inputs, key=lambda group: channel_rank(group.var_key))
+        ordered = [
+            group
+            for source in sources
+            for group in ranked
+            if group.var_key.split("/")[0] == source
+        ]
+        return {**schema, "input": ordered}
+
+
+@preblock("to_device")
+class ToDevice(Transform):
+    """Does nothing; CREDIT moves arrays by it.
+
+    Attributes:
+        device: no effect; the training loop places batches on devices.
+    """
+
+    reach: ClassVar = Reach.CHANNEL
+    keeps_units: ClassVar = True
+
+    device: str = "cpu"
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Returns a copy of the tree."""
+        return dict(tree)
+
+    inverse = __call__
+
+
+def _order(tree: FieldTree, name: str, traced: bool) -> list[str] | None:
+    """The keys of a channel map in channel order; None if there is none."""
+    if name not in tree:
+        if traced:
+            raise ValueError(
+                f"concat: a traced batch needs {name!r}, {{key: slice}}, for the order "
+                f"of the variables; it has: {', '.join(sorted(tree))}"
+            )
+        return None
+    return sorted(tree[name], key=lambda key: tree[name][key].start)
+
+
+def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Concatenates fields along channels, in float32 (or wider, if traced).
+
+    Args:
+        fields: key -> (batch, level, time, lat, lon), numpy or JAX.
+        keys: keys of the fields, in channel order.
+
+    Raises:
+        ValueError: the shapes of the fields differ in more than their levels.
+    """
+    fields = {key: fields[key] for key in keys}
+    shapes = {(f.shape[0], *f.shape[2:]) for f in fields.values()}
+    if len(shapes) > 1:
+        listed = ", ".join(f"{key} {tuple(f.shape)}" for key, f in fields.items())
+        raise ValueError(
+            "concat: fields (batch, level, time, lat, lon) must agree in all but the "
+            f"levels: {listed}"
+        )
+    arrays = list(fields.values())
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return np.concatenate(arrays, axis=1, dtype=np.float32)
+    joined = jnp.concatenate(arrays, axis=1)
+    return joined.astype(jnp.promote_types(joined.dtype, jnp.float32))
+
+
+@postblock("reconstruct")
+class Reconstruct(Transform):
+    """Splits the prediction, or the target, into named fields.
+
+    Attributes:
+        detach: whether to stop gradients at the fields.
+        in_key: entry to split: "y_pred", "y" for the target, or "x".
+        out_key: entry for the fields.
+
+    Differs from CREDIT: splits "x", too, for transforms that compare with the input.
+    """
+
+    detach: bool = True
+    in_key: str = "y_pred"
+    out_key: str = "y_processed"
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Adds the entry `out_key`, {source: {key: (batch, level, time, lat, lon)}}.
+
+        Args:
+            tree: has `in_key` (batch, channel, time, lat, lon) or (batch, channel, lat,
+                lon), and "channel_map" ("input_channel_map" for x) {key: slice}.
+            context: not used.
+
+        Raises:
+            ValueError: an entry is missing or has another number of channels.
+        """
+        channel_map = "input_channel_map" if self.in_key == "x" else "channel_map"
+        for key in (self.in_key, channel_map):
+            if key not in tree:
+                raise ValueError(
+                    f"reconstruct: the batch has no {key!r}; it has: {sorted(tree)}"
+                )
+        flat, slices = tree[self.in_key], tree[channel_map]
+        count = max(place.stop for place in slices.values())
+        if flat.shape[1] != count:
+            raise ValueError(
+                f"reconstruct: {self.in_key!r} has {flat.shape[1]} channels, the "
+                f"channel map {count}"
+            )
+        if flat.ndim == 4:
+            flat = flat[:, :, None]
+        if self.detach and isinstance(flat, jax.Array):
+            flat = jax.lax.stop_gradient(flat)
+        fields = {key: flat[:, place] for key, place in slices.items()}
+        return {**tree, self.out_key: by_source(fields)}
+
+
+@postblock("flatten_to_tensor")
+class FlattenToTensor(OfScalers):
+    """Joins named fields to one array of channels.
+
+    Attributes:
+        scaler_path: JSON file of fitted scalers; null does not scale.
+        variables: whole keys of the variables to scale; null is all, an empty list
+            none.
+        method: "transform" or "inverse_transform".
+        key: entry with the fields, which do not change.
+        out_key: entry for the array.
+    """
+
+    scaler_path: FilePath | None = None
+    variables: tuple[str, ...] | None = None
+    method: Method = "transform"
+    key: str = "y_processed"
+    out_key: str = "y_pred"
+
+    @property
+    def scaler_file(self) -> str:
+        return str(self.scaler_path)
+
+    @property
+    def sides(self) -> dict[str, str]:
+        return {self.key: "target"}
+
+    def by_level(self, key: str) -> bool:
+        return self.variables is None or key in self.variables
+
+    def open(self) -> None:
+        """Reads the scalers, if there are some."""
+        if self.scaler_path is not None:
+            super().open()
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Adds the entry `out_key`, (batch, channel, time, lat, lon).
+
+        Args:
+            tree: has the fields and "channel_map".
+            context: context of a traced step; None on the host.
+
+        Raises:
+            ValueError: the fields are missing, or a field has no scaler or one of
+                another size.
+        """
+        slices, path = tree["channel_map"], self.scaler_path
+
+        def change(key: str, x: Any) -> Any:
+            if path is None or key not in slices or not self.by_level(key):
+                return x
+            scaler = self.scalers_of("target", [key])[key]
+            with errors_of(path, key):
+                return scale(scaler, x, self.method, context=context)
+
+        scaled = change_entry(tree, change, self.key)[self.key]
+        order = sorted(slices, key=lambda key: slices[key].start)
+        fields = [scaled[key.split("/")[0]][key] for key in order]
+        module = np if all(map(is_numpy, fields)) else jnp
+        return {**tree, self.out_key: module.concatenate(fields, axis=1)}

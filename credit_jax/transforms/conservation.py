@@ -1,0 +1,358 @@
+"""The conservation fixers: `tracer_fixer`, and those of dry mass, water and energy.
+
+They read and write `y_processed` in physical units, so they run after the inverse
+scaling, and before the scaling that rebuilds y_pred. The state before the step is
+`x_physical`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from pydantic import PrivateAttr, field_validator, model_validator
+
+from credit_jax.config.components import FilePath
+from credit_jax.named_fields.coordinates import GridCoordinates, places_of, take_places
+from credit_jax.physics import conservation as physics
+from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip
+from credit_jax.physics.files import read_grid, read_surface
+from credit_jax.physics.rows import fill_padding
+from credit_jax.transforms.base import (
+    OUTPUT,
+    FieldTree,
+    LevelFile,
+    StepContext,
+    Transform,
+    TreeSchema,
+    get_field,
+    postblock,
+    with_fields,
+)
+
+# Key of a variable -> its field before or after a step, (batch, level, 1, lat, lon).
+Reader: TypeAlias = Callable[[str], Any]
+
+
+@postblock("tracer_fixer")
+class TracerFixer(Transform):
+    """Limits tracers to a range, such as to what is not negative.
+
+    Attributes:
+        tracer_vars: keys of the variables to limit.
+        tracer_thres: smallest value, one for all variables or one for each.
+        tracer_thres_max: largest value, one for all or one for each; null is no limit.
+    """
+
+    tracer_vars: tuple[str, ...]
+    tracer_thres: float | tuple[float, ...]
+    tracer_thres_max: float | tuple[float | None, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_for_each(self) -> TracerFixer:
+        for name in ("tracer_thres", "tracer_thres_max"):
+            values, count = getattr(self, name), len(self.tracer_vars)
+            if isinstance(values, tuple) and len(values) != count:
+                raise ValueError(
+                    f"{name} has {len(values)} values for {count} variables; give one "
+                    "for all or one each"
+                )
+        return self
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Replaces the fields by clipped ones."""
+        count = len(self.tracer_vars)
+        limits = (
+            values if isinstance(values, tuple) else (values,) * count
+            for values in (self.tracer_thres, self.tracer_thres_max)
+        )
+        fixed = {
+            key: clip(get_field(tree, OUTPUT, key), low, high)
+            for key, low, high in zip(self.tracer_vars, *limits, strict=True)
+        }
+        return with_fields(tree, OUTPUT, fixed)
+
+
+class _OnLevels(Transform):
+    """A global fixer, with integrals over levels.
+
+    Attributes:
+        save_loc_physics: NetCDF file or Zarr store with the grid.
+        lon_lat_level_name: names of its longitude, latitude, and coefficients a (Pa)
+            and b of hybrid levels, or pressure (Pa).
+        grid_type: whether levels are hybrid ("sigma") or of constant pressure
+            ("pressure").
+        midpoint: whether fields are means of the layers between these levels; else
+            they are values at the levels, and integrals are trapezoidal.
+        input_source_key: entry with the state before the step.
+    """
+
+    ignored: ClassVar = {
+        "fix_level_num": "CREDIT accepts it, and reads it in gen1 only"
+    }
+    needs: ClassVar = ("x_physical",)
+
+    save_loc_physics: FilePath
+    lon_lat_level_name: tuple[str, ...]
+    grid_type: Literal["sigma", "pressure"] = "sigma"
+    midpoint: bool = False
+    input_source_key: str = "x_physical"
+
+    # Levels and areas of global integrals.
+    _grid: physics.PhysicsGrid = PrivateAttr()
+
+    def open(self) -> None:
+        """Reads the grid."""
+        self._grid = read_grid(
+            self.save_loc_physics,
+            self.lon_lat_level_name,
+            hybrid=self.grid_type == "sigma",
+            midpoint=self.midpoint,
+        )
+
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> _OnLevels:
+        """Returns the block with its grid in the order of the data.
+
+        Its levels are those of the predicted variables.
+        """
+        levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
+        known = levels.pop() if len(levels) == 1 else None
+        axes = GridCoordinates(grid.latitude, grid.longitude, known, grid.where)
+        return self.with_values(_grid=self._grid.at(axes))
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        """See `Transform`; none for levels that are matched by their pressure."""
+        if self._grid.axes.levels is not None:
+            return ()
+        named = self.model_dump(include={"T_var", "q_var", "U_var", "V_var"})
+        levels = self._grid.levels
+        keys = frozenset(named.values())
+        return (LevelFile(levels.origin, keys.__contains__, levels.numbers),)
+
+    def readers(self, tree: FieldTree, context: StepContext) -> tuple[Reader, Reader]:
+        """Readers of fields at the last time before, and the first after the step."""
+
+        def reader(part: str, time: slice) -> Reader:
+            # Padding rows get a value for which integrals are finite.
+            return lambda key: fill_padding(
+                get_field(tree, part, key)[:, :, time], 1.0, context
+            )
+
+        before = reader(self.input_source_key, slice(-1, None))
+        return before, reader(OUTPUT, slice(0, 1))
+
+
+class _OfMoisture(_OnLevels):
+    """A fixer that integrates humidity.
+
+    Attributes:
+        q_var: key of specific total water, kg / kg.
+        sp_var: key of surface pressure, Pa.
+    """
+
+    q_var: str
+    sp_var: str
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        return (self.q_var, self.sp_var)
+
+    def moisture(self, read: Reader) -> physics.Moisture:
+        """Humidity and surface pressure of the state that `read` reads."""
+        return physics.Moisture(*map(read, self.state_keys))
+
+
+@postblock("global_mass_fixer")
+class MassFixer(_OfMoisture):
+    """Keeps the mass of dry air, by surface pressure `sp_var` of hybrid levels."""
+
+    @field_validator("grid_type")
+    @classmethod
+    def _hybrid(cls, value: str) -> str:
+        if value != "sigma":
+            raise ValueError("expected sigma: the mass is corrected by sp_var")
+        return value
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Replaces surface pressure."""
+        before, after = map(self.moisture, self.readers(tree, context))
+        fixed = physics.fix_dry_mass(self._grid, before, after, context)
+        return with_fields(tree, OUTPUT, {self.sp_var: fixed})
+
+
+@postblock("global_water_fixer")
+class WaterFixer(_OfMoisture):
+    """Closes the budget of water, by precipitation.
+
+    Attributes:
+        precip_var: key of precipitation, m in the step, which is corrected.
+        evapor_var: key of evaporation, m in the step, with CREDIT's sign.
+        lead_time_periods: length of the step in hours.
+    """
+
+    precip_var: str
+    evapor_var: str
+    lead_time_periods: int
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Replaces precipitation."""
+        before, after = self.readers(tree, context)
+        fixed = physics.fix_precipitation(
+            self._grid,
+            self.moisture(before),
+            self.moisture(after),
+            after(self.precip_var),
+            after(self.evapor_var),
+            self.lead_time_periods * SECONDS_PER_HOUR,
+            context,
+        )
+        return with_fields(tree, OUTPUT, {self.precip_var: fixed})
+
+
+class _EnergyFixer(_OnLevels):
+    """Corrects temperature to close the global energy budget.
+
+    Attributes:
+        T_var: key of temperature, K, which is corrected.
+        q_var, U_var, V_var: keys of specific total water, kg / kg, and wind, m / s.
+        sp_var: key of surface pressure, Pa; levels of constant pressure need none.
+        surface_geopotential_name: variable of `save_loc_physics`, m^2 / s^2; of a list,
+            the first one.
+        surf_sh_var, surf_lh_var: keys of sensible and latent heat, J / m^2 in the step,
+            positive downward.
+        lead_time_periods: length of the step in hours.
+    """
+
+    T_var: str
+    q_var: str
+    U_var: str
+    V_var: str
+    sp_var: str | None = None
+    surface_geopotential_name: str | tuple[str, ...]
+    surf_sh_var: str
+    surf_lh_var: str
+    lead_time_periods: int
+
+    # (lat, lon) m^2 / s^2
+    _surface_geopotential: np.ndarray = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _has_pressure(self) -> _EnergyFixer:
+        if self.grid_type == "sigma" and self.sp_var is None:
+            raise ValueError("sp_var: missing; hybrid levels (sigma) need it")
+        return self
+
+    def open(self) -> None:
+        """Reads the grid and the surface geopotential."""
+        super().open()
+        name = self.surface_geopotential_name
+        name = name if isinstance(name, str) else name[0]
+        self._surface_geopotential = read_surface(self.save_loc_physics, name)
+
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> _OnLevels:
+        """Returns the block with its grid and surface in the order of the data."""
+        axes = self._grid.axes
+        files = axes.where, grid.where
+        rows = places_of(grid.latitude, axes.latitude, "latitude", *files)
+        columns = places_of(grid.longitude, axes.longitude, "longitude", *files)
+        surface = take_places(self._surface_geopotential, rows, 0)
+        surface = take_places(surface, columns, 1)
+        located = super().at(schema, grid)
+        return located.with_values(_surface_geopotential=surface)
+
+    @property
+    def _air_keys(self) -> tuple[str, ...]:
+        """Keys of temperature, humidity, wind and, if there is one, pressure."""
+        keys = (self.T_var, self.q_var, self.U_var, self.V_var)
+        return keys if self.sp_var is None else (*keys, self.sp_var)
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        return self._air_keys
+
+    def flux(self, before: Reader, after: Reader) -> Any:
+        """Net energy flux into the air, W / m^2."""
+        raise NotImplementedError
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Replaces temperature."""
+        before, after = self.readers(tree, context)
+        fixed = physics.fix_energy(
+            self._grid,
+            self._air(before),
+            self._air(after),
+            self._surface_geopotential,
+            self.flux(before, after),
+            self.lead_time_periods * SECONDS_PER_HOUR,
+            context,
+        )
+        return with_fields(tree, OUTPUT, {self.T_var: fixed})
+
+    def _air(self, read: Reader) -> physics.Air:
+        """The state; levels of constant pressure pass over the surface pressure."""
+        fields = [read(key) for key in self._air_keys]
+        pressure = [] if self.sp_var is not None else [fields[0][:, :1]]
+        return physics.Air(*fields, *pressure)
+
+
+@postblock("global_energy_fixer", "global_energy_fixer_updown")
+class EnergyFixer(_EnergyFixer):
+    """Closes the budget of energy by temperature; fluxes up and down are separate.
+
+    Attributes:
+        toa_down_solar_input_var: key of the solar flux into the top, W / m^2, in the
+            state before the step.
+        toa_up_solar_var, toa_up_olr_var: keys of the fluxes out of the top, W / m^2.
+        surf_down_solar_var, surf_up_solar_var, surf_down_lw_var, surf_up_lw_var: keys
+            of radiation at the surface, J / m^2 in the step.
+    """
+
+    toa_down_solar_input_var: str
+    toa_up_solar_var: str
+    toa_up_olr_var: str
+    surf_down_solar_var: str
+    surf_up_solar_var: str
+    surf_down_lw_var: str
+    surf_up_lw_var: str
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        return (*self._air_keys, self.toa_down_solar_input_var)
+
+    def flux(self, before: Reader, after: Reader) -> Any:
+        """Of upward and downward fluxes."""
+        top = before(self.toa_down_solar_input_var) - after(self.toa_up_solar_var)
+        top = top - after(self.toa_up_olr_var)
+        down = after(self.surf_down_solar_var) + after(self.surf_down_lw_var)
+        up = after(self.surf_up_solar_var) + after(self.surf_up_lw_var)
+        surface = down - up + after(self.surf_sh_var) + after(self.surf_lh_var)
+        return top - surface / (self.lead_time_periods * SECONDS_PER_HOUR)
+
+
+@postblock("global_energy_fixer_net")
+class NetEnergyFixer(_EnergyFixer):
+    """Closes the budget of energy by temperature; fluxes are net, positive downward.
+
+    Attributes:
+        toa_net_solar_var, toa_net_thermal_var: keys of radiation at the top.
+        surf_net_solar_var, surf_net_thermal_var: keys of radiation at the surface.
+        flux_units: unit of all fluxes, those of heat included: "J m-2" in the step, or
+            "W m-2".
+    """
+
+    toa_net_solar_var: str
+    toa_net_thermal_var: str
+    surf_net_solar_var: str
+    surf_net_thermal_var: str
+    flux_units: Literal["J m-2", "W m-2"] = "J m-2"
+
+    def flux(self, before: Reader, after: Reader) -> Any:
+        """Of net fluxes."""
+        top = after(self.toa_net_solar_var) + after(self.toa_net_thermal_var)
+        surface = after(self.surf_net_solar_var) + after(self.surf_net_thermal_var)
+        surface = surface + after(self.surf_sh_var) + after(self.surf_lh_var)
+        net = top - surface
+        seconds = self.lead_time_periods * SECONDS_PER_HOUR
+        return net if self.flux_units == "W m-2" else net / seconds

@@ -1,1 +1,0 @@
-"""Postblocks: transforms after the model."""

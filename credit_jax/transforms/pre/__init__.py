@@ -1,1 +1,0 @@
-"""Preblocks: transforms before the model."""
