@@ -1,14 +1,14 @@
 """Derived times of meshes beside those of programs that XLA compiled.
 
-    python -m benchmarks.mesh_choice                       # accounts that are stored
-    python -m benchmarks.mesh_choice --compile             # and those that are missing
+    python -m benchmarks.mesh_choice                    # compiled times of the report
+    python -m benchmarks.mesh_choice --compile          # and of programs it lacks
     python -m benchmarks.mesh_choice --compile --configs fuxi_6h
 
 `credit-jax mesh` derives the time of a step from traced programs (docs/mesh.md); here
 it does so for the programs of `benchmarks.accelerator` in benchmarks/reports, and for
 small forms of other configs on meshes of eight devices (`mesh_cases`), all compiled
-for a GPU. Nothing is run on one: both are lower bounds. Configs that are not named
-keep their rows of the report.
+for a GPU. Nothing is run on one: both are lower bounds. Compiled times that are in the
+report stay; configs that are not named keep their rows.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         earlier = options.out / f"{NAME}.json"
         cases = json.loads(earlier.read_text())["cases"] if earlier.exists() else {}
         for name in options.configs:
-            result = compare_case(CASES[name], options)
+            result = compare_case(CASES[name], options, cases.get(name, {}))
             if result["programs"]:
                 cases[name] = result
                 rows = {key: cases[key] for key in CASES if key in cases}
@@ -235,12 +235,15 @@ def compare(device: str, config: Config) -> dict[str, Any]:
     return {"programs": rows, **_agreement([row["rates"] for row in rows])}
 
 
-def compare_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+def compare_case(
+    case: Case, options: argparse.Namespace, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
     """Compares the choices of a small config on the devices of a node.
 
     Args:
         case: the config.
         options: see `_parse`.
+        earlier: its result in the report.
     """
     options.accounts.mkdir(parents=True, exist_ok=True)
     config = build_config(case.mapping(options.accounts))
@@ -255,28 +258,36 @@ def compare_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     runs_on = {
         (dims.ep, dims.tp, dims.domain) for dims in replicas(model_def, NODE, NODE)
     }
+    launch = ACCELERATORS[TARGET].launch
+    recorded = {row["title"]: row for row in earlier.get("programs", ())}
     rows, failed = [], {}
     for mesh, remat, over_domain in CHOICES[: options.programs]:
         dims = ParallelDims(**parse_mesh(mesh), world_size=num_devices(mesh))
         if (dims.ep, dims.tp, dims.domain) not in runs_on:
             continue
         job = job_of(case, options.accounts, mesh, remat, over_domain)
-        program = stored_account(job, options.accounts, compiles=options.compile)
-        if program is None:
-            continue
-        if "error" in program:
-            failed[job.title] = program["error"]
-            continue
-        times = search.times(choice_of(program))
-        launches = ACCELERATORS[TARGET].launch
+        row = recorded.get(job.title)
+        if row is None:
+            program = stored_account(job, options.accounts, compiles=options.compile)
+            if program is None:
+                continue
+            if "error" in program:
+                failed[job.title] = program["error"]
+                continue
+            parts = program["seconds"], launch * program["kernels"]
+            row = {
+                "compiled": program["step"],
+                "compiled_parts": (*parts, program["exposed_seconds"]),
+            }
+        choice = MeshChoice(dims, remat, over_domain, micro_batch=job.samples)
+        times = search.times(choice)
         derived = (times.launches, times.transfers)
-        compiled = (launches * program["kernels"], program["exposed_seconds"])
         rows.append(
             {
                 "title": job.title,
-                "compiled": program["step"],
+                "compiled": row["compiled"],
                 "derived": times.total,
-                "compiled_parts": (program["seconds"], *compiled),
+                "compiled_parts": row["compiled_parts"],
                 "derived_parts": (times.total - sum(derived), *derived),
                 "times": asdict(times),
             }

@@ -6,16 +6,9 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import sys
-import time
-import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeAlias
 
 import yaml
 from rich import box
@@ -31,15 +24,7 @@ from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.plan import plan_model
 from credit_jax.plan.accelerators import ACCELERATORS, Accelerator
-from credit_jax.plan.mesh_search import (
-    BATCH,
-    Cluster,
-    MeshSearch,
-    Program,
-    Ranked,
-    batch_of,
-)
-from credit_jax.plan.replica import ReplicaWork
+from credit_jax.plan.mesh_search import BATCH, Cluster, MeshSearch, Ranked, batch_of
 
 HELP = (
     "Rank the meshes of some devices for a config by derived samples per second, and "
@@ -47,10 +32,6 @@ HELP = (
 )
 EXAMPLE = "--config configs/wxformer_025deg.yaml --devices 64 --device h100"
 GB = 1e9
-# Seconds of tracing for which a further process is started, which takes as long itself.
-SECONDS = 5.0
-# The arguments of `_search_of`.
-_Search: TypeAlias = tuple[str, tuple[str, ...], Cluster, int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,19 +79,32 @@ def run(args: argparse.Namespace) -> int:
     if args.batch is not None and args.batch < 1:
         raise ValueError(f"--batch: got {args.batch}; expected at least 1 sample")
     compile_sooner()
-    source = args.config, tuple(args.set), cluster, args.batch
-    search = _search_of(*source)
-    search.trace = partial(_trace_all, search, source)
-    config, batch, ranked = search.config, search.batch, search.ranked()
+    config = read_config(args.config, args.set)
+    model = plan_model(
+        config.model,
+        parse_parallelism("data=none"),
+        num_devices=1,
+        keep_whole=config.trainer.fsdp.keep_whole,
+    )
+    model.check(args.config)
+    assert model.model_def is not None, "a plan without problems has a model"
+    with contextlib.redirect_stdout(io.StringIO()):
+        # Programs are traced for them; none is used.
+        ensure_devices(cluster.num_devices)
+    batch = args.batch or batch_of(config, cluster.num_devices)
+    ranked = MeshSearch(config, model.model_def, cluster, batch).ranked()
     section = {"trainer": ranked[0].choice.trainer(config)}
     text = yaml.safe_dump(section, sort_keys=False)
     if args.json:
-        rows = [row.to_json(config) for row in ranked]
-        print(json.dumps({"batch": batch, "choices": rows}, indent=1))
+        choices = [row.to_json(config) for row in ranked]
+        print(json.dumps({"batch": batch, "choices": choices}, indent=1))
     else:
-        shown = ranked if args.all else _one_each(ranked)
-        _print(shown, batch, cluster.accelerator)
-        if search.model_def.config.geometry() is None:
+        first: dict[str, Ranked] = {}
+        for row in ranked:
+            first.setdefault(row.choice.name, row)
+        rows = ranked if args.all else [*first.values()]
+        _print(rows, batch, cluster.accelerator)
+        if model.model_def.config.geometry() is None:
             print_line(
                 f"note: activations of {config.model['type']} are not estimated; all "
                 "else of its memory is",
@@ -121,58 +115,6 @@ def run(args: argparse.Namespace) -> int:
         with new_file(Path(args.out)) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     return OK
-
-
-def _search_of(
-    path: str, overrides: tuple[str, ...], cluster: Cluster, batch: int | None
-) -> MeshSearch:
-    """The search for a config, with the devices that programs are traced for."""
-    config = read_config(path, list(overrides))
-    model = plan_model(
-        config.model,
-        parse_parallelism("data=none"),
-        num_devices=1,
-        keep_whole=config.trainer.fsdp.keep_whole,
-    )
-    model.check(path)
-    with contextlib.redirect_stdout(io.StringIO()):
-        # None of them is used.
-        ensure_devices(cluster.num_devices)
-    assert model.model_def is not None, "a plan without problems has a model"
-    if batch is None:
-        batch = batch_of(config, cluster.num_devices)
-    return MeshSearch(config, model.model_def, cluster, batch)
-
-
-# Of a process that traces for another one.
-_search_once = cache(_search_of)
-
-
-def _traced(source: _Search, program: Program) -> ReplicaWork:
-    """The work of a program, in a process that traces for another one."""
-    compile_sooner()
-    with warnings.catch_warnings():
-        # The first process prints them.
-        warnings.simplefilter("ignore", UserWarning)
-        search = _search_once(*source)
-    return search.traced(program)
-
-
-def _trace_all(
-    search: MeshSearch, source: _Search, programs: Sequence[Program]
-) -> list[ReplicaWork]:
-    """The work of each program, from as many processes as their time is worth."""
-    began = time.perf_counter()
-    first, *others = programs
-    works = [search.traced(first)]
-    seconds = (time.perf_counter() - began) * len(others)
-    processes = min(os.cpu_count() or 1, int(seconds / SECONDS))
-    if processes < 2:
-        return works + [search.traced(program) for program in others]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        # Neighbors are often of one mesh, for which JAX traces some functions once.
-        traced = pool.map(partial(_traced, source), others, chunksize=2)
-        return works + list(traced)
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
@@ -190,14 +132,6 @@ def _cluster(args: argparse.Namespace) -> Cluster:
         )
     memory = accelerator.memory if args.memory is None else GB * args.memory
     return Cluster(accelerator, args.devices, args.devices // nodes, memory)
-
-
-def _one_each(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The first choice of each mesh."""
-    first: dict[str, Ranked] = {}
-    for row in ranked:
-        first.setdefault(row.choice.name, row)
-    return list(first.values())
 
 
 def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> None:

@@ -108,17 +108,14 @@ def _is_known(option: str) -> bool:
     distinguishes options from what else has their names: the description of XLA's
     protocol buffers contains those that were removed, too.
     """
-    name = option.encode() + b"\0"
-    folder = Path(jaxlib.version.__file__).parent
-    return any(_contains(path, name) for path in folder.glob("*jax_common.*"))
-
-
-def _contains(path: Path, text: bytes) -> bool:
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        return content.find(text) >= 0
+    for path in Path(jaxlib.version.__file__).parent.glob("*jax_common.*"):
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            if content.find(option.encode() + b"\0") >= 0:
+                return True
+    return False
 
 
 def add_flags(options: Options) -> None:
@@ -278,22 +275,15 @@ def use_cache(folder: str | None) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if jax.config.values["jax_compilation_cache_max_size"] != -1:
-            _date_programs(path)
+            # With a limit, JAX fails to write programs where an access time is missing:
+            # a process was killed while it wrote a program, or had no limit.
+            for program in path.glob("*-cache"):
+                used = program.with_name(program.name.removesuffix("cache") + "atime")
+                if not used.exists():
+                    used.write_bytes(time.time_ns().to_bytes(8, "little"))
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
-
-
-def _date_programs(folder: Path) -> None:
-    """Writes the missing access times of cached programs.
-
-    The access time is missing if a process was killed while it wrote a program, or had
-    no limit of the cache size. With a limit, JAX then fails to write further programs.
-    """
-    for program in folder.glob("*-cache"):
-        used = program.with_name(program.name.removesuffix("cache") + "atime")
-        if not used.exists():
-            used.write_bytes(time.time_ns().to_bytes(8, "little"))
 
 
 # The stages of compiling, as `jax.monitoring` names them.

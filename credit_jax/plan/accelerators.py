@@ -69,7 +69,7 @@ ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
             network=50e9,  # 400 Gb/s
             message=10e-6,
             memory=141e9,
-            achieved=0.65,
+            achieved=0.70,
         ),
         "a100": Accelerator(
             "NVIDIA A100 SXM, 40 GB",

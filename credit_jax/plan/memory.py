@@ -76,6 +76,19 @@ def estimate_memory(
         FLOAT32 * sum(local_size(d, axes, rules) for d in specs.values())
         for specs in (param_specs, model_def.trainable, model_def.matrices)
     )
+    channels = model_def.input_channels * model_def.frames
+    targets = model_def.output_channels * model_def.output_frames
+    steps = config.data.forecast_len
+    rows = -(-model_def.image_height // axes.num_domain)
+    field = FLOAT32 * _samples(config) * rows * model_def.image_width
+    later = steps - 1 if trainer.backprop == "full" else 0
+    over_domain = 0
+    if not gathers_over_domain_in_blocks(axes):
+        split = [
+            d for d in param_specs.values() if rules.domain_dim(d, axes) is not None
+        ]
+        elements = sum(local_size(d, axes, rules) for d in split)
+        over_domain = _item(config) * elements * axes.num_domain
     parts = {
         "parameters": params,
         "gradients": trained,
@@ -83,10 +96,10 @@ def estimate_memory(
         "EMA": trained if trainer.use_ema else 0,
         "spectral norm": normalized,
         "gathered blocks (FSDP)": _gathered(config, param_specs, axes, rules),
-        "gathered over domain": _over_domain(config, param_specs, axes, rules),
+        "gathered over domain": over_domain,
         ACTIVATIONS: _activations(config, model_def, axes),
-        BATCH: _batch(config, model_def, axes),
-        LATER_INPUTS: _carried(config, model_def, axes),
+        BATCH: field * (channels + (steps + 1) * targets),
+        LATER_INPUTS: field * channels * later,
     }
     return MemoryEstimate({name: size for name, size in parts.items() if size})
 
@@ -142,20 +155,6 @@ def local_size(
     )
 
 
-def _over_domain(
-    config: Config,
-    param_specs: dict[str, ParamSpec],
-    axes: MeshAxes,
-    rules: ShardingRules,
-) -> int:
-    """Bytes of the parameters that a forward gathers over domain before its blocks."""
-    if gathers_over_domain_in_blocks(axes):
-        return 0
-    split = [d for d in param_specs.values() if rules.domain_dim(d, axes) is not None]
-    elements = sum(local_size(d, axes, rules) for d in split)
-    return _item(config) * elements * axes.num_domain
-
-
 def _gathered(
     config: Config,
     param_specs: dict[str, ParamSpec],
@@ -178,28 +177,6 @@ def _gathered(
         return FLOAT32 * sum(groups.values())
     largest = sorted(groups.values(), reverse=True)
     return FLOAT32 * sum(largest[: 1 + (0 if reshard is True else reshard)])
-
-
-def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
-    """Bytes of the input, the targets of all steps and the prediction."""
-    steps = config.data.forecast_len
-    channels = model_def.input_channels * model_def.frames
-    channels += (steps + 1) * model_def.output_channels * model_def.output_frames
-    return FLOAT32 * _samples(config) * _points(model_def, axes) * channels
-
-
-def _carried(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
-    """Bytes of the inputs that `backprop: full` keeps for the backward pass."""
-    later = config.data.forecast_len - 1
-    if config.trainer.backprop != "full":
-        later = 0
-    channels = model_def.input_channels * model_def.frames
-    return FLOAT32 * _samples(config) * _points(model_def, axes) * channels * later
-
-
-def _points(model_def: ModelDef, axes: MeshAxes) -> int:
-    """Points of a field on a device."""
-    return -(-model_def.image_height // axes.num_domain) * model_def.image_width
 
 
 def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:

@@ -10,18 +10,25 @@ follows from the sizes of the parameters. Nothing is compiled or measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from credit_jax.config import Config
 from credit_jax.config.messages import counted
-from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, EP, TP
+from credit_jax.parallel.mesh.axes import (
+    DOMAIN,
+    DP_REPLICATE,
+    DP_SHARD,
+    EP,
+    TP,
+    MeshAxes,
+)
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.params.remat import ACTIVATIONS
+from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.plan.accelerators import Accelerator
 from credit_jax.plan.memory import MemoryEstimate, estimate_memory, local_size, rules_of
 from credit_jax.plan.replica import ReplicaWork, replica_work
@@ -71,22 +78,24 @@ class MeshChoice:
     @property
     def name(self) -> str:
         """The mesh as a name such as "ddp2xfsdp4xdomain8"; see docs/certificate.md."""
+        dims = self.dims
         degrees = {
-            "ddp": self.dims.dp_replicate,
-            "fsdp": self.dims.dp_shard,
-            EP: self.dims.ep,
-            TP: self.dims.tp,
-            DOMAIN: self.dims.domain,
-            "ulysses": self.dims.ulysses_degree or 1,
+            "ddp": dims.dp_replicate,
+            "fsdp": dims.dp_shard,
+            EP: dims.ep,
+            TP: dims.tp,
+            DOMAIN: dims.domain,
+            "ulysses": dims.ulysses_degree or 1,
         }
         return "x".join(f"{k}{n}" for k, n in degrees.items() if n > 1) or "1"
 
     def trainer(self, config: Config) -> dict[str, Any]:
         """The keys of the `trainer:` section that it decides, for a config.
 
-        The dtypes of the config are among them, as CREDIT's depend on the mesh.
+        The dtypes of the config are among them, as CREDIT's depend on the mesh; so are
+        the lengths that count micro-batches, for as many updates as in the config.
         """
-        dims, policy = self.dims, config.trainer.mp_policy
+        dims, trainer = self.dims, config.trainer
         data = "fsdp2" if dims.dp_shard > 1 else "ddp"
         parallelism: dict[str, Any] = {
             "data": data if dims.batch_size > 1 else "none",
@@ -106,14 +115,25 @@ class MeshChoice:
             "train_batch_size": self.micro_batch,
             "grad_accum_every": self.accumulate,
             "fsdp": {
-                **config.trainer.fsdp.model_dump(mode="json"),
+                **trainer.fsdp.model_dump(mode="json"),
                 "over_domain": self.over_domain,
                 "reshard_after_forward": self.reshard,
             },
         }
-        if policy is not None:
-            section["fsdp2_mp_policy"] = policy.model_dump(mode="json")
-        return section | _lengths(config.trainer, self.accumulate)
+        if trainer.mp_policy is not None:
+            section["fsdp2_mp_policy"] = trainer.mp_policy.model_dump(mode="json")
+        each = trainer.grad_accum_every
+        if self.accumulate == each:
+            return section
+        if trainer.batches_per_epoch:
+            updates = -(-trainer.batches_per_epoch // each)
+            section["batches_per_epoch"] = updates * self.accumulate
+        schedule = trainer.scheduler.model_dump() if trainer.scheduler else {}
+        lengths = {k: schedule[k] for k in _BY_BATCH if k in schedule}
+        if lengths:
+            longer = {k: round(n * self.accumulate / each) for k, n in lengths.items()}
+            section["scheduler"] = schedule | longer
+        return section
 
 
 @dataclass(frozen=True)
@@ -195,30 +215,6 @@ class Cluster:
         return self.accelerator.link if within else self.accelerator.network
 
 
-def _lengths(trainer: TrainerConfig, accumulate: int) -> dict[str, Any]:
-    """The keys that count micro-batches, for as many updates as in a config.
-
-    Args:
-        trainer: section of the config.
-        accumulate: micro-batches of an update.
-    """
-    each, section = trainer.grad_accum_every, dict[str, Any]()
-    if accumulate == each:
-        return section
-    if trainer.batches_per_epoch:
-        updates = -(-trainer.batches_per_epoch // each)
-        section["batches_per_epoch"] = updates * accumulate
-    schedule = trainer.scheduler.model_dump() if trainer.scheduler else {}
-    by_batch = {
-        key: round(schedule[key] * accumulate / each)
-        for key in _BY_BATCH
-        if key in schedule
-    }
-    if by_batch:
-        section["scheduler"] = schedule | by_batch
-    return section
-
-
 def batch_of(config: Config, num_devices: int) -> int:
     """Samples of an update of a config on some devices, with its tensor and domain."""
     trainer = config.trainer
@@ -240,30 +236,30 @@ def replicas(model_def: ModelDef, num_devices: int, largest: int) -> list[Parall
     """
     fitting = []
     has_experts = model_def.config.routing is not None
-    sizes = [n for n in range(1, largest + 1) if num_devices % n == 0]
-    for size in sizes:
-        for tp in _divisors(size):
-            for domain in _divisors(size // tp):
-                ep = size // tp // domain
-                if ep > 1 and not has_experts:
-                    continue
-                degrees = {EP: ep, TP: tp, DOMAIN: domain}
-                if model_problems(model_def, degrees) or model_def.validate(tp, domain):
-                    continue
-                for ulysses in _ulysses(model_def, degrees):
-                    fitting.append(
-                        ParallelDims(**degrees, ulysses_degree=ulysses, world_size=size)
-                    )
+    sizes = [size for size in _divisors(num_devices) if size <= largest]
+    triples = [
+        (size, tp, domain)
+        for size in sizes
+        for tp in _divisors(size)
+        for domain in _divisors(size // tp)
+    ]
+    for size, tp, domain in triples:
+        degrees = {EP: size // tp // domain, TP: tp, DOMAIN: domain}
+        if (
+            (degrees[EP] > 1 and not has_experts)
+            or model_problems(model_def, degrees)
+            or model_def.validate(tp, domain)
+        ):
+            continue
+        fits = (
+            degree
+            for degree in reversed(_divisors(domain)[1:])
+            if not model_problems(model_def, {**degrees, ULYSSES: degree})
+        )
+        for ulysses in dict.fromkeys((None, next(fits, None))):
+            dims = ParallelDims(**degrees, ulysses_degree=ulysses, world_size=size)
+            fitting.append(dims)
     return fitting
-
-
-def _ulysses(model_def: ModelDef, degrees: Mapping[str, int]) -> Iterator[int | None]:
-    """None, and the largest degree of Ulysses that fits, if there is one."""
-    yield None
-    for degree in reversed(_divisors(degrees[DOMAIN])[1:]):
-        if not model_problems(model_def, {**degrees, ULYSSES: degree}):
-            yield degree
-            return
 
 
 def _divisors(number: int) -> list[int]:
@@ -279,18 +275,15 @@ class MeshSearch:
         model_def: its model.
         cluster: the devices.
         batch: samples of an update.
-        trace: function that returns the work of each of some programs, in their order;
-            None for one after the other in this process.
     """
 
     config: Config
     model_def: ModelDef
     cluster: Cluster
     batch: int
-    trace: Callable[[Sequence[Program]], Iterable[ReplicaWork]] | None = None
     _work: dict[Program, ReplicaWork] = field(default_factory=dict)
-    _memory: dict[Any, tuple[float, float]] = field(default_factory=dict)
-    _parameters: dict[Any, tuple[float, float]] = field(default_factory=dict)
+    _memory: dict[Any, float] = field(default_factory=dict)
+    _parameters: dict[Any, tuple[int, int, int]] = field(default_factory=dict)
 
     def ranked(self) -> list[Ranked]:
         """Returns every choice, the fastest first, those that do not run last.
@@ -298,38 +291,38 @@ class MeshSearch:
         Raises:
             ValueError: none fits the memory.
         """
-        largest = min(self.cluster.node, self.cluster.num_devices)
+        devices = self.cluster.num_devices
+        largest = min(self.cluster.node, devices)
         while True:
-            degrees = replicas(self.model_def, self.cluster.num_devices, largest)
+            degrees = replicas(self.model_def, devices, largest)
             rows = [self._fitted(choice) for choice in self._choices(degrees)]
             fitting = [row for row in rows if not row.loses]
-            if fitting or largest >= self.cluster.num_devices:
+            if fitting or largest >= devices:
                 break
             # Only where no replica within a node fits does one leave it.
-            largest = min(2 * largest, self.cluster.num_devices)
-        too_large = [row for row in rows if row.loses == MEMORY]
-        if not fitting and not too_large:
-            raise ValueError(self._unshared(rows))
+            largest = min(2 * largest, devices)
         if not fitting:
-            least = min(too_large, key=lambda row: row.memory)
-            gigabytes = self.cluster.memory / 1e9
-            raise ValueError(
-                f"no mesh of {counted(self.cluster.num_devices, 'device')} fits: "
-                f"{least.choice.name} with {least.choice.remat} remat needs least, "
-                f"{least.memory / 1e9:.1f} GB of {USABLE:.0%} of {gigabytes:.0f} GB "
-                f"for a batch of {self.batch}; take more devices, more --memory, or "
-                "another --batch"
-            )
-        self._trace_all(row.choice for row in fitting)
-        timed = [self._timed(row) for row in fitting]
+            raise ValueError(self._why_none(rows))
+        timed = []
+        for row in fitting:
+            times = self.times(row.choice)
+            timed.append(replace(row, times=times, rate=self.batch / times.total))
         best, *others = sorted(timed, key=lambda row: -row.rate)
-        wrong = [row for row in rows if row.loses]
         losers = (replace(row, loses=_reason(row, best)) for row in others)
-        return [best, *losers, *wrong]
+        return [best, *losers, *(row for row in rows if row.loses)]
 
-    def _unshared(self, rows: Sequence[Ranked]) -> str:
-        """That no data-parallel ranks share the batch, and which would."""
+    def _why_none(self, rows: Sequence[Ranked]) -> str:
+        """That no choice fits the memory or shares the batch, and which would."""
         devices = counted(self.cluster.num_devices, "device")
+        too_large = [row for row in rows if row.loses == MEMORY]
+        if too_large:
+            least = min(too_large, key=lambda row: row.memory)
+            return (
+                f"no mesh of {devices} fits: {least.choice.name} with "
+                f"{least.choice.remat} remat needs least, {least.memory / 1e9:.1f} GB "
+                f"of {USABLE:.0%} of {self.cluster.memory / 1e9:.0f} GB for a batch of "
+                f"{self.batch}; take more devices, more --memory, or another --batch"
+            )
         ranks = sorted({row.choice.dims.batch_size for row in rows})
         numbers = " or ".join(map(str, ranks))
         if self.config.loss.members_are_ranks:
@@ -378,170 +371,141 @@ class MeshSearch:
         choice = replace(choice, micro_batch=most, accumulate=samples // most)
         return Ranked(choice, fixed + most * sample)
 
-    def _timed(self, row: Ranked) -> Ranked:
-        """A choice that fits, with its times."""
-        times = self.times(row.choice)
-        return replace(row, times=times, rate=self.batch / times.total)
-
-    def _trace_all(self, choices: Iterable[MeshChoice]) -> None:
-        """Counts the work that the times of these choices need."""
-        needed = dict.fromkeys(p for choice in choices for p in _programs(choice))
-        new = [program for program in needed if program not in self._work]
-        trace = self.trace or (lambda programs: map(self.traced, programs))
-        self._work |= zip(new, trace(new), strict=True)
-
     def _bytes(self, choice: MeshChoice) -> tuple[float, float]:
         """Bytes of a device without samples, and of each sample."""
-        axes = choice.dims.mesh_axes
-        plain = replace(choice, over_domain=False, reshard=True)
+        axes, remat = choice.dims.mesh_axes, choice.remat
         alone = replace(axes, data=(), shard=None, num_data=1, num_shard=1)
         stored = (axes, choice.over_domain, choice.reshard)
         if stored not in self._memory:
             memory = self._estimated(replace(choice, remat="none"), axes)
-            self._memory[stored] = (memory.total - memory.of_samples, 0.0)
-        sampled = (alone, choice.remat)
-        if sampled not in self._memory:
-            self._memory[sampled] = (0.0, self._estimated(plain, alone).of_samples)
-        return self._memory[stored][0], self._memory[sampled][1]
+            self._memory[stored] = memory.total - memory.of_samples
+        if (alone, remat) not in self._memory:
+            plain = MeshChoice(choice.dims, remat)
+            memory = self._estimated(plain, alone)
+            self._memory[alone, remat] = memory.of_samples
+        return self._memory[stored], self._memory[alone, remat]
 
     def _estimated(self, choice: MeshChoice, axes: Any) -> MemoryEstimate:
-        return estimate_memory(_with(self.config, choice), self.model_def, axes)
+        """Memory with the remat and the FSDP of a choice, one sample at a time."""
+        trainer = self.config.trainer
+        fsdp = {
+            "over_domain": choice.over_domain,
+            "reshard_after_forward": choice.reshard,
+        }
+        changed = {
+            "activation_checkpoint": choice.remat,
+            "fsdp": trainer.fsdp.model_copy(update=fsdp),
+            "train_batch_size": 1,
+        }
+        changed_trainer = trainer.model_copy(update=changed)
+        config = self.config.model_copy(update={"trainer": changed_trainer})
+        return estimate_memory(config, self.model_def, axes)
 
     def times(self, choice: MeshChoice) -> UpdateTimes:
         """Returns the seconds of an update; see docs/mesh.md."""
-        device, dims = self.cluster.accelerator, choice.dims
-        replica = dims.ep * dims.tp * dims.domain
+        device, dims, trainer = (
+            self.cluster.accelerator,
+            choice.dims,
+            self.config.trainer,
+        )
+        size, single = dims.ep * dims.tp * dims.domain, ParallelDims()
+        # Two replicas stand for all: batch norms send messages between them.
+        copies = 2 if dims.dp_enabled else 1
+        inner = replace(
+            dims, cp=None, dp_shard=1, dp_replicate=copies, world_size=copies * size
+        )
         samples = choice.micro_batch * self.config.num_members
-        counted = [self._counted(program) for program in _programs(choice)]
-        work, alone, remat = (each.of_samples(samples) for each in counted[:3])
-        norms = counted[0].stored
-        again = remat.seconds / alone.seconds - 1
-        launched = remat.kernels / alone.kernels
-        stored, whole = self._sizes(choice)
-        even = alone.seconds / (dims.tp * dims.domain)
-        weights = norms.seconds * stored / whole
-        recomputed = work.seconds * again
-        launches = (work.kernels + norms.kernels) * launched * device.launch
-        rewritten = 0.0
-        if len(counted) > 3:
-            gathered = counted[3].of_samples(samples)
-            rewritten = max(gathered.seconds - work.seconds, 0.0)
-            launches += max(gathered.kernels - work.kernels, 0.0) * device.launch
-        kernels = work.seconds + rewritten + weights + recomputed + launches
-        link = self.cluster.link(replica)
-        messages = (work.messages + norms.messages) * device.message
-        moved = (work.sent + norms.sent) / link
-        waits = EXPOSED * (messages + moved)
+        programs = [(inner, "none"), (single, "none"), (single, choice.remat)]
+        if choice.reshard and dims.dp_shard > 1:
+            # Weights that are gathered again have what the backward pass needs written.
+            shared = replace(
+                dims, cp=None, dp_shard=2, dp_replicate=1, world_size=2 * size
+            )
+            programs.append((shared, "none"))
+        counts = [self._counted(program) for program in programs]
+        work, alone, remat, *more = (each.of_samples(samples) for each in counts)
+        gathered = more[0] if more else work
+        norms, again = counts[0].stored, remat.seconds / alone.seconds - 1
+        rules = replace(rules_of(trainer), over_domain=choice.over_domain)
+        stored, computed, gathers = self._sizes(dims.mesh_axes, rules)
+
+        rewritten = max(gathered.seconds - work.seconds, 0.0)
+        weights = norms.seconds * stored / computed
+        launched = (work.kernels + norms.kernels) * remat.kernels / alone.kernels
+        launched += max(gathered.kernels - work.kernels, 0.0)
+        launched += (2 + choice.reshard) * gathers
+        kernels = work.seconds * (1 + again) + rewritten + weights
+        kernels += launched * device.launch
+        moved = (work.sent + norms.sent) / self.cluster.link(size)
+        waits = EXPOSED * ((work.messages + norms.messages) * device.message + moved)
         # FSDP's gathers and scatters run beside kernels, as far as these last.
-        waits += max(self._gathers(choice) - kernels - waits, 0.0)
+        waits += max(self._gathers(choice, computed) - kernels - waits, 0.0)
         micro = choice.accumulate * self.config.data.forecast_len
-        trainer = self.config.trainer
+        even = min(alone.seconds / (dims.tp * dims.domain), work.seconds)
         moments = UPDATE_BYTES + (AVERAGE_BYTES if trainer.use_ema else 0)
-        update = moments * stored / device.bandwidth
-        started = UPDATE_KERNELS * len(self.model_def.param_specs) * device.launch
+        started = UPDATE_KERNELS * len(self.model_def.param_specs)
         return UpdateTimes(
-            work=micro * (min(even, work.seconds) + weights),
-            idle=micro * (work.seconds - min(even, work.seconds)),
-            recomputation=micro * recomputed,
-            launches=micro * launches + started,
-            transfers=micro * (waits + rewritten) + EXPOSED_SUMS * self._sums(choice),
-            update=update,
+            work=micro * (even + weights),
+            idle=micro * (work.seconds - even),
+            recomputation=micro * work.seconds * again,
+            launches=(micro * launched + started) * device.launch,
+            transfers=micro * (waits + rewritten) + self._sums(choice, stored),
+            update=moments * stored / device.bandwidth,
         )
 
     def _counted(self, program: Program) -> ReplicaWork:
+        """The work of a program, which is traced once."""
         if program not in self._work:
-            self._work[program] = self.traced(program)
+            (dims, remat), trainer = program, self.config.trainer
+            options = model_options(trainer) | {"ac_mode": remat, "over_domain": False}
+            self._work[program] = replica_work(
+                self.model_def,
+                dims,
+                self.cluster.accelerator,
+                mp_policy=precision_of(trainer),
+                **options,
+            )
         return self._work[program]
 
-    def traced(self, program: Program) -> ReplicaWork:
-        """Traces a program and returns its work."""
-        dims, remat = program
-        trainer = self.config.trainer
-        options = model_options(trainer) | {"ac_mode": remat, "over_domain": False}
-        return replica_work(
-            self.model_def,
-            dims,
-            self.cluster.accelerator,
-            mp_policy=precision_of(trainer),
-            **options,
-        )
+    def _sizes(self, axes: MeshAxes, rules: ShardingRules) -> tuple[int, int, int]:
+        """Parameters that a device stores, and computes with; arrays that it gathers.
 
-    def _sizes(self, choice: MeshChoice) -> tuple[float, float]:
-        """Parameters that a device stores, and that it computes with."""
-        axes = choice.dims.mesh_axes
-        key = (axes, choice.over_domain)
-        if key not in self._parameters:
-            rules = rules_of(_with(self.config, choice).trainer)
-            whole = replace(axes, data=(), shard=None, num_data=1, num_shard=1)
+        Those of each block are gathered by themselves.
+        """
+        if (axes, rules) not in self._parameters:
+            alone = replace(axes, data=(), shard=None, num_data=1, num_shard=1)
             specs = self.model_def.param_specs.values()
-            stored = sum(local_size(spec, axes, rules) for spec in specs)
-            computed = sum(local_size(spec, whole) for spec in specs)
-            self._parameters[key] = (float(stored), float(computed))
-        return self._parameters[key]
+            split = (d for d in specs if rules.shard_dim(d, axes) is not None)
+            self._parameters[axes, rules] = (
+                sum(local_size(spec, axes, rules) for spec in specs),
+                sum(local_size(spec, alone) for spec in specs),
+                sum(spec.shape[0] if spec.is_stacked else 1 for spec in split),
+            )
+        return self._parameters[axes, rules]
 
-    def _gathers(self, choice: MeshChoice) -> float:
-        """Seconds of the gathers and scatters of a micro-batch."""
-        dims, (_, computed) = choice.dims, self._sizes(choice)
+    def _gathers(self, choice: MeshChoice, computed: float) -> float:
+        """Seconds of FSDP's gathers and scatters of a micro-batch."""
+        dims = choice.dims
         item = FLOAT32 if precision_of(self.config.trainer).compute.itemsize > 2 else 2
         # A gather, another in the backward pass, and the scatter of gradients.
         each = (2 if choice.reshard else 1) * item + FLOAT32
-        seconds = 0.0
-        if dims.dp_shard > 1:
-            share = computed / (dims.domain if choice.over_domain else 1)
-            sent = each * share * (dims.dp_shard - 1) / dims.dp_shard
-            span = dims.dp_shard * dims.ep * dims.tp * dims.domain
-            seconds += sent / self.cluster.link(span)
-        if choice.over_domain:
-            sent = each * computed * (dims.domain - 1) / dims.domain
-            seconds += sent / self.cluster.link(dims.domain)
-        return seconds
+        domain = dims.domain if choice.over_domain else 1
+        span = dims.dp_shard * dims.ep * dims.tp * dims.domain
+        share = each * computed / domain
+        shards = share * (1 - 1 / dims.dp_shard) / self.cluster.link(span)
+        return shards + share * (domain - 1) / self.cluster.link(domain)
 
-    def _sums(self, choice: MeshChoice) -> float:
-        """Seconds of the sums of gradients of an update."""
+    def _sums(self, choice: MeshChoice, stored: float) -> float:
+        """Seconds of the sums of gradients of an update that no kernels hide."""
         dims = choice.dims
-        stored, _ = self._sizes(choice)
         copies = dims.dp_replicate * (1 if choice.over_domain else dims.domain)
         if copies == 1:
             return 0.0
         size = FLOAT32 * stored
         span = dims.world_size if dims.dp_replicate > 1 else dims.domain
         sent = 2 * (copies - 1) / copies * size / self.cluster.link(span)
-        return sent + math.ceil(size / _SUMMED) * self.cluster.accelerator.message
-
-
-def _programs(choice: MeshChoice) -> tuple[Program, ...]:
-    """Those of the replica of a choice, of one device, and of one with its remat.
-
-    The last is that of the replica with weights that are gathered twice, if they are.
-    """
-    dims, whole = choice.dims, ParallelDims()
-    # Two replicas stand for all: batch norms send messages between them.
-    copies = 2 if dims.dp_enabled else 1
-    size = dims.ep * dims.tp * dims.domain
-    alone = replace(dims, cp=None, dp_shard=1, dp_replicate=1, world_size=size)
-    inner = replace(alone, dp_replicate=copies, world_size=copies * size)
-    programs = ((inner, "none"), (whole, "none"), (whole, choice.remat))
-    if choice.reshard and dims.dp_shard > 1:
-        shared = replace(alone, dp_shard=2, world_size=2 * size)
-        return (*programs, (shared, "none"))
-    return programs
-
-
-def _with(config: Config, choice: MeshChoice) -> Config:
-    """A config with the remat and the FSDP of a choice, one sample at a time."""
-    trainer = config.trainer
-    fsdp = trainer.fsdp.model_copy(
-        update={
-            "over_domain": choice.over_domain,
-            "reshard_after_forward": choice.reshard,
-        }
-    )
-    changed = {
-        "activation_checkpoint": choice.remat,
-        "fsdp": fsdp,
-        "train_batch_size": 1,
-    }
-    return config.model_copy(update={"trainer": trainer.model_copy(update=changed)})
+        messages = math.ceil(size / _SUMMED) * self.cluster.accelerator.message
+        return EXPOSED_SUMS * (sent + messages)
 
 
 def _reason(row: Ranked, best: Ranked) -> str:

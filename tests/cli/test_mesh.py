@@ -55,18 +55,6 @@ def test_a_device_that_was_measured(config, capsys):
     assert "a step that was timed on one device" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_programs_traced_in_other_processes_are_the_same(config, capsys, monkeypatch):
-    given = ["--config", str(config), "--devices", "4", "--json"]
-    given += ["--set", "trainer.train_batch_size=2"]
-    assert main(given) == OK
-    alone = capsys.readouterr().out
-    monkeypatch.setattr(mesh, "SECONDS", 1e-3)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert main(given) == OK
-    assert capsys.readouterr().out == alone
-
-
 def test_a_table_is_as_wide_as_its_rows(capsys):
     """Neither names of meshes nor numbers are cut off."""
     degrees = {"dp_replicate": 4, "dp_shard": 2, "ep": 2, "tp": 2, "domain": 2}

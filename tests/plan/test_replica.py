@@ -1,26 +1,24 @@
 """The work of a replica, counted in its traced gradient."""
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks.compiled_step import SMALL_MODEL
 from benchmarks.scale.comm_volume import TENSOR, least_volume
-from credit_jax.config.yaml_file import read_yaml
-from credit_jax.models.flops import gradient_flops
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.accelerators import ACCELERATORS
-from credit_jax.plan.replica import replica_work
+from credit_jax.plan.replica import replica_work, traced_work
 
-ROOT = Path(__file__).parents[2]
 H100 = ACCELERATORS["h100"]
 UNET = {"name": "unet", "encoder_name": "resnet18", "encoder_weights": None}
 SMALL = build({**SMALL_MODEL, "depth": [1, 0, 0, 0]})
+N = 256
+BYTES = 4 * N * N
 
 
 def work(model_def=SMALL, options=None, accelerator=H100, **degrees):
@@ -33,19 +31,42 @@ def alone():
     return work()
 
 
+@pytest.mark.parametrize(
+    ("function", "kernels", "moved"),
+    [
+        # One kernel that reads and writes once.
+        (lambda x: jnp.tanh(2 * x.T[None] + 1).reshape(-1), 1, 2 * BYTES),
+        # A reduction computes what it reduces; two of one array read it once.
+        (lambda x: jnp.exp(x).sum(0), 1, BYTES + 4 * N),
+        (lambda x: (x.sum(0), (x * x).sum(0)), 1, BYTES + 8 * N),
+        # A product reads and writes memory.
+        (lambda x: jnp.tanh(x) @ x + 1, 3, 7 * BYTES),
+        # What another depth uses is written.
+        (lambda x: jnp.exp(x) / jnp.exp(x).sum(0, keepdims=True), 3, 4 * BYTES + 8 * N),
+        # A loop reads and writes memory in each turn.
+        (lambda x: jax.lax.fori_loop(0, 9, lambda _, y: jnp.sin(y), x), 9, 18 * BYTES),
+    ],
+)
+def test_kernels_and_bytes_of_a_program(function, kernels, moved):
+    program = jax.jit(function).trace(jax.ShapeDtypeStruct((N, N), jnp.float32))
+    slow = replace(H100, bandwidth=1.0, peak=math.inf)
+    counted, stored = traced_work(program.jaxpr.jaxpr, {}, slow)
+    assert counted.kernels == kernels
+    assert counted.seconds == pytest.approx(moved, rel=1e-3)
+    assert not any(stored)
+
+
 @pytest.mark.slow
-def test_one_device_does_the_operations_of_the_gradient_and_sends_nothing(alone):
-    # Kernels for GPUs multiply by a few zeros.
-    assert 1 <= alone.first.flops / gradient_flops(SMALL) < 1.01
-    assert alone.first.messages == alone.first.sent == 0
+def test_one_device_sends_nothing(alone):
+    assert alone.one.messages == alone.one.sent == 0
     assert alone.stored.seconds > 0
 
 
 def test_tensor_ranks_share_products_and_send_the_sums(alone):
     shared = work(tp=2)
-    assert 0.5 < shared.first.flops / alone.first.flops < 1
+    assert shared.one.seconds < alone.one.seconds
     least = least_volume(SMALL, ParallelDims(tp=2, world_size=2).mesh_axes, 1)[TENSOR]
-    assert least <= shared.first.sent < 1.5 * least
+    assert least <= shared.one.sent < 1.5 * least
 
 
 @pytest.mark.slow
@@ -62,68 +83,38 @@ def test_replicas_send_each_other_what_batch_norms_sum():
         "frames": 1,
         "architecture": UNET,
     }
-    assert work(build(section), dp_replicate=2).first.messages > 0
-    assert work(dp_replicate=2).first.messages == 0
+    assert work(build(section), dp_replicate=2).one.messages > 0
+    assert work(dp_replicate=2).one.messages == 0
 
 
 @pytest.mark.slow
 def test_rows_are_shared_unevenly(alone):
-    even, uneven = (work(domain=n).first.flops * n for n in (2, 3))
-    assert alone.first.flops <= even < uneven
+    even, uneven = (work(domain=n).one.seconds * n for n in (2, 3))
+    assert alone.one.seconds <= even < uneven
 
 
 @pytest.mark.slow
 def test_recomputation_is_more_work_with_the_same_transfers(alone):
     again = work(options={"ac_mode": "full"})
-    assert again.first.flops > alone.first.flops
-    assert again.first.sent == 0
+    assert again.one.seconds > alone.one.seconds
+    assert again.one.sent == 0
 
 
 @pytest.mark.slow
 def test_kernels_are_slower_where_a_step_was_timed(alone):
     slower = work(accelerator=replace(H100, achieved=0.5))
-    assert slower.first.seconds == pytest.approx(2 * alone.first.seconds)
-    assert slower.first.kernels == alone.first.kernels
+    assert slower.one.seconds == pytest.approx(2 * alone.one.seconds)
+    assert slower.one.kernels == alone.one.kernels
 
 
 def test_a_further_sample_is_more_work_but_not_more_kernels(alone):
     two = alone.of_samples(2)
-    assert two.flops == pytest.approx(2 * alone.first.flops, rel=1e-3)
-    assert 1 < two.seconds / alone.first.seconds < 2, "weights are read once"
-    assert two.kernels == alone.first.kernels
+    assert 1 < two.seconds / alone.one.seconds < 2, "weights are read once"
+    assert two.kernels == alone.one.kernels
 
 
 @pytest.mark.slow
 def test_weights_that_are_gathered_again_have_what_is_saved_written(alone):
     gathered = work(dp_shard=2, options={"min_shard_size": 0})
-    assert gathered.first.seconds > 1.02 * alone.first.seconds
-    assert gathered.first.flops == alone.first.flops
-    assert gathered.first.messages == 0
-
-
-@pytest.mark.slow
-def test_the_work_is_that_of_compiled_programs():
-    """Five programs of the published model that XLA compiled for the H100."""
-    path = ROOT / "benchmarks" / "reports" / "accelerator_025deg.json"
-    programs = {p["title"]: p for p in json.loads(path.read_text())["programs"]}
-    model_def = build(read_yaml(ROOT / "configs" / "wxformer_025deg.yaml")["model"])
-    over_domain = ", parameters over domain"
-    for title, remat, degrees in (
-        ("1, remat none", "none", {}),
-        ("1, remat full", "full", {}),
-        ("1, remat selective", "selective", {}),
-        (f"domain8, remat none{over_domain}", "none", {"domain": 8}),
-        (f"tp2xdomain4, remat none{over_domain}", "none", {"tp": 2, "domain": 4}),
-    ):
-        parts = programs[title]["parts"]
-        apart = ("spectral_norm", "update", "parameters", "position_bias")
-        compiled = [part for name, part in parts.items() if name not in apart]
-        options = {"ac_mode": remat, "mp_policy": default_mp_policy("bfloat16")}
-        counted = work(model_def, options, **degrees).first
-        seconds = sum(part["seconds"] for part in compiled)
-        assert counted.seconds == pytest.approx(seconds, rel=0.12), title
-        kernels = sum(part["kernels"] for part in compiled)
-        assert counted.kernels == pytest.approx(kernels, rel=0.2), title
-        step = counted.seconds + H100.launch * counted.kernels
-        launches = H100.launch * kernels
-        assert step == pytest.approx(seconds + launches, rel=0.12), title
+    assert gathered.one.seconds > 1.02 * alone.one.seconds
+    assert gathered.one.messages == 0

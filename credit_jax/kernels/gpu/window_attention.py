@@ -137,27 +137,34 @@ def window_attention(
     """
     *points, _, num, channels = qkv.shape
     heads, tiling = Heads(num, channels), Tiling(grid)
-    tile = _bias_of_tile(bias, tiling)
+    # The bias of all pairs of a tile, `_APART` for different windows.
+    same = jnp.eye(tiling.windows, dtype=bool)[:, None, :, None]
+    every = jnp.where(same, bias[None, :, None, :], _APART)
+    every = every.reshape(tiling.tokens, tiling.tokens)
+    padding = (0, tiling.size - tiling.tokens)
+    tile = jnp.pad(every, padding, constant_values=_APART)
     flat, tile = match_vma(qkv.reshape(grid.points, -1), tile)
     out: Array = jnp.asarray(_attention(flat, tile, tiling, heads, interpret))
     return out.reshape(*points, num, channels)
-
-
-def _bias_of_tile(bias: Array, tiling: Tiling) -> Array:
-    """Returns the bias of all pairs of a tile, `_APART` for different windows."""
-    count = tiling.windows
-    same = jnp.eye(count, dtype=bool)[:, None, :, None]
-    every = jnp.where(same, bias[None, :, None, :], _APART)
-    padding = tiling.size - tiling.tokens
-    every = every.reshape(tiling.tokens, tiling.tokens)
-    return jnp.pad(every, (0, padding), constant_values=_APART)
 
 
 @partial(custom_vjp, nondiff_argnums=(2, 3, 4))
 def _attention(
     qkv: Array, bias: Array, tiling: Tiling, heads: Heads, interpret: bool
 ) -> Array:
-    return _forward_call(qkv, bias, tiling, heads, interpret)
+    shape = (tiling.grid.points, heads.num * heads.channels)
+    (out,) = call_kernel(
+        partial(_forward_kernel, tiling=tiling, heads=heads),
+        "window_attention_forward",
+        qkv,
+        bias,
+        grid=(tiling.num, heads.num),
+        results=((shape, qkv.dtype),),
+        flops=2 * _product(tiling, heads),
+        num_warps=_WARPS,
+        interpret=interpret,
+    )
+    return out
 
 
 def _backward(
@@ -173,11 +180,7 @@ def _backward(
     chunks = -(-tiling.num // chunk)
     wide = jnp.promote_types(qkv.dtype, jnp.float32)
     partial_sums = ((heads.num, chunks, *bias.shape), wide)
-    call = partial(
-        call_kernel,
-        num_warps=_WARPS,
-        interpret=interpret,
-    )
+    call = partial(call_kernel, num_warps=_WARPS, interpret=interpret)
     # Programs sum the gradient of the bias in registers, which hold that of one part of
     # the queries: for several parts it has a kernel of its own, with programs for each.
     if parts == 1:
@@ -237,24 +240,6 @@ def _definition(qkv: Array, bias: Array, *, tiling: Tiling, heads: Heads) -> Arr
 
 
 _attention.defvjp(None, _backward, _tangent)
-
-
-def _forward_call(
-    qkv: Array, bias: Array, tiling: Tiling, heads: Heads, interpret: bool
-) -> Array:
-    shape = (tiling.grid.points, heads.num * heads.channels)
-    (out,) = call_kernel(
-        partial(_forward_kernel, tiling=tiling, heads=heads),
-        "window_attention_forward",
-        qkv,
-        bias,
-        grid=(tiling.num, heads.num),
-        results=((shape, qkv.dtype),),
-        flops=2 * _product(tiling, heads),
-        num_warps=_WARPS,
-        interpret=interpret,
-    )
-    return out
 
 
 def _product(tiling: Tiling, heads: Heads) -> int:

@@ -24,45 +24,6 @@ MOST_LISTED = 64
 
 
 @runtime_checkable
-class StageSizes(Protocol):
-    """The sizes of a stage of a model, as `models.common.geometry.StageGeometry`."""
-
-    @property
-    def height(self) -> int:
-        """Number of latitudes."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks; 0 for a stage without attention."""
-        ...
-
-    @property
-    def heads(self) -> int:
-        """Number of heads of an attention."""
-        ...
-
-    @property
-    def local_window(self) -> int:
-        """Tokens along each side of a short window."""
-        ...
-
-    def shares(self, domain: int, ulysses: int = 1) -> Mapping[str, float]:
-        """The load of the busiest shard relative to an even share, by attention."""
-        ...
-
-
-@runtime_checkable
-class Stages(Protocol):
-    """The stages of a model, as `models.common.geometry.Geometry`."""
-
-    @property
-    def stages(self) -> Sequence[StageSizes]:
-        """The stages of the encoder."""
-        ...
-
-
-@runtime_checkable
 class ModelSizes(Protocol):
     """The sizes in the config of a model, as `models.common.config.ModelConfig`."""
 
@@ -74,18 +35,8 @@ class ModelSizes(Protocol):
         """Errors of the sizes on a mesh with these degrees, one line each."""
         ...
 
-    def geometry(self) -> Stages | None:
-        """The sizes of the stages; None for a model without stages."""
-        ...
-
-
-@runtime_checkable
-class HasHeight(Protocol):
-    """A config with the number of its rows, as a key or a property."""
-
-    @property
-    def image_height(self) -> int:
-        """Number of latitudes of the grid."""
+    def geometry(self) -> Any:
+        """The stages (`models.common.geometry.Geometry`); None for no stages."""
         ...
 
 
@@ -131,11 +82,6 @@ def _config(model: ModelSizes | HasSizes) -> ModelSizes:
     return model.config if isinstance(model, HasSizes) else model
 
 
-def _height(config: ModelSizes) -> int | None:
-    """Returns the rows of the grid; None for a config without the usual key."""
-    return config.image_height if isinstance(config, HasHeight) else None
-
-
 def _ulysses_problems(config: ModelSizes, tp: int, degree: int) -> list[str]:
     """Returns a problem if the degree does not divide the heads of every stage."""
     if degree == 1:
@@ -167,7 +113,7 @@ def model_notes(
         ulysses: number of neighboring shards that share complete windows.
     """
     config = _config(model)
-    height = _height(config)
+    height: int | None = getattr(config, "image_height", None)
     if domain == 1 or height is None:
         return []
     notes = []
@@ -223,7 +169,7 @@ def validate_sharding_constraints(
         raise ValueError(f"local_h is {local_h}; expected at least 1 row per shard")
     notes, levels = [], []
     config = None if model is None else _config(model)
-    height = None if config is None else _height(config)
+    height: int | None = getattr(config, "image_height", None)
     if config is not None and height:
         domain = -(-height // local_h)
         block = -(-height // domain)
@@ -252,7 +198,7 @@ def validate_sharding_constraints(
     return notes
 
 
-def _stages(config: ModelSizes) -> Sequence[StageSizes]:
+def _stages(config: ModelSizes) -> Sequence[Any]:
     """Returns the stages of a model's geometry; empty for a model without stages."""
     geometry = config.geometry()
     return () if geometry is None else geometry.stages
