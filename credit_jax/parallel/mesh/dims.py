@@ -153,7 +153,8 @@ class ParallelDims:
             ValueError: the number of devices is not `world_size`; or ulysses_degree or
                 etp is given, which are no axes of a mesh and would be lost.
         """
-        without_axis = self._beside_axes
+        degrees = {ULYSSES: (self.ulysses_degree or 1, 1), ETP: (self.etp, self.tp)}
+        without_axis = {name: n for name, (n, plain) in degrees.items() if n != plain}
         if without_axis:
             listed = " and ".join(
                 f"{name} is {value}" for name, value in without_axis.items()
@@ -165,13 +166,6 @@ class ParallelDims:
         if devices is None:
             devices = all_devices()[: self.world_size]
         return mesh_of_degrees(self.axis_degrees, devices)
-
-    @property
-    def _beside_axes(self) -> dict[str, int | None]:
-        """The degrees that change how a model runs and are no axes of the mesh."""
-        degrees = {ULYSSES: self.ulysses_degree or 1, ETP: self.etp}
-        plain = {ULYSSES: 1, ETP: self.tp}
-        return {name: n for name, n in degrees.items() if n != plain[name]}
 
     @property
     def axis_degrees(self) -> dict[str, int]:

@@ -14,15 +14,13 @@ reduce dtype.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.custom_vjp import linear
 from credit_jax.ops.packed import slices
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum
@@ -115,44 +113,28 @@ def gather_over_domain(
 
 
 def _gather(weight: Array, steps: GatherOrder, precision: Precision) -> Array:
-    if weight.dtype == precision.compute == precision.reduce:
+    """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
+
+    JAX's own transpose has one dtype.
+    """
+    stored = weight.dtype
+    if stored == precision.compute == precision.reduce:
         return _all_gathered(weight, steps)
-    return _gather_as(weight, steps, precision)
+
+    def scattered(grad: Array) -> Array:
+        shard = grad.astype(precision.reduce)
+        # The transpose of the gathers, so in the opposite order.
+        for axis, dim in reversed(steps):
+            shard = lax.psum_scatter(shard, axis, scatter_dimension=dim, tiled=True)
+        return shard.astype(stored)
+
+    return linear(lambda x: _all_gathered(precision.cast(x), steps), scattered, weight)
 
 
 def _all_gathered(weight: Array, steps: GatherOrder) -> Array:
     for axis, dim in steps:
         weight = lax.all_gather(weight, axis, axis=dim, tiled=True)
     return weight
-
-
-@partial(custom_vjp, nondiff_argnums=(1, 2))
-def _gather_as(weight: Array, steps: GatherOrder, precision: Precision) -> Array:
-    """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
-
-    It needs a custom VJP, as the two dtypes differ.
-    """
-    return _all_gathered(precision.cast(weight), steps)
-
-
-def _gather_as_forward(
-    weight: Array, steps: GatherOrder, precision: Precision
-) -> tuple[Array, Any]:
-    # The backward pass needs only the dtype: a number has it without the array.
-    return _gather_as(weight, steps, precision), weight.dtype.type(0)
-
-
-def _gather_as_backward(
-    steps: GatherOrder, precision: Precision, stored: Any, grad: Array
-) -> tuple[Array]:
-    shard = grad.astype(precision.reduce)
-    # The transpose of the gathers, so in the opposite order.
-    for axis, dim in reversed(steps):
-        shard = lax.psum_scatter(shard, axis, scatter_dimension=dim, tiled=True)
-    return (shard.astype(stored.dtype),)
-
-
-_gather_as.defvjp(_gather_as_forward, _gather_as_backward)
 
 
 def pvary_params(
@@ -165,31 +147,15 @@ def pvary_params(
         axes: mesh axes over which samples and rows are sharded.
         precision: gives the reduce dtype, in which gradients are summed.
     """
-    return {path: _pvary_param(p, tuple(axes), precision) for path, p in params.items()}
 
+    def varied(param: Array) -> Array:
+        missing = tuple(name for name in axes if name not in varying_axes(param))
+        if precision.reduce == param.dtype or not missing:
+            return pvary(param, tuple(axes))
 
-def _pvary_param(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
-    missing = tuple(name for name in axes if name not in varying_axes(param))
-    if precision.reduce == param.dtype or not missing:
-        return pvary(param, axes)
-    return _pvary_as(param, missing, precision)
+        def summed(grad: Array) -> Array:
+            return psum(grad.astype(precision.reduce), missing).astype(grad.dtype)
 
+        return linear(lambda x: pvary(x, missing), summed, param)
 
-@partial(custom_vjp, nondiff_argnums=(1, 2))
-def _pvary_as(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
-    return pvary(param, axes)
-
-
-def _pvary_as_forward(
-    param: Array, axes: tuple[str, ...], precision: Precision
-) -> tuple[Array, None]:
-    return pvary(param, axes), None
-
-
-def _pvary_as_backward(
-    axes: tuple[str, ...], precision: Precision, _: None, grad: Array
-) -> tuple[Array]:
-    return (psum(grad.astype(precision.reduce), axes).astype(grad.dtype),)
-
-
-_pvary_as.defvjp(_pvary_as_forward, _pvary_as_backward)
+    return {path: varied(param) for path, param in params.items()}

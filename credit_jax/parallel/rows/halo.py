@@ -22,20 +22,6 @@ from credit_jax.parallel.rows.take import keep_rows, take_rows
 
 
 @dataclass(frozen=True)
-class RowRange:
-    """Consecutive rows of one shard: entry i is row `first + i`, or padding.
-
-    Attributes:
-        first: global row of entry 0; may be negative if the range starts with padding.
-        low, high: the first and the last global row that is not padding.
-    """
-
-    first: int
-    low: int
-    high: int
-
-
-@dataclass(frozen=True)
 class HaloPattern:
     """Plan to assemble one range of rows from the own block and those of neighbors.
 
@@ -60,18 +46,22 @@ def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
     """
     if not have.is_block or max(map(max, need.rows)) >= have.size:
         return None
-    ranges = [_row_range(rows) for rows in need.rows]
-    if any(isinstance(row_range, str) for row_range in ranges):
-        return None
-    block, num = have.length, have.num_shards
-    active = {d: r for d, r in enumerate(ranges) if isinstance(r, RowRange)}
-    low = max([0, *(d * block - r.low for d, r in active.items())])
-    high = max([0, *(r.high - (d + 1) * block + 1 for d, r in active.items())])
+    block, num, low, high = have.length, have.num_shards, 0, 0
+    firsts = dict[int, int]()  # row of entry 0; negative if the range has padding first
+    for d, rows in enumerate(map(np.asarray, need.rows)):
+        real = np.flatnonzero(rows >= 0)
+        if not len(real):
+            continue
+        firsts[d] = int(rows[real[0]] - real[0])
+        if (rows[real] != firsts[d] + real).any():
+            return None
+        low = max(low, d * block - int(rows[real[0]]))
+        high = max(high, int(rows[real[-1]]) - (d + 1) * block + 1)
     # Each neighbor is a transfer of its own, in which all shards send as much as the
     # one that needs most.
     if -(-low // block) + -(-high // block) > max(2, num // 2):
         return None
-    starts = {d: r.first - d * block + low for d, r in active.items()}
+    starts = {d: first - d * block + low for d, first in firsts.items()}
     # Shards that need nothing take the start of another one: if all starts are equal,
     # the rows are cut by a static slice.
     idle_start = next(iter(starts.values()), 0)
@@ -79,7 +69,7 @@ def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
         low,
         high,
         tuple(starts.get(d, idle_start) for d in range(num)),
-        _valid_rows(have, need, active),
+        _valid_rows(have, need, firsts),
     )
 
 
@@ -113,20 +103,8 @@ def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) ->
     return keep_rows(rows, pattern.valid, have.axis, dim)
 
 
-def _row_range(rows: tuple[int, ...]) -> RowRange | str | None:
-    """Returns the range of a shard, None if all padding, "irregular" if not a range."""
-    array = np.asarray(rows)
-    real = np.flatnonzero(array >= 0)
-    if not len(real):
-        return None
-    first = int(array[real[0]] - real[0])
-    if (array[real] != first + real).any():
-        return "irregular"
-    return RowRange(first, int(array[real[0]]), int(array[real[-1]]))
-
-
 def _valid_rows(
-    have: Layout, need: Layout, active: Mapping[int, RowRange]
+    have: Layout, need: Layout, firsts: Mapping[int, int]
 ) -> np.ndarray | None:
     """Returns which rows are not padding, or None if padding is zeros without a mask.
 
@@ -134,11 +112,11 @@ def _valid_rows(
     shards that receive nothing. Other padding needs a mask.
     """
     valid = np.asarray(need.rows) >= 0
-    if len(active) < need.num_shards:
+    if len(firsts) < need.num_shards:
         return valid
     end = have.num_shards * have.length
-    for d, row_range in active.items():
-        rows = row_range.first + np.arange(need.length)
+    for d, first in firsts.items():
+        rows = first + np.arange(need.length)
         if (~valid[d] & (rows >= 0) & (rows < end)).any():
             return valid
     return None
