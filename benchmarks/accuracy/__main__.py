@@ -35,12 +35,18 @@ from benchmarks.accuracy.credit_run import (
     watched,
     write_data,
 )
-from benchmarks.accuracy.earlier import date_of, earlier_rows
 from benchmarks.accuracy.errors import TOLERANCES, errors_of
 from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
 from benchmarks.accuracy.network_run import network_run
 from benchmarks.accuracy.plot import plot
-from benchmarks.accuracy.report import OURS, Line, rich_table, sections
+from benchmarks.accuracy.report import (
+    OURS,
+    Line,
+    date_of,
+    earlier_rows,
+    rich_table,
+    sections,
+)
 from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report

@@ -1,4 +1,4 @@
-"""The training jobs of the parity benchmarks: a small model, weights and batches."""
+"""The training jobs of the accuracy benchmark: a small model, weights, batches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import yaml
 
 from benchmarks.small_models import SECTIONS, SEVERAL, SMALL_ROWS
 from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.registry import build
 
 GEN2_CONFIG = Path(__file__).parents[2] / "tests" / "reference" / "gen2.yml"
 
@@ -153,32 +151,6 @@ def _padded(num_rows: int, mode: str) -> dict[str, Any]:
             "pad_lon": [_PAD_LON, _PAD_LON],
         },
     }
-
-
-def random_case(
-    config: Mapping[str, Any], num_steps: int, latitude: np.ndarray
-) -> Case:
-    """Random weights and batches, for runs without CREDIT."""
-    model_def = build(config["model"])
-
-    @jax.jit
-    def init(keys: Any) -> Any:
-        params = model_def.init(keys[0])
-        return params, model_def.init_model_state(keys[1], params)
-
-    params, model_state = init(jax.random.split(jax.random.key(config["seed"])))
-    rng = np.random.default_rng(config["seed"])
-    batch = config["trainer"]["train_batch_size"]
-    shape = (num_steps, batch, model_def.input_channels, 1)
-    grid = (model_def.image_height, model_def.image_width)
-    target = (*shape[:2], model_def.output_channels, 1)
-    return Case(
-        params=params,
-        model_state=model_state,
-        x=rng.standard_normal((*shape, *grid)).astype(np.float32),
-        y=rng.standard_normal((*target, *grid)).astype(np.float32),
-        latitude=latitude,
-    )
 
 
 def credit_case(

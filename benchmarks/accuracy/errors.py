@@ -8,7 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.relative_error import (
+    errors_of_arrays,
+    joint_error,
+    relative_error,
+)
 
 # Tolerances of relative errors in float32 (docs/numerics.md).
 TOLERANCES: Mapping[str, float] = {
@@ -110,8 +114,8 @@ def errors_of(
     ours = {name: gradients[name] for name in base_gradients}
     return Errors(
         forward=relative_error(run.prediction, base.prediction),
-        gradient=relative_error(_joined(ours), _joined(base_gradients)),
-        arrays=_array_errors(ours, base_gradients),
+        gradient=joint_error(ours, base_gradients),
+        arrays=errors_of_arrays(ours, base_gradients, _FLOOR),
         num_arrays=len(base_gradients),
         loss=[relative_error(a, b) for a, b in zip(run.loss, base.loss, strict=True)],
         rollout=[
@@ -122,19 +126,3 @@ def errors_of(
 
 def _rounded(error: float) -> float:
     return float(f"{error:.3e}")
-
-
-def _array_errors(
-    ours: Mapping[str, np.ndarray], base: Mapping[str, np.ndarray]
-) -> dict[str, float]:
-    norms = {name: float(np.linalg.norm(value)) for name, value in base.items()}
-    floor = _FLOOR * max(norms.values())
-    return {
-        name: float(np.linalg.norm(np.subtract(ours[name], value, dtype=np.float64)))
-        / max(norms[name], floor)
-        for name, value in base.items()
-    }
-
-
-def _joined(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.ravel(value) for value in arrays.values()])

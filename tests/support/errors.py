@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.relative_error import errors_of_arrays, relative_error
 
 
 def assert_close(
@@ -44,14 +44,7 @@ def assert_trees_close(
     missing, unknown = set(expected) - set(actual), set(actual) - set(expected)
     assert not missing, f"{what}: missing {sorted(missing)}"
     assert not unknown, f"{what}: not expected {sorted(unknown)}"
-    norms = {key: _norm(value) for key, value in expected.items()}
-    floor = 1e-3 * max(norms.values(), default=0.0)
-    errors = {
-        key: relative_error(actual[key], value) * norms[key] / max(norms[key], floor)
-        if norms[key] > 0
-        else _norm(actual[key]) / (floor or 1.0)
-        for key, value in expected.items()
-    }
+    errors = errors_of_arrays(actual, expected, floor=1e-3)
     worst = max(errors, key=errors.__getitem__)
     print(
         f"{what}: worst of {len(errors)} arrays {errors[worst]:.2e} at {worst} "
@@ -60,7 +53,3 @@ def assert_trees_close(
     above = {key: f"{e:.2e}" for key, e in errors.items() if not e <= tolerance}
     assert not above, f"{what}: above {tolerance:.0e}: {above}"
     return errors[worst]
-
-
-def _norm(value: ArrayLike) -> float:
-    return float(np.linalg.norm(np.asarray(value).astype(np.float64).ravel()))

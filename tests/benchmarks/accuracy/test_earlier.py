@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy.earlier import earlier_rows
 from benchmarks.accuracy.errors import Errors
-from benchmarks.accuracy.report import Line
+from benchmarks.accuracy.report import Line, earlier_rows
 
 CONFIG = {"steps": 20, "meshes": ["1"]}
 ERRORS = Errors(1e-7, 2e-7, {"a.weight": 3e-6}, [1e-8, 2e-8], [])
