@@ -15,12 +15,11 @@ import torch
 from credit_jax.checkpoint.store import label_of, takes_average
 from credit_jax.config import parse
 from credit_jax.config.parallelism import ParallelismConfig
-from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import torch_model
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.relative_error import joint_error, relative_error
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
@@ -41,35 +40,11 @@ from credit_torch_bridge.compare.credit_side import (
     run_credit,
     share_edges,
 )
-from credit_torch_bridge.compare.jax_side import compile_pass, noise_of
-from credit_torch_bridge.compare.outputs import ModelOutputs
+from credit_torch_bridge.compare.jax_side import ModelOutputs, compile_pass, noise_of
 
 # Tolerances of the relative L2 errors (docs/numerics.md): in float32, and in float64.
 FORWARD, GRADIENT = 1e-5, 1e-4
 WIDE = 1e-9
-
-
-@dataclass(frozen=True)
-class WideErrors:
-    """Relative L2 errors of credit_jax against serial CREDIT, both in float64.
-
-    Attributes:
-        prediction, gradient: as those of `Comparison`.
-    """
-
-    prediction: float
-    gradient: float
-
-    @property
-    def within_tolerance(self) -> bool:
-        """Whether differences in float32 are only rounding errors."""
-        return max(self.prediction, self.gradient) <= WIDE
-
-    def lines(self) -> Iterator[str]:
-        """The errors as a table."""
-        yield "the same in float64"
-        for name in ("prediction", "gradient"):
-            yield f"  {name:34} {getattr(self, name):9.2e}  (tolerance {WIDE:.0e})"
 
 
 @dataclass(frozen=True)
@@ -85,6 +60,7 @@ class Comparison:
         batches: number of inputs; each error is the largest over them.
         wide: errors in float64, if an error is above its tolerance.
         weights: weights of the checkpoint that were compared.
+        tolerances: the largest errors of prediction and gradient that pass.
     """
 
     blocks: dict[str, float]
@@ -93,8 +69,9 @@ class Comparison:
     gradient: float
     mesh: str
     batches: int = 1
-    wide: WideErrors | None = None
+    wide: Comparison | None = None
     weights: str = "last weights"
+    tolerances: tuple[float, float] = (FORWARD, GRADIENT)
 
     @property
     def within_tolerance(self) -> bool:
@@ -103,7 +80,8 @@ class Comparison:
         Errors above it are accepted if both sides agree in float64, as some weights
         amplify rounding.
         """
-        within = self.prediction <= FORWARD and self.gradient <= GRADIENT
+        forward, gradient = self.tolerances
+        within = self.prediction <= forward and self.gradient <= gradient
         return within or (self.wide is not None and self.wide.within_tolerance)
 
     def lines(self) -> Iterator[str]:
@@ -115,13 +93,17 @@ class Comparison:
         yield "relative L2 error of"
         for name, error in self.blocks.items():
             yield f"  output of {name:24} {error:9.2e}"
-        yield f"  {'prediction':34} {self.prediction:9.2e}  (tolerance {FORWARD:.0e})"
+        forward, gradient = self.tolerances
+        yield f"  {'prediction':34} {self.prediction:9.2e}  (tolerance {forward:.0e})"
         for name, error in self.gradients.items():
             yield f"  gradient of {name:22} {error:9.2e}"
-        yield f"  {'gradient':34} {self.gradient:9.2e}  (tolerance {GRADIENT:.0e})"
+        yield f"  {'gradient':34} {self.gradient:9.2e}  (tolerance {gradient:.0e})"
         if self.wide is None:
             return
-        yield from self.wide.lines()
+        yield "the same in float64"
+        for name in ("prediction", "gradient"):
+            error = getattr(self.wide, name)
+            yield f"  {name:34} {error:9.2e}  (tolerance {WIDE:.0e})"
         if self.wide.within_tolerance:
             why = "these weights amplify rounding"
             if not math.isfinite(self.prediction):
@@ -163,10 +145,18 @@ def compare_with_credit(
     if batches < 1:
         raise ValueError(f"batches is {batches}; compare at least 1")
     import_credit()
-    mesh = _parallelism(parallelism)
+    mesh = parallelism
+    if not isinstance(mesh, ParallelismConfig):
+        mesh = parse(ParallelismConfig, mesh or {"data": "none"}, "parallelism")
     # Must precede reading, which initializes JAX and fixes the number of devices.
     devices = forward_devices(mesh)
-    run_config = _network_alone(read_run_config(config))
+    run_config = read_run_config(config)
+    model_section = run_config.raw.get("model")
+    if isinstance(model_section, Mapping):
+        corrections = "post_conf", "gen1_post_conf"
+        network = {k: v for k, v in model_section.items() if k not in corrections}
+        raw = {**run_config.raw, "model": network}
+        run_config = RunConfig(raw, run_config.source)
     register_models(run_config.raw)
     read = read_weights(run_config, Path(checkpoint))
     # A run is read with what it froze; CREDIT has the gradients of all parameters.
@@ -175,7 +165,8 @@ def compare_with_credit(
     chosen = read.weights_alone(average=average)
     params, model_state = chosen.params, chosen.model_state
     model = _parallel_model(run_config, mesh, devices, Precision())
-    blocks = _block_names(run_config.model_def.config)
+    model_config = run_config.model_def.config
+    blocks = torch_model(model_config.type).block_names(model_config)
     state = to_state_dict(run_config.model_def, params, model_state)
     credit = build_credit(run_config.raw["model"], state)
     run_jax = compile_pass(model, params, model_state, blocks)
@@ -188,7 +179,7 @@ def compare_with_credit(
         ours = run_jax(inputs, noise_of(model.model_def, drawn))
         comparison = _compare(ours, theirs, blocks, str(dict(model.mesh.shape)))
         if not comparison.within_tolerance:
-            wide = _wide_errors(run_config, state, mesh, devices, inputs, drawn)
+            wide = _in_float64(run_config, state, mesh, devices, inputs, drawn)
             comparison = replace(comparison, wide=wide)
         comparisons.append(comparison)
     return replace(_worst(comparisons), weights=label_of(average=average))
@@ -201,14 +192,6 @@ def read_weights(run_config: RunConfig, path: Path) -> JaxCheckpoint:
     return to_jax_checkpoint(run_config, open_checkpoint(path), weights_only=True)
 
 
-def _parallelism(
-    section: ParallelismConfig | Mapping[str, Any] | None,
-) -> ParallelismConfig:
-    if isinstance(section, ParallelismConfig):
-        return section
-    return parse(ParallelismConfig, section or {"data": "none"}, "parallelism")
-
-
 def _parallel_model(
     run_config: RunConfig,
     parallelism: ParallelismConfig,
@@ -219,20 +202,6 @@ def _parallel_model(
     dims = ParallelDims.from_config(parallelism, len(devices), model=model_def)
     used = devices[: dims.world_size]
     return build_parallel_model(model_def, dims, devices=used, mp_policy=precision)
-
-
-def _network_alone(run_config: RunConfig) -> RunConfig:
-    """The config without corrections at the end of the model."""
-    model = run_config.raw.get("model")
-    if not isinstance(model, Mapping):
-        return run_config
-    corrections = "post_conf", "gen1_post_conf"
-    network = {key: value for key, value in model.items() if key not in corrections}
-    return RunConfig({**run_config.raw, "model": network}, run_config.source)
-
-
-def _block_names(config: ModelConfig) -> list[str]:
-    return torch_model(config.type).block_names(config)
 
 
 def _inputs(model: ParallelModel, rng: np.random.Generator) -> Arrays:
@@ -249,16 +218,12 @@ def _inputs(model: ParallelModel, rng: np.random.Generator) -> Arrays:
 def _compare(
     ours: ModelOutputs, theirs: ModelOutputs, blocks: Sequence[str], mesh: str
 ) -> Comparison:
-    keys = sorted(theirs.gradients)
-    keys_of: dict[str, list[str]] = {}
-    for key in keys:
-        keys_of.setdefault(_block_of(key, blocks), []).append(key)
-
-    def gradient_error(some: list[str]) -> float:
-        return relative_error(
-            _joined(ours.gradients, some), _joined(theirs.gradients, some)
-        )
-
+    by_block: dict[str, Arrays] = {}
+    for key in sorted(theirs.gradients):
+        # The top module of a parameter that is in no block.
+        inside = (name for name in blocks if key.startswith(f"{name}."))
+        block = next(inside, key.split(".")[0])
+        by_block.setdefault(block, {})[key] = theirs.gradients[key]
     return Comparison(
         {
             name: _block_error(field, theirs.blocks[name])
@@ -266,30 +231,36 @@ def _compare(
             if name in theirs.blocks
         },
         relative_error(ours.prediction, theirs.prediction),
-        {block: gradient_error(some) for block, some in keys_of.items()},
-        gradient_error(keys),
+        {block: joint_error(ours.gradients, some) for block, some in by_block.items()},
+        joint_error(ours.gradients, dict(sorted(theirs.gradients.items()))),
         mesh,
+        tolerances=(FORWARD, GRADIENT),
     )
 
 
-def _wide_errors(
+def _in_float64(
     run_config: RunConfig,
     state: Arrays,
     parallelism: ParallelismConfig,
     devices: list[Any],
     inputs: Arrays,
     drawn: Sequence[np.ndarray],
-) -> WideErrors:
+) -> Comparison:
     """The errors of one pass of both sides in float64, with the same weights and input.
 
     Args:
         state: CREDIT's state dict.
         drawn: what CREDIT drew in float32.
     """
+
+    def wide(array: np.ndarray) -> np.ndarray:
+        is_float = np.issubdtype(array.dtype, np.floating)
+        return np.asarray(array, np.float64) if is_float else array
+
     model_def = run_config.model_def
     with jax.enable_x64(True):
         arrays = dict(state), dict(inputs), list(drawn)
-        state, inputs, drawn = jax.tree.map(_as_float64, arrays)
+        state, inputs, drawn = jax.tree.map(wide, arrays)
         precision = Precision.of("float64")
         model = _parallel_model(run_config, parallelism, devices, precision)
         run_jax = compile_pass(model, *from_state_dict(model_def, state), ())
@@ -298,19 +269,7 @@ def _wide_errors(
     share_edges(credit, run_config.raw["model"])
     with floats_of(torch.float64), replayed_noise(drawn):
         theirs = run_credit(cast_credit(credit, torch.float64), inputs, ())
-    errors = _compare(ours, theirs, (), "")
-    return WideErrors(errors.prediction, errors.gradient)
-
-
-def _as_float64(array: np.ndarray) -> np.ndarray:
-    is_float = np.issubdtype(array.dtype, np.floating)
-    return np.asarray(array, np.float64) if is_float else array
-
-
-def _block_of(key: str, blocks: Sequence[str]) -> str:
-    """The block of a parameter; its top module if it is in no block."""
-    matches = (name for name in blocks if key.startswith(f"{name}."))
-    return next(matches, key.split(".")[0])
+    return replace(_compare(ours, theirs, (), ""), tolerances=(WIDE, WIDE))
 
 
 def _block_error(field: np.ndarray, array: np.ndarray) -> float:
@@ -325,20 +284,18 @@ def _block_error(field: np.ndarray, array: np.ndarray) -> float:
     return min((relative_error(field, order) for order in orders), default=float("inf"))
 
 
-def _joined(arrays: Mapping[str, np.ndarray], keys: list[str]) -> np.ndarray:
-    return np.concatenate([np.ravel(arrays[key]) for key in keys])
-
-
 def _worst(comparisons: Sequence[Comparison]) -> Comparison:
     """The largest errors of several inputs."""
     first = comparisons[0]
-    return Comparison(
-        {name: max(f.blocks[name] for f in comparisons) for name in first.blocks},
-        max(f.prediction for f in comparisons),
-        {name: max(f.gradients[name] for f in comparisons) for name in first.gradients},
-        max(f.gradient for f in comparisons),
-        first.mesh,
-        len(comparisons),
-        next((f.wide for f in comparisons if not f.within_tolerance), None)
-        or next((f.wide for f in comparisons if f.wide), None),
+    wide = sorted((c for c in comparisons if c.wide), key=lambda c: c.within_tolerance)
+    return replace(
+        first,
+        blocks={n: max(c.blocks[n] for c in comparisons) for n in first.blocks},
+        prediction=max(c.prediction for c in comparisons),
+        gradients={
+            n: max(c.gradients[n] for c in comparisons) for n in first.gradients
+        },
+        gradient=max(c.gradient for c in comparisons),
+        batches=len(comparisons),
+        wide=wide[0].wide if wide else None,
     )

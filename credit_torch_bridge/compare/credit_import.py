@@ -19,18 +19,9 @@ HOW_TO_INSTALL = "pip install miles-credit"
 
 # The operators for which torchvision 0.28 registers a rule when it is imported.
 _NAMES = (
-    "nms",
-    "qnms",
-    "roi_align",
-    "_roi_align_backward",
-    "roi_pool",
-    "_roi_pool_backward",
-    "ps_roi_align",
-    "_ps_roi_align_backward",
-    "ps_roi_pool",
-    "_ps_roi_pool_backward",
-    "deform_conv2d",
-    "_deform_conv2d_backward",
+    *("nms", "qnms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"),
+    *("_roi_align_backward", "_roi_pool_backward", "_ps_roi_align_backward"),
+    *("_ps_roi_pool_backward", "deform_conv2d", "_deform_conv2d_backward"),
 )
 
 # torch drops a library's operators when the library object is collected.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,19 +16,13 @@ from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.registry import MODELS, torch_model
 from credit_torch_bridge.compare.credit_import import import_credit
-from credit_torch_bridge.compare.outputs import ModelOutputs
+from credit_torch_bridge.compare.jax_side import ModelOutputs
 
 
 def register_models(config: Mapping[str, Any]) -> None:
     """Registers the PyTorch classes of a config's `custom_models`, as CREDIT does.
 
     The files are Python code, which runs.
-
-    Args:
-        config: the whole YAML.
-
-    Raises:
-        ValueError: CREDIT is missing, a file is missing, or a class does not register.
     """
     files = config.get("custom_models")
     if not files:
@@ -51,7 +46,16 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     """
     arguments = copy.deepcopy(dict(section))
     model_type = arguments.pop("type")
-    model = _class_of(model_type)
+    registry = import_credit("models")._MODEL_REGISTRY
+    if model_type not in registry:
+        raise ValueError(
+            f"CREDIT has no model {model_type!r}; custom_models of the config lists "
+            "files that register PyTorch classes"
+        )
+    # CREDIT's models by module and name, those of its `register_model` by class.
+    model, name, *_ = registry[model_type]
+    if isinstance(model, str):
+        model = getattr(import_credit(model.removeprefix("credit.")), name)
     for key in torch_model(model_type).extra_keys:
         arguments.pop(key, None)
     if not issubclass(MODELS[model_type].config, DiffusionKeys):
@@ -64,27 +68,9 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     return _process(model(**arguments, **seen), process)
 
 
-def _class_of(model_type: str) -> Callable[..., Any]:
-    """Returns a model's class: CREDIT's, or one registered by its `register_model`."""
-    registry = import_credit("models")._MODEL_REGISTRY
-    if model_type not in registry:
-        raise ValueError(
-            f"CREDIT has no model {model_type!r}; custom_models of the config lists "
-            "files that register PyTorch classes"
-        )
-    class_path, name, *_ = registry[model_type]
-    if not isinstance(class_path, str):
-        return class_path
-    return getattr(import_credit(class_path.removeprefix("credit.")), name)
-
-
 @contextmanager
 def failures_of_credit(what: str) -> Iterator[None]:
-    """Context manager that turns an error of CREDIT's own code into a ValueError.
-
-    Args:
-        what: CREDIT fails to do with its model, "build" or "run".
-    """
+    """Turns an error of CREDIT's own code, that fails to build or run, into ours."""
     try:
         yield
     except ValueError:
@@ -103,22 +89,19 @@ def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn
     Its constructor calls `isinstance` with one argument, which always fails; while it
     runs, CREDIT's module has a replacement that returns False in that case.
     """
-    diffusion: Any = import_credit("diffusion")
-    diffusion.isinstance = lambda *args: len(args) == 2 and isinstance(*args)
-    try:
+    diffusion = import_credit("diffusion")
+
+    def is_instance(*args: Any) -> bool:
+        return len(args) == 2 and isinstance(*args)
+
+    with mock.patch.object(diffusion, "isinstance", is_instance, create=True):
         return diffusion.ModifiedGaussianDiffusion(network, **arguments)
-    finally:
-        del diffusion.isinstance
 
 
 def build_credit(
     section: Mapping[str, Any], state: Mapping[str, np.ndarray]
 ) -> torch.nn.Module:
-    """Builds a model of CREDIT with given weights, in evaluation mode.
-
-    Args:
-        section: `model:` of the YAML.
-        state: CREDIT's state dict.
+    """Builds a model of CREDIT in evaluation mode with the weights of a state dict.
 
     Raises:
         ValueError: CREDIT is missing or fails to build the model, or the weights are
@@ -155,10 +138,6 @@ def share_edges(model: Any, section: Mapping[str, Any]) -> None:
     """Gives CREDIT's graph the edge attributes of credit_jax; of no effect on others.
 
     Both sides compute them from the file in float32, with different rounding.
-
-    Args:
-        model: model of CREDIT.
-        section: its `model:` section.
     """
     if getattr(model, "edge_attr", None) is not None:
         attributes = read_edges(section["edge_path"]).attributes
@@ -167,34 +146,27 @@ def share_edges(model: Any, section: Mapping[str, Any]) -> None:
 
 @contextmanager
 def floats_of(dtype: torch.dtype) -> Iterator[None]:
-    """Context manager in which `Tensor.float()` casts to this dtype."""
-    cast = torch.Tensor.float
-    torch.Tensor.float = lambda self: self.to(dtype)
-    try:
+    """A context in which `Tensor.float()` casts to this dtype."""
+    with mock.patch.object(torch.Tensor, "float", lambda self: self.to(dtype)):
         yield
-    finally:
-        torch.Tensor.float = cast
 
 
 @contextmanager
 def replayed_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
-    """Context manager in which `torch.randn` returns arrays of `recorded_noise`."""
-    draw, rest = torch.randn, iter(drawn)
+    """A context in which `torch.randn` returns arrays of `recorded_noise`."""
+    rest = iter(drawn)
 
     def randn(*_: Any, **__: Any) -> torch.Tensor:
         array = next(rest)
         return torch.from_numpy(np.moveaxis(array, -1, 1) if array.ndim == 4 else array)
 
-    torch.randn = randn
-    try:
+    with mock.patch.object(torch, "randn", randn):
         yield
-    finally:
-        torch.randn = draw
 
 
 @contextmanager
 def recorded_noise() -> Iterator[list[np.ndarray]]:
-    """Context manager that lists what `torch.randn` draws, channels last."""
+    """A context that lists what `torch.randn` draws, channels last."""
     draw, drawn = torch.randn, list[np.ndarray]()
 
     def randn(*args: Any, **options: Any) -> torch.Tensor:
@@ -203,20 +175,17 @@ def recorded_noise() -> Iterator[list[np.ndarray]]:
         drawn.append(np.moveaxis(array, 1, -1) if array.ndim == 4 else array)
         return values
 
-    torch.randn = randn
-    try:
+    with mock.patch.object(torch, "randn", randn):
         yield drawn
-    finally:
-        torch.randn = draw
 
 
 def run_credit(
     model: torch.nn.Module, inputs: Mapping[str, np.ndarray], blocks: Sequence[str]
 ) -> ModelOutputs:
-    """Runs one forward and backward pass in evaluation mode.
+    """Runs one forward and backward pass of a model from `build_credit`.
 
     Args:
-        model: model from `build_credit`.
+        model: the model.
         inputs: inputs of the network, by credit_jax's names.
         blocks: names of the modules whose outputs are recorded.
     """
@@ -228,15 +197,13 @@ def run_credit(
 
         return hook
 
-    hooks = [
-        module.register_forward_hook(record(name))
-        for name, module in model.named_modules()
-        if name in blocks
-    ]
+    modules = model.named_modules()
+    hooks = [m.register_forward_hook(record(n)) for n, m in modules if n in blocks]
     try:
         model.zero_grad()
         with failures_of_credit("run"):
-            prediction = _call(model, inputs)
+            tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+            prediction = call_network(network_of(model), tensors)
         (prediction**2).mean().backward()
     finally:
         for hook in hooks:
@@ -247,12 +214,6 @@ def run_credit(
         if p.grad is not None
     }
     return ModelOutputs(prediction.detach().numpy(), seen, gradients)
-
-
-def _call(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """The output of CREDIT's network, which may be part of a process."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    return call_network(network_of(model), tensors)
 
 
 def network_of(model: Any) -> Any:

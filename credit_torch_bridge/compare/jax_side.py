@@ -8,6 +8,7 @@ process, so is the prediction.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,7 +31,21 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
-from credit_torch_bridge.compare.outputs import ModelOutputs
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """One forward and backward pass of a model, under CREDIT's names.
+
+    Attributes:
+        prediction: (batch, channel, time, lat, lon).
+        blocks: output of each block, (batch, channel, lat, lon), by its module.
+        gradients: gradients of mean(prediction**2), by parameter.
+    """
+
+    prediction: np.ndarray
+    blocks: dict[str, np.ndarray]
+    gradients: dict[str, np.ndarray]
 
 
 def compile_pass(
@@ -109,11 +124,11 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
 
     Args:
         model_def: definition of a model that draws noise.
-        drawn: arrays for the call sites, in the order of the forward pass: fields
-            (samples, lat, lon, channel) or vectors (samples, size).
+        drawn: fields (samples, lat, lon, channel) or vectors (samples, size) in the
+            order of the forward pass.
 
     Raises:
-        ValueError: the model has another number of call sites.
+        ValueError: the model draws another number of times.
     """
     if not drawn:
         return None

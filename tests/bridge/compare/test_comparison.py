@@ -137,7 +137,7 @@ def test_noise_of_a_model_with_batch_norms():
 
 def test_values_that_are_not_finite_are_said_to_be_so():
     def last_line(error):
-        agreed = comparison.WideErrors(1e-14, 1e-14)
+        agreed = comparison.Comparison({}, 1e-14, {}, 1e-14, "1")
         found = comparison.Comparison({}, error, {}, error, "1", wide=agreed)
         assert found.within_tolerance
         return list(found.lines())[-1]
