@@ -49,6 +49,16 @@ class CreditCase:
     state_after: State
     parameters: tuple[str, ...]
 
+    @property
+    def inputs(self) -> State:
+        """The inputs by name."""
+        return {"x": self.x}
+
+    @property
+    def by_input(self) -> State:
+        """The gradients of the loss by the inputs."""
+        return {"x": self.x_gradient}
+
 
 def credit_case(
     model_block: Mapping[str, Any],

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from credit_jax.models.registry import build, parse_model
-from tests.models import diffusion_parity as parity
+from tests.models import parity
 from tests.models.crossformer.cases import DIFFUSION_CASES as CASES
-from tests.models.parity import credits_defaults
+from tests.models.diffusion_parity import assert_samples_equal_credit
 from tests.state_dict.round_trip import assert_round_trip
 
 pytestmark = pytest.mark.reference
@@ -19,24 +19,24 @@ pytestmark = pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equals_credit(credit: Any, name: str) -> None:
-    parity.assert_equals_credit(credit, CASES[name], name)
+    parity.assert_equals_credit(parity.Networks(credit), CASES[name], name)
 
 
 @pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
-    parity.assert_equals_credit(credit, CASES["v"], "v, plain", "xla")
+    parity.assert_equals_credit(parity.Networks(credit), CASES["v"], "v, plain", "xla")
 
 
 @pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
-    parity.assert_equals_credit_in_float64(credit, CASES["v"], "v")
+    parity.assert_equals_credit_in_float64(parity.Networks(credit), CASES["v"], "v")
 
 
 @pytest.mark.slow
 def test_training_forward_equals_credit(credit: Any) -> None:
     """Layers of the time embedding are called twice, and so iterate twice."""
-    parity.assert_training_forward_equals_credit(credit, CASES["v"])
+    parity.assert_training_forward_equals_credit(parity.Networks(credit), CASES["v"])
 
 
 @pytest.mark.slow
@@ -44,11 +44,11 @@ def test_training_forward_equals_credit(credit: Any) -> None:
 def test_samples_equal_credit(credit: Any, name: str) -> None:
     """DDIM and DDPM with every objective, by `lax.scan`, in float64."""
     with jax.enable_x64(True):
-        parity.assert_samples_equal_credit(credit, CASES[name], name, "float64", 1e-9)
+        assert_samples_equal_credit(credit, CASES[name], name, "float64", 1e-9)
 
 
 def test_samples_equal_credit_in_float32(credit: Any) -> None:
-    parity.assert_samples_equal_credit(credit, CASES["v"], "v", "float32", 1e-4)
+    assert_samples_equal_credit(credit, CASES["v"], "v", "float32", 1e-4)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,10 +61,10 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 
 def test_the_defaults_are_those_of_credit(credit: Any) -> None:
     """Except for the number of frames, as CREDIT's default fails."""
-    theirs = credits_defaults(
+    theirs = parity.credits_defaults(
         "models.wxformer.crossformer_diffusion", "CrossFormerDiffusion"
     )
-    process = credits_defaults("diffusion", "GaussianDiffusion")
+    process = parity.credits_defaults("diffusion", "GaussianDiffusion")
     config = parse_model(
         {"type": "crossformer-diffusion", "diffusion": {"image_size": [640, 1280]}}
     )

@@ -16,16 +16,24 @@ from credit_jax.models.conversion import key_map_for
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
-from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.domain.edges import shard_edges
-from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_torch_bridge import compare_with_credit
 from tests.models.graph.edges import write_edges
-from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults
+from tests.models.mesh_parity import (
+    assert_equals_one_device,
+    assert_equals_one_device_in_float64,
+)
+from tests.models.parity import (
+    FORWARD,
+    GRADIENT,
+    Networks,
+    assert_equals_credit,
+    assert_equals_credit_in_float64,
+    credits_defaults,
+)
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 HEIGHT, WIDTH, BATCH = 7, 8, 2
@@ -65,57 +73,6 @@ def _x(edge_path: str, dtype: str) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
 
-def _credit(credit: Any, block: dict[str, Any], dtype: str) -> Any:
-    """Returns CREDIT's state, prediction, and gradients by parameters and the input."""
-
-    import torch
-
-    from credit_torch_bridge.compare.credit_side import cast_credit, share_edges
-
-    wide = getattr(torch, dtype)
-    model = credit.build_credit(block, seed=1)
-    if block.get("use_edge_attr", True):
-        ours = read_edges(block["edge_path"])
-        np.testing.assert_array_equal(model.edge_index.numpy().T, ours.edges)
-        theirs = model.edge_attr.numpy()
-        assert_close(ours.attributes, theirs, 1e-6, "attributes of edges")
-        share_edges(model, block)
-    cast_credit(model, wide)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.from_numpy(_x(block["edge_path"], dtype).copy())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=wide)
-            parameter.add_(0.1 * noise)
-        for _ in range(5):
-            model.train()(x)
-    state = {k: v.numpy().copy() for k, v in model.eval().state_dict().items()}
-    x.requires_grad_()
-    y = model(x)
-    (y**2).mean().backward()
-    named = model.named_parameters()
-    grads = {k: p.grad.numpy() for k, p in named if p.grad is not None}
-    return model, state, y.detach().numpy(), grads, x.grad.numpy()
-
-
-def _ours(block: dict[str, Any], dtype: str, state: Any) -> Any:
-    model_def = build(block)
-    params, model_state = jax.device_put(from_state_dict(model_def, state))
-
-    def loss(params: Any, x: Any) -> Any:
-        vectors = model_state[SPECTRAL_NORM]
-        weights = spectral_norm.normalize(params, vectors, model_def.matrices)
-        context = Context(precision=Precision.of(dtype))
-        y = model_def.apply(weights, {"x": x}, context, model_state[BATCH_STATS])
-        return (y**2).mean(), y
-
-    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    x = jnp.asarray(_x(block["edge_path"], dtype))
-    (_, y), (by_param, by_input) = step(params, x)
-    named = to_state_dict(model_def, *jax.device_get((by_param, model_state)))
-    return np.asarray(y), named, np.asarray(by_input)
-
-
 @pytest.mark.slow
 @pytest.mark.reference
 def test_compare_in_float64(
@@ -142,28 +99,20 @@ def test_compare_in_float64(
 def test_equals_credit_in_float64(credit: Any, edge_path: str, name: str) -> None:
     """Forward and every gradient array; layers that are not called have no gradient."""
     block = _block(edge_path, **CASES[name])
-    _, state, y, grads, by_input = _credit(credit, block, "float64")
-    with jax.enable_x64(True):
-        ours, named, ours_by_input = _ours(block, "float64", state)
-    assert_close(ours, y, FLOAT64, f"{name}: forward")
-    mine = {key: named[key] for key in grads}
-    assert_trees_close(mine, grads, FLOAT64, f"{name}: gradients")
-    assert_close(ours_by_input, by_input, FLOAT64, f"{name}: of the input")
-    idle = {key for key in named if "norm" in key}
-    assert not any(key in grads for key in idle), "norms have no scale"
+    if block.get("use_edge_attr", True):
+        ours, theirs = read_edges(edge_path), credit.build_credit(block, seed=1)
+        np.testing.assert_array_equal(theirs.edge_index.numpy().T, ours.edges)
+        attributes = theirs.edge_attr.numpy()
+        assert_close(ours.attributes, attributes, 1e-6, "attributes of edges")
+    _, grads = assert_equals_credit_in_float64(Networks(credit), block, name)
+    assert not any("norm" in key for key in grads), "norms have no scale"
 
 
 @pytest.mark.slow
 @pytest.mark.reference
 @pytest.mark.parametrize("name", CASES)
 def test_equals_credit(credit: Any, edge_path: str, name: str) -> None:
-    block = _block(edge_path, **CASES[name])
-    _, state, y, grads, by_input = _credit(credit, block, "float32")
-    ours, named, ours_by_input = _ours(block, "float32", state)
-    assert_close(ours, y, FORWARD, f"{name}: forward")
-    joined = [np.concatenate([g[k].ravel() for k in grads]) for g in (named, grads)]
-    assert_close(*joined, GRADIENT, f"{name}: gradient, all")
-    assert_close(ours_by_input, by_input, GRADIENT, f"{name}: of the input")
+    assert_equals_credit(Networks(credit), _block(edge_path, **CASES[name]), name)
 
 
 @pytest.mark.reference
@@ -262,42 +211,11 @@ def test_a_training_forward_equals_credit(
         assert_trees_close(mine, theirs, FORWARD, f"{side} after the forward")
 
 
-@cache
-def _on_mesh(
-    edge_path: str, degrees: tuple[int, int, int], dtype: str = "float32"
-) -> Any:
-    mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
-    options: dict[str, Any] = {"min_shard_size": 1} if degrees[0] > 1 else {}
-    block = _block(edge_path)
-    options["mp_policy"] = Precision.of(dtype)
-    model = build_parallel_model(block, mesh, ac_mode="full", **options)
-    start = model.init(jax.random.key(0))
-    params, model_state = jax.tree.map(lambda array: array.astype(dtype), start)
-    inputs = place_batch({"x": _x(edge_path, dtype)}, mesh)
-
-    def loss(params: Any) -> Any:
-        y = model.apply(params, model_state, inputs)[..., :HEIGHT, :]
-        return jnp.mean(y**2), y
-
-    (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    return np.asarray(y), grads
-
-
-@pytest.mark.slow(but=["2-2-2"])
-@pytest.mark.parametrize(
-    ("dp", "tp", "domain"),
-    [(1, 1, 3), (1, 1, 8), (2, 2, 2)],
-)
-def test_meshes_equal_one_device(edge_path: str, dp: int, tp: int, domain: int) -> None:
+@pytest.mark.slow(but=["dp2_tp2_domain2"])
+@pytest.mark.parametrize("mesh", ["domain3", "domain8", "dp2_tp2_domain2"])
+def test_meshes_equal_one_device(edge_path: str, mesh: str) -> None:
     """7 rows; edges over the poles need rows of the same and of the next shard."""
-    degrees = dp, tp, domain
-    actual, expected = _on_mesh(edge_path, degrees), _on_mesh(edge_path, (1, 1, 1))
-    assert_close(actual[0], expected[0], FORWARD, f"{degrees}: forward")
-    joined = [
-        np.concatenate([np.ravel(grads[k]) for k in sorted(expected[1])])
-        for grads in (actual[1], expected[1])
-    ]
-    assert_close(*joined, GRADIENT, f"{degrees}: gradient of all parameters")
+    assert_equals_one_device(_block(edge_path), mesh, "graph", remat="full")
 
 
 @pytest.mark.slow
@@ -306,12 +224,8 @@ def test_meshes_equal_one_device_in_float64(
     edge_path: str, degrees: tuple[int, int, int]
 ) -> None:
     """Every array of the gradient."""
-    with jax.enable_x64(True):
-        actual = _on_mesh(edge_path, degrees, "float64")
-        expected = _on_mesh(edge_path, (1, 1, 1), "float64")
-    assert_close(actual[0], expected[0], 1e-11, f"{degrees}: forward")
-    arrays = [jax.tree.map(np.asarray, grads) for _, grads in (actual, expected)]
-    assert_trees_close(*arrays, 1e-11, f"{degrees}: gradients")
+    block = _block(edge_path)
+    assert_equals_one_device_in_float64(block, "graph", "full", degrees)
 
 
 def test_every_edge_is_on_one_shard(edge_path: str) -> None:

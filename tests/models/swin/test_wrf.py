@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -16,99 +13,33 @@ import yaml
 from credit_jax import from_state_dict, to_state_dict
 from credit_jax.cli.check.command import main
 from credit_jax.models.conversion import key_map_for
-from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin.dscale import DscaleConfig
 from credit_jax.models.swin.wrf import WRFConfig
-from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
-from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.placement import place_batch
-from tests.models.parity import FLOAT64, FORWARD, GRADIENT
+from tests.models.mesh_parity import assert_equals_one_device
+from tests.models.parity import (
+    Networks,
+    assert_equals_credit,
+    assert_equals_credit_in_float64,
+)
 from tests.models.swin.cases import DSCALE, WRF
 from tests.reference.training import GEN2_CONFIG
-from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.credit_modules import credit_attribute
 
 BLOCKS = {"wrf": WRF, "dscale": DSCALE}
-
-
-def _inputs(name: str, batch: int, dtype: str) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    specs = parse_model(BLOCKS[name]).inputs
-    return {k: rng.normal(size=s.shape(batch)).astype(dtype) for k, s in specs.items()}
-
-
-@cache
-def _credit(credit: Any, name: str, dtype: str) -> tuple[Any, Any, Any, Any]:
-    """Returns CREDIT's state, prediction, and gradients by parameters and inputs."""
-
-    import torch
-
-    from credit_torch_bridge.compare.credit_side import cast_credit
-
-    torch_dtype = getattr(torch, dtype)
-    model = cast_credit(credit.build_credit(BLOCKS[name], seed=1), torch_dtype)
-    generator = torch.Generator().manual_seed(0)
-    arrays = {k: torch.from_numpy(x) for k, x in _inputs(name, 2, dtype).items()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            shape = parameter.shape
-            drawn = torch.randn(shape, generator=generator, dtype=torch_dtype)
-            parameter.add_(drawn * 0.1)
-        for _ in range(5):
-            model.train()(**arrays)
-    state = {k: v.numpy().copy() for k, v in model.eval().state_dict().items()}
-    for array in arrays.values():
-        array.requires_grad_()
-    y = model(**arrays)
-    (y**2).mean().backward()
-    named = model.named_parameters()
-    grads = {k: p.grad.numpy() for k, p in named if p.grad is not None}
-    by_input = {k: array.grad.numpy() for k, array in arrays.items()}
-    return state, y.detach().numpy(), grads, by_input
-
-
-def _ours(name: str, dtype: str, state: Any) -> tuple[Any, Any, Any]:
-    model_def = build(BLOCKS[name])
-    params, model_state = jax.device_put(from_state_dict(model_def, state))
-    inputs = jax.tree.map(jnp.asarray, _inputs(name, 2, dtype))
-
-    def loss(params: Any, inputs: Any) -> Any:
-        vectors = model_state[SPECTRAL_NORM]
-        weights = spectral_norm.normalize(params, vectors, model_def.matrices)
-        context = Context(precision=Precision.of(dtype))
-        y = model_def.apply(weights, inputs, context, model_state[BATCH_STATS])
-        return (y**2).mean(), y
-
-    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    (_, y), (by_param, by_input) = step(params, inputs)
-    named = to_state_dict(model_def, *jax.device_get((by_param, model_state)))
-    return np.asarray(y), named, jax.device_get(by_input)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equals_credit_in_float64(credit: Any, name: str) -> None:
     """Forward, and the gradients by every parameter and every input."""
-    state, y, grads, by_input = _credit(credit, name, "float64")
-    with jax.enable_x64(True):
-        ours, named, ours_by_input = _ours(name, "float64", state)
-    assert_close(ours, y, FLOAT64, f"{name}: forward")
-    mine = {key: named[key] for key in grads}
-    assert_trees_close(mine, grads, FLOAT64, f"{name}: gradients")
-    assert_trees_close(ours_by_input, by_input, FLOAT64, f"{name}: of the inputs")
+    _, grads = assert_equals_credit_in_float64(Networks(credit), BLOCKS[name], name)
     assert not any("qkv" in key for key in grads)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equals_credit(credit: Any, name: str) -> None:
-    state, y, grads, _ = _credit(credit, name, "float32")
-    ours, named, _ = _ours(name, "float32", state)
-    assert_close(ours, y, FORWARD, f"{name}: forward")
-    joined = [np.concatenate([g[k].ravel() for k in grads]) for g in (named, grads)]
-    assert_close(*joined, GRADIENT, f"{name}: gradient, all")
+    assert_equals_credit(Networks(credit), BLOCKS[name], name)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -129,41 +60,11 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("degrees", [{"dp": 2, "tp": 2, "domain": 2}, {"domain": 3}])
+@pytest.mark.parametrize("mesh", ["dp2_tp2_domain2", "domain3"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_equals_one_device(name: str, degrees: dict[str, int]) -> None:
+def test_equals_one_device(name: str, mesh: str) -> None:
     """Both fields are split by their own rows, and are added patch by patch."""
-
-    def run(degrees: dict[str, int]) -> Any:
-        model = build_parallel_model(BLOCKS[name], make_mesh(**degrees))
-        params, model_state = model.init(jax.random.key(0))
-        inputs = place_batch(_inputs(name, 2, "float32"), model.mesh)
-
-        def loss(params: Any) -> Any:
-            y = model.apply(params, model_state, inputs)
-            y = y[..., : model.model_def.image_height, :]
-            return jnp.mean(y**2), y
-
-        (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-        return np.asarray(y), grads
-
-    actual, expected = run(degrees), _one(run, name)
-    what = f"{name} on {degrees}"
-    assert_close(actual[0], expected[0], FORWARD, f"{what}: forward")
-    joined = [
-        np.concatenate([np.ravel(grads[k]) for k in sorted(expected[1])])
-        for grads in (actual[1], expected[1])
-    ]
-    assert_close(*joined, GRADIENT, f"{what}: gradient of all parameters")
-
-
-_KEPT: dict[str, Any] = {}
-
-
-def _one(run: Any, name: str) -> Any:
-    if name not in _KEPT:
-        _KEPT[name] = run({})
-    return _KEPT[name]
+    assert_equals_one_device(BLOCKS[name], mesh, name)
 
 
 def _changed(block: dict[str, Any], **parts: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from credit_jax.models.registry import build, parse_model
-from tests.models import diffusion_parity as parity
-from tests.models.parity import credits_defaults
+from tests.models import parity
+from tests.models.diffusion_parity import assert_samples_equal_credit
 from tests.models.unet.cases import DIFFUSION_CASES as CASES
 from tests.state_dict.round_trip import assert_round_trip
 
@@ -30,30 +30,34 @@ BLOCKS = {name: _credits(block) for name, block in CASES.items()}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equals_credit(credit: Any, name: str) -> None:
-    parity.assert_equals_credit(credit, BLOCKS[name], name)
+    parity.assert_equals_credit(parity.Networks(credit), BLOCKS[name], name)
 
 
 @pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """Accelerators run these; the other tests run the implementations for CPU."""
-    parity.assert_equals_credit(credit, BLOCKS["padded"], "padded, plain", "xla")
+    parity.assert_equals_credit(
+        Networks(credit), BLOCKS["padded"], "padded, plain", "xla"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own levels", "padded"])
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
-    parity.assert_equals_credit_in_float64(credit, BLOCKS[name], name)
+    parity.assert_equals_credit_in_float64(parity.Networks(credit), BLOCKS[name], name)
 
 
 @pytest.mark.slow
 def test_training_forward_equals_credit(credit: Any) -> None:
-    parity.assert_training_forward_equals_credit(credit, BLOCKS["padded"])
+    parity.assert_training_forward_equals_credit(
+        parity.Networks(credit), BLOCKS["padded"]
+    )
 
 
 @pytest.mark.slow
 def test_samples_equal_credit(credit: Any) -> None:
     """DDPM of all steps; CREDIT's step embedding is float32 in every dtype."""
-    parity.assert_samples_equal_credit(
+    assert_samples_equal_credit(
         credit, BLOCKS["own levels"], "own levels", "float32", 1e-5
     )
 
@@ -68,7 +72,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 
 def test_the_defaults_are_those_of_credit(credit: Any) -> None:
     """Except for the number of frames, as CREDIT's default fails."""
-    theirs = credits_defaults("models.unet_diffusion", "UnetDiffusion")
+    theirs = parity.credits_defaults("models.unet_diffusion", "UnetDiffusion")
     section = {"image_size": [640, 1280]}
     config = parse_model({"type": "unet-diffusion", "diffusion": section})
     without = {"frames": 2, "self_condition": False, "condition": False}
