@@ -23,8 +23,7 @@ from typing import Any
 
 from benchmarks.recipe import recipe
 from benchmarks.report import Table, add_out_option, write_report
-from credit_jax.certification.certify import reference_of
-from credit_jax.certification.meshes import CANDIDATES, fitting_meshes
+from credit_jax.certification.meshes import chosen_meshes, reference_of
 from credit_jax.certification.small_config import certified_mapping
 from credit_jax.certification.subject import NUM_SAMPLES, NUM_UPDATES, ranks_of
 from credit_jax.config import build_config
@@ -133,13 +132,8 @@ def meshes_of(path: Path) -> list[str]:
             num_updates=NUM_UPDATES,
         )
         num_ranks = ranks_of(build_config(small))
-        fitting = fitting_meshes(
-            build(small["model"]),
-            num_devices=NUM_DEVICES,
-            num_samples=NUM_SAMPLES,
-            num_ranks=num_ranks,
-            names=CANDIDATES,
-        )
+        sizes = {"num_samples": NUM_SAMPLES, "num_ranks": num_ranks}
+        fitting = chosen_meshes(build(small["model"]), None, NUM_DEVICES, **sizes)
     return [name for name in fitting if name != reference_of(num_ranks)]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,19 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from credit_jax.certification.measure import PARTS, Measured, measure
-from credit_jax.certification.meshes import (
-    CANDIDATES,
-    ONE_DEVICE,
-    dims_of,
-    fitting_meshes,
-    problems_of,
-)
+from credit_jax.certification.meshes import ONE_DEVICE, chosen_meshes
 from credit_jax.certification.place import block_outputs, first_difference
-from credit_jax.certification.subject import (
-    NUM_SAMPLES,
-    Subject,
-    subject_of_model,
-)
+from credit_jax.certification.subject import NUM_SAMPLES, subject_of_model
 from credit_jax.certification.verdict import (
     Bounds,
     Check,
@@ -70,7 +62,7 @@ class MeshVerdict:
         state = "the same" if self.passed else "DIFFERS"
         checks = self.checks or self.in_float64
         if checks:
-            worst = max(checks, key=lambda check: (not check.passed, _share(check)))
+            worst = max(checks, key=lambda c: (not c.passed, c.error / (c.bound or 1)))
             where = f" ({worst.where})" if worst.where else ""
             decided = ""
             if self.in_float64 and self.passed:
@@ -136,11 +128,6 @@ class Certificate:
         }
 
 
-def _share(check: Check) -> float:
-    """An error as a share of its bound."""
-    return check.error / check.bound if check.bound else check.error
-
-
 def _broken(checks: Sequence[Check]) -> tuple[str, ...]:
     """The parts of what is measured in which a bound is broken."""
     wrong = {check.part for check in checks if not check.passed}
@@ -191,15 +178,13 @@ def certify_model(
     """
     present = list(jax.devices() if devices is None else devices)
     x64 = bool(jax.config.values["jax_enable_x64"])
-    names = [
-        name
-        for name in chosen_meshes(model_def, meshes, len(present))
-        if name != ONE_DEVICE
-    ]
+    names = chosen_meshes(model_def, meshes, len(present), num_samples=NUM_SAMPLES)
+    names = [name for name in names if name != ONE_DEVICE]
     with tempfile.TemporaryDirectory() as folder:
         runner = _InProcess(model_def, present, Path(folder), seed)
-        verdicts = list(map(Judge(runner, ONE_DEVICE, x64=x64), names))
-        expected = runner.measured(ONE_DEVICE, x64=x64)
+        judge = Judge(runner, ONE_DEVICE, x64=x64)
+        verdicts = [judge(name) for name in names]
+        expected = judge.expected(x64=x64)
     return Certificate(
         str(model_def.config.type),
         ONE_DEVICE,
@@ -209,60 +194,20 @@ def certify_model(
     )
 
 
-def chosen_meshes(
-    model_def: ModelDef,
-    names: Sequence[str] | None,
-    num_devices: int,
-    *,
-    num_samples: int = NUM_SAMPLES,
-    num_ranks: int | None = None,
-) -> list[str]:
-    """Returns the meshes to compare; all that fit, or those asked for.
-
-    Args:
-        model_def: the model.
-        names: names of the meshes; None for all of `CANDIDATES` that fit.
-        num_devices: number of devices.
-        num_samples, num_ranks: see `fitting_meshes`.
-
-    Raises:
-        ValueError: one that was asked for does not fit.
-    """
-    fitting = fitting_meshes(
-        model_def,
-        num_devices=num_devices,
-        num_samples=num_samples,
-        num_ranks=num_ranks,
-        names=CANDIDATES if names is None else names,
-    )
-    for name in () if names is None else names:
-        if name not in fitting:
-            ranks = dims_of(name).batch_size
-            reasons = problems_of(name, model_def, num_devices) or [
-                f"its {ranks} data-parallel ranks do not fit: expected "
-                + (f"{num_ranks}" if num_ranks else f"a divisor of {num_samples}")
-            ]
-            raise ValueError(f"--meshes: {name} does not fit: {'; '.join(reasons)}")
-    return fitting
-
-
-def reference_of(num_ranks: int | None) -> str:
-    """Name of the mesh that others are compared with: one device if it can be."""
-    return ONE_DEVICE if num_ranks is None else f"ddp{num_ranks}"
-
-
 @runtime_checkable
 class Runner(Protocol):
     """Runs a subject on meshes."""
 
-    def measured(
-        self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS
+    def measure(
+        self, mesh: str, expected: Measured | None, *, x64: bool, parts: Sequence[str]
     ) -> Measured:
-        """Some numbers of a mesh; those of the reference are computed once."""
+        """Some numbers of a mesh, with those of the reference unless it is that."""
         ...
 
-    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS) -> str:
-        """The first place where these numbers differ from those of the reference."""
+    def place(
+        self, actual: Measured, expected: Measured, *, x64: bool, parts: Sequence[str]
+    ) -> str:
+        """The first place where numbers differ from those of the reference."""
         ...
 
 
@@ -275,12 +220,8 @@ class Judge:
     """Compares meshes with the reference, in float64 where float32 does not decide.
 
     Where an error in float32 is beyond `BLURRED` bounds and float64 finds none, float32
-    says nothing about the model: the meshes that follow are compared in float64 alone.
-
-    Args:
-        runner: runs the subject.
-        reference: name of the mesh that others are compared with.
-        x64: compare all in float64.
+    says nothing about the model: the meshes that follow are compared in float64 alone,
+    as all are with `x64`.
     """
 
     def __init__(self, runner: Runner, reference: str, *, x64: bool) -> None:
@@ -288,13 +229,31 @@ class Judge:
         self._reference = reference
         self._x64 = x64
         self._is_blurred = False
+        self._lock = threading.Lock()
+        # Of the reference alone: those of all meshes together can fill the memory.
+        self._expected: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
+
+    def expected(self, *, x64: bool, parts: Sequence[str] = PARTS) -> Measured:
+        """Some numbers of the reference, which are computed once."""
+        key = x64, tuple(parts)
+        with self._lock:
+            is_first = key not in self._expected
+            result = self._expected.setdefault(key, Future())
+        if is_first:
+            try:
+                numbers = self._runner.measure(
+                    self._reference, None, x64=x64, parts=parts
+                )
+                result.set_result(numbers)
+            except BaseException as error:
+                result.set_exception(error)
+        return result.result()
 
     def __call__(self, mesh: str) -> MeshVerdict:
         """Returns the verdict of a mesh; threads may ask for several at a time."""
         at_once = self._x64 or self._is_blurred
         # Its errors are not those of the mesh.
-        expected = self._runner.measured(self._reference, x64=at_once)
-        if wrong := not_finite(expected):
+        if wrong := not_finite(self.expected(x64=at_once)):
             raise ValueError(
                 f"mesh {self._reference} gives numbers that are not finite ({wrong}), "
                 "with which nothing can be compared; look for their cause there first, "
@@ -303,29 +262,31 @@ class Judge:
         narrow, wide, place, parts = (), (), "", PARTS
         try:
             if not at_once:
-                narrow = self._checks(mesh, PARTS, x64=False)
+                narrow, place = self._checked(mesh, PARTS, x64=False)
                 if not _final_pass(narrow):
-                    place = self._runner.place(mesh, x64=False)
                     return MeshVerdict(mesh, narrow, place=place)
                 parts = PARTS if _is_blurred(narrow) else _broken(narrow)
             if parts:
-                wide = self._checks(mesh, parts, x64=True)
-            if _broken(wide):
-                place = self._runner.place(mesh, x64=True, parts=parts)
-            elif _is_blurred(narrow):
-                self._is_blurred = True
+                wide, place = self._checked(mesh, parts, x64=True)
+                if _is_blurred(narrow) and not _broken(wide):
+                    self._is_blurred = True
         except Exception as error:  # whatever a wrong sharding raises is a finding
             return MeshVerdict(mesh, place=f"it does not run: {error}")
         if self._x64:
             narrow, wide = wide, ()
         return MeshVerdict(mesh, narrow, wide, place)
 
-    def _checks(
+    def _checked(
         self, mesh: str, parts: Sequence[str], *, x64: bool
-    ) -> tuple[Check, ...]:
-        expected = self._runner.measured(self._reference, x64=x64, parts=parts)
-        actual = self._runner.measured(mesh, x64=x64, parts=parts)
-        return tuple(compare(actual, expected, bounds_of(x64=x64)))
+    ) -> tuple[tuple[Check, ...], str]:
+        """The checks of a mesh, and the place where it differs, if that is decided."""
+        expected = self.expected(x64=x64, parts=parts)
+        kind = {"x64": x64, "parts": parts}
+        actual = self._runner.measure(mesh, expected, **kind)
+        checks = tuple(compare(actual, expected, bounds_of(x64=x64)))
+        differs = _broken(checks) if x64 else not _final_pass(checks)
+        place = self._runner.place(actual, expected, **kind) if differs else ""
+        return checks, place
 
 
 class _InProcess:
@@ -334,42 +295,30 @@ class _InProcess:
     def __init__(
         self, model_def: ModelDef, devices: Sequence[Any], folder: Path, seed: int
     ) -> None:
-        self._model_def = model_def
-        self._devices = devices
-        self._folder = folder
-        self._seed = seed
-        self._seen: dict[tuple[str, bool, tuple[str, ...]], Measured] = {}
+        self._model_def, self._devices = model_def, devices
+        self._folder, self._seed = folder, seed
 
-    def measured(
-        self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS
+    def measure(
+        self, mesh: str, expected: Measured | None, *, x64: bool, parts: Sequence[str]
     ) -> Measured:
-        key = (mesh, x64, tuple(parts))
-        if key not in self._seen:
-            folder = self._folder / folder_name(x64=x64, parts=parts)
-            reference, expected = None, None
-            if mesh != ONE_DEVICE:
-                reference = folder / ONE_DEVICE
-                expected = self.measured(ONE_DEVICE, x64=x64, parts=parts)
-            with jax.enable_x64(x64):
-                self._seen[key] = measure(
-                    self._subject(x64=x64),
-                    mesh,
-                    self._devices,
-                    folder=folder / mesh,
-                    reference=reference,
-                    expected=expected,
-                    parts=parts,
-                )
-        return self._seen[key]
-
-    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS) -> str:
-        actual = self.measured(mesh, x64=x64, parts=parts)
-        expected = self.measured(ONE_DEVICE, x64=x64, parts=parts)
-        bounds = bounds_of(x64=x64)
+        folder = self._folder / folder_name(x64=x64, parts=parts)
         with jax.enable_x64(x64):
-            subject, devices = self._subject(x64=x64), self._devices
-            outputs = block_outputs(subject, ONE_DEVICE, devices, expected.start)
-            return first_difference(subject, devices, actual, expected, bounds, outputs)
+            return measure(
+                subject_of_model(self._model_def, x64=x64, seed=self._seed),
+                mesh,
+                self._devices,
+                folder=folder / mesh,
+                reference=None if expected is None else folder / ONE_DEVICE,
+                expected=expected,
+                parts=parts,
+            )
 
-    def _subject(self, *, x64: bool) -> Subject:
-        return subject_of_model(self._model_def, x64=x64, seed=self._seed)
+    def place(
+        self, actual: Measured, expected: Measured, *, x64: bool, parts: Sequence[str]
+    ) -> str:
+        del parts
+        with jax.enable_x64(x64):
+            subject = subject_of_model(self._model_def, x64=x64, seed=self._seed)
+            outputs = block_outputs(subject, ONE_DEVICE, self._devices, expected.start)
+            arguments = actual, expected, bounds_of(x64=x64), outputs
+            return first_difference(subject, self._devices, *arguments)

@@ -2,141 +2,111 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
 from credit_jax.certification.meshes import dims_of
-from credit_jax.certification.subject import NUM_STEPS, Subject
-from credit_jax.checkpoint import (
-    EMA,
-    EMA_STATS,
-    LOSS,
-    OPTIMIZER,
-    WEIGHTS,
-    CheckpointStore,
-    Progress,
+from credit_jax.certification.runs import train_config
+from credit_jax.certification.states import (
+    Arrays,
+    checkpointed,
+    first_state,
+    flat,
+    gradient_of,
+    host,
+    placed_weights,
+    read_back,
+    recorded,
+    run_store,
+    state_of_model,
+    trained_arrays,
 )
-from credit_jax.checkpoint.trees import is_key
+from credit_jax.certification.subject import NUM_STEPS, Subject, mean_square
+from credit_jax.checkpoint import Progress
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields import FieldContext
-from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.spec import trainable
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.base_weights import first_adapters
-from credit_jax.training.optimizer import UniformTransformation
-from credit_jax.training.restore import RunStore, place_weights
+from credit_jax.training.restore import place_weights
 from credit_jax.training.rollout import evaluation_step
-from credit_jax.training.state import (
-    TrainState,
-    place_state,
-    state_of,
-    state_specs,
-)
+from credit_jax.training.state import TrainState
 from credit_jax.training.step import make_train_step, make_update
 from credit_jax.transforms.rollout import CARRY
 
-Arrays = dict[str, np.ndarray]
-# The update after which a checkpoint is written, and restored on another mesh.
-SAVED = 1
 # Parts of what is measured.
-FORECAST, TRAINING, RUN = "forecast", "training", "run"
-PARTS = (FORECAST, TRAINING, RUN)
+FORECAST, TRAINING = "forecast", "training"
+PARTS = (FORECAST, TRAINING)
+# Without a config: the update after which a checkpoint is written, and restored on
+# another mesh; the learning rate.
+_SAVED, _LEARNING_RATE = 1, 1e-3
 # Standard deviation of what is put in the place of zeros.
 _INITIAL_SCALE = 0.02
 _MANY_WEIGHTS = 1e6
 # Of updates by one gradient, and their rate, which moves weights by much of their size:
 # the rounding of small changes would hide a wrong decay.
 _FACTORS, _RATE = (1.0, -0.5, 0.25), 0.1
-# Of a training state.
-_COUNTS = ("micro_step", "update_step")
-# Of the names of `Measured.start`.
-PARAMS, SEPARATOR = "params", "|"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The numbers of one mesh, whole arrays on the host.
+    """The numbers of one mesh, whole arrays on the host; see `states` for their names.
+
+    Without training there are neither losses nor gradients, nor what follows from them.
 
     Attributes:
         mesh: its name.
-        forecast: prediction of each step, (batch, channel, time, lat, lon), samples in
-            the order of one device; by "prediction" for one step, "step 2", ...
-        losses: (update,).
-        gradients: gradients of the first update by path, before clipping.
         start: weights and model state of the reference before the first update, which
             all meshes take; empty for the others.
         initial: weights as this mesh itself draws or reads them.
-        updated: weights after the last update. Without training there are neither
-            losses nor gradients, nor what follows from them.
-        average: average of the weights after the last update; empty without.
-        state: state of the model after update `SAVED`, and its average: running
-            statistics and vectors of spectral norm.
-        saved: the weights in the checkpoint after update `SAVED`, with the counts of
-            micro-batches and updates, and digests of all else that it has.
-        written: the same, read back from that checkpoint without the mesh.
-        restored: the same, read from the checkpoint of one device, that this mesh goes
-            on from; None on one device.
-        restored_loss: loss of the update that follows; None on one device.
+        forecast: prediction of each step, (batch, channel, time, lat, lon), samples in
+            the order of one device; by "prediction" for one step, "step 2", ...
         sensitivity: gradient of the first x of the forecast.
-        optimized: weights, their average and the state of the optimizer after
-            `NUM_UPDATES` updates by the gradient of the reference.
+        losses: (update,); of a config those of the first update of each stage.
+        gradients: gradients of the first update by path, before clipping.
+        state: state of the model after this update, and its average: running statistics
+            and vectors of spectral norm.
+        optimized: weights, their average and the state of the optimizer after updates
+            by the gradient of the reference.
+        trained: the same after the last update.
+        saved: the weights in a checkpoint, with the counts of micro-batches and
+            updates, and digests of all else that it has: of the reference in the one
+            that other meshes go on from.
+        written: the same, read back from that checkpoint without the mesh.
+        restored: `saved` of the reference, restored on this mesh; empty on the former.
+        restored_loss: loss of the update that follows; None with a config, which logs
+            it, and on the reference.
         logged: what a run of the config logs, see `runs`; empty without a config.
         logged_in_dtype: the same in the dtype of the config, if it has 16 bits.
-        trained: weights, average and state of the optimizer of its last checkpoint.
         opened: weights of the run of the reference, as a forecast here has them.
     """
 
     mesh: str
-    forecast: Arrays
-    losses: np.ndarray
-    gradients: Arrays
-    start: Arrays
-    initial: Arrays
-    updated: Arrays
-    average: Arrays
-    state: Arrays
-    saved: Arrays
-    written: Arrays
-    restored: Arrays | None = None
-    restored_loss: float | None = None
+    start: Arrays = field(default_factory=dict)
+    initial: Arrays = field(default_factory=dict)
+    forecast: Arrays = field(default_factory=dict)
     sensitivity: Arrays = field(default_factory=dict)
+    losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    gradients: Arrays = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
     optimized: Arrays = field(default_factory=dict)
+    trained: Arrays = field(default_factory=dict)
+    saved: Arrays = field(default_factory=dict)
+    written: Arrays = field(default_factory=dict)
+    restored: Arrays = field(default_factory=dict)
+    restored_loss: float | None = None
     logged: Arrays = field(default_factory=dict)
     logged_in_dtype: Arrays = field(default_factory=dict)
-    trained: Arrays = field(default_factory=dict)
     opened: Arrays = field(default_factory=dict)
-
-
-class RecordedGradient(NamedTuple):
-    """The state of `record_gradient`."""
-
-    gradient: Any
-
-
-def record_gradient() -> optax.GradientTransformation:
-    """A transformation that keeps the last gradient as its state, and passes it on."""
-
-    def init(params: Any) -> RecordedGradient:
-        return RecordedGradient(jax.tree.map(jnp.zeros_like, params))
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        del state, params
-        return updates, RecordedGradient(updates)
-
-    return optax.GradientTransformation(init, update)
 
 
 def build_model(subject: Subject, mesh: str, devices: Sequence[Any]) -> ParallelModel:
@@ -160,108 +130,100 @@ def measure(
     reference: Path | None = None,
     expected: Measured | None = None,
     parts: Sequence[str] = PARTS,
-    run: Path | None = None,
 ) -> Measured:
-    """Runs the forecast and the updates of a subject on a mesh.
+    """Runs the forecast and the training of a subject on a mesh.
 
     Three programs are compiled: a step of the forecast with the gradient of its input,
-    the training step, whose optimizer records the gradient, and an update alone.
+    the training step, whose optimizer records the gradient, and an update alone. The
+    run of a config compiles its validation, too, and again what it does in 16 bits.
 
     Args:
-        subject: what to run.
-        mesh: name of the mesh.
-        devices: devices, at least as many as the mesh has.
-        folder: folder where the checkpoint of this mesh is written; empty.
-        reference: folder of the checkpoint of one device; None on one device.
-        expected: numbers of one device; None on one device.
+        subject, mesh, devices: what to run, and where.
+        folder: empty, for the checkpoints of this mesh.
+        reference, expected: folder and numbers of one device; None on one device.
         parts: what is measured, of `PARTS`.
-        run: folder where the first weights are written as the checkpoint of a run; None
-            for nowhere.
     """
     model = build_model(subject, mesh, devices)
     order = samples_of_mesh(subject.num_samples, model, subject)
-    optimizer = optax.chain(record_gradient(), subject.optimizer)
-    if isinstance(subject.optimizer, UniformTransformation):
-        optimizer = UniformTransformation(*optimizer)
-    weights = drawn_weights(subject, model)
-    initial = _host(weights[0])
+    weights = _drawn_weights(subject, model)
+    numbers: dict[str, Any] = {"initial": host(weights[0])}
     if expected is None:
-        weights = _as_computed(subject, _without_zeros(subject, model, weights))
+        weights = _without_zeros(subject, model, weights)
+        weights = jax.tree.map(lambda leaf: leaf.astype(subject.dtype), weights)
+        start = numbers["start"] = flat(*weights)
     else:
-        weights = placed_weights(model, expected.start)
-    first = flat(*weights) if expected is None else {}
-    if run is not None:
-        _write_run(subject, model, weights, run)
-    state = _first_state(subject, model, optimizer, weights)
-    forecast, sensitivity = {}, {}
+        start = expected.start
+        weights = placed_weights(model, start)
     if FORECAST in parts:
-        forecast, sensitivity = _forecast(subject, model, state, order)
-    if TRAINING not in parts:
-        nothing = {}, {}, {}, {}, {}
-        numbers = mesh, forecast, np.zeros(0), {}, first, initial
-        return Measured(*numbers, *nothing, sensitivity=sensitivity)
-    updates = [
-        (step, micro_batches)
-        for stage in subject.stages or (subject,)
-        for step, micro_batches in product(
-            [_step(stage, model, optimizer)], _accumulated(stage)
-        )
-    ]
+        numbers |= _forecast(subject, model, weights, order)
+    # Weights that are not finite are found by whoever compares them.
+    is_finite = all(np.isfinite(array).all() for array in numbers["initial"].values())
+    if TRAINING in parts and is_finite:
+        if subject.config is None:
+            numbers |= _train(subject, model, weights, order, folder, reference)
+        else:
+            is_wide = subject.dtype == np.float64
+            numbers |= train_config(
+                subject.config, mesh, devices, start, folder, reference, is_wide=is_wide
+            )
+        gradients = numbers["gradients"] if expected is None else expected.gradients
+        numbers["optimized"] = _optimized(subject, model, weights, gradients)
+    return Measured(mesh, **numbers)
+
+
+def _train(
+    subject: Subject,
+    model: ParallelModel,
+    weights: tuple[Any, Any],
+    order: np.ndarray,
+    folder: Path,
+    reference: Path | None,
+) -> dict[str, Any]:
+    """Fields of `Measured` of an update with each batch of a subject."""
+    optimizer = recorded(subject.optimizer)
+    train = make_train_step(
+        model,
+        optimizer,
+        mean_square,
+        accumulate=subject.accumulate,
+        ema_decay=subject.ema_decay,
+    )
+    step, batches = compiled(train, model), subject.batches
 
     def update(state: TrainState, index: int) -> tuple[TrainState, float]:
-        step, micro_batches = updates[index]
-        batch = jax.tree.map(lambda *leaves: np.stack(leaves), *micro_batches)
+        micro = [batches[(index + i) % len(batches)] for i in range(subject.accumulate)]
+        batch = jax.tree.map(lambda *leaves: np.stack(leaves), *micro)
         batch = placed_batch(batch, model, subject, order, sample_dim=1)
-        state, info = step(state, batch, jnp.float32(subject.learning_rate))
+        state, info = step(state, batch, jnp.float32(_LEARNING_RATE))
         return state, float(info["loss"].mean())
 
-    fresh, losses, gradients, model_state, saved = state, [], {}, {}, {}
-    written = {}
-    store = _run_store(CheckpointStore(folder), model)
-    try:
-        for index in range(len(updates)):
+    fresh = _first_state(subject, model, optimizer, weights)
+    state, losses, numbers = fresh, [], dict[str, Any]()
+    with run_store(folder, model) as store:
+        for index in range(len(batches)):
             state, loss = update(state, index)
             losses.append(loss)
             if index == 0:
-                gradients = _host(state.opt_state[0].gradient)
-            if index + 1 == SAVED:
-                model_state = _state_of_model(state)
-                saved = _checkpointed(state)
-                store.save(SAVED, state, Progress())
-        written = _read_back(store, fresh)
-    finally:
-        store.checkpoints.close()
-    restored, restored_loss = None, None
-    if reference is not None:
-        other = CheckpointStore(reference)
-        try:
-            again = _run_store(other, model).restore_all(SAVED, fresh)
-        finally:
-            other.close()
-        restored = _checkpointed(again)
-        restored_loss = update(again, SAVED)[1]
-    return Measured(
-        mesh,
-        forecast,
-        np.asarray(losses),
-        gradients,
-        first,
-        initial,
-        _host(state.params),
-        _host(state.ema or {}),
-        model_state,
-        saved,
-        written,
-        restored,
-        restored_loss,
-        sensitivity,
-        _optimized(
-            subject,
-            model,
-            weights,
-            gradients if expected is None else expected.gradients,
-        ),
-    )
+                numbers["gradients"] = gradient_of(state)
+            if index + 1 == _SAVED:
+                numbers["state"] = state_of_model(state)
+                numbers["saved"] = checkpointed(state)
+                store.save(_SAVED, state, Progress())
+        numbers["written"] = read_back(store, _SAVED, fresh)
+    numbers |= {"losses": np.asarray(losses), "trained": trained_arrays(state)}
+    if reference is None:
+        return numbers
+    with run_store(reference, model) as store:
+        restored = store.restore_all(_SAVED, fresh)
+    numbers["restored"] = checkpointed(restored)
+    return numbers | {"restored_loss": update(restored, _SAVED)[1]}
+
+
+def _first_state(
+    subject: Subject, model: ParallelModel, optimizer: Any, weights: tuple[Any, Any]
+) -> TrainState:
+    ema = subject.ema_decay is not None
+    return first_state(model, optimizer, weights, seed=subject.seed, ema=ema)
 
 
 def _optimized(
@@ -271,7 +233,7 @@ def _optimized(
     gradients: Arrays,
 ) -> Arrays:
     """What an optimizer makes of a gradient that is the same on every mesh."""
-    state = _first_state(subject, model, subject.optimizer, weights, with_loss=False)
+    state = _first_state(subject, model, subject.optimizer, weights)
     update = make_update(model, subject.optimizer, ema_decay=subject.ema_decay)
     update = compiled(update, model)
     packed = state.packing.pack(jax.tree.map(jnp.asarray, gradients))
@@ -288,16 +250,6 @@ def _optimized(
     return trained_arrays(state)
 
 
-def trained_arrays(state: TrainState) -> Arrays:
-    """Parts of a training state on the host, by the part and the path within it."""
-    parts = {WEIGHTS: state.params, "average": state.ema, OPTIMIZER: state.opt_state}
-    return {
-        f"{name}{SEPARATOR}{_name_of(path)}": np.asarray(jax.device_get(leaf))
-        for name, part in parts.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(part)
-    }
-
-
 def compiled(function: Callable[..., Any], model: ParallelModel) -> Callable[..., Any]:
     """A program of a certificate, which runs a few times.
 
@@ -308,112 +260,7 @@ def compiled(function: Callable[..., Any], model: ParallelModel) -> Callable[...
     return compile_program(function, model.mesh, level=level)
 
 
-def _step(
-    stage: Subject, model: ParallelModel, optimizer: optax.GradientTransformation
-) -> Callable[..., Any]:
-    """The training step of a stage, compiled at its first call."""
-    train = make_train_step(
-        model,
-        optimizer,
-        stage.loss,
-        accumulate=stage.accumulate,
-        rollout=stage.rollout,
-        loss_optimizer=stage.loss_optimizer,
-        ema_decay=stage.ema_decay,
-    )
-    return compiled(train, model)
-
-
-def _accumulated(stage: Subject) -> list[tuple[Mapping[str, Any], ...]]:
-    """The micro-batches of each update: its own batch, and those after it."""
-    count = len(stage.batches)
-    return [
-        tuple(stage.batches[(first + i) % count] for i in range(stage.accumulate))
-        for first in range(count)
-    ]
-
-
-def _run_store(store: CheckpointStore, model: ParallelModel) -> RunStore:
-    model_def = model.model_def
-    return RunStore(store, model_def.param_specs, low_rank=model_def.low_rank)
-
-
-def _checkpointed(state: TrainState) -> Arrays:
-    """The weights of a state, its position in the training, and digests of the rest.
-
-    A digest in the place of an array, such as a moment, costs no memory.
-    """
-    counts = {name: getattr(state, name) for name in _COUNTS}
-    rest = {
-        "optimizer": state.opt_state,
-        "average": state.ema,
-        "state": state.model_state,
-        "average of the state": state.ema_stats,
-        "loss": None if state.loss_state is None else vars(state.loss_state),
-    }
-    return _digested({**state.params, **counts}, rest)
-
-
-def _read_back(store: RunStore, state: TrainState) -> Arrays:
-    """What `_checkpointed` gives, read as whole arrays from the checkpoint of a mesh.
-
-    Args:
-        store: the store of that checkpoint.
-        state: another state of the run.
-    """
-    store.checkpoints.wait()
-    targets = jax.tree.map(
-        lambda leaf: leaf if is_key(leaf) else np.zeros(leaf.shape, leaf.dtype),
-        store.items_of(state),
-    )
-    items = store.without_sums(store.checkpoints.restore(SAVED, targets))
-    weights, optimizer = items[WEIGHTS], items[OPTIMIZER]
-    counts = {name: optimizer[name] for name in _COUNTS}
-    rest = {
-        "optimizer": optimizer["opt_state"],
-        "average": items.get(EMA),
-        "state": {name: weights[name] for name in COLLECTIONS},
-        "average of the state": items.get(EMA_STATS, state.ema_stats),
-        "loss": items.get(LOSS),
-    }
-    return _digested({**weights["params"], **counts}, rest)
-
-
-def _digested(arrays: Mapping[str, Any], rest: Mapping[str, Any]) -> Arrays:
-    """Arrays on the host, and digests of the leaves of a tree."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(rest)
-    digests = {_name_of(path): _digest(leaf) for path, leaf in leaves}
-    return _host(arrays) | digests
-
-
-def _name_of(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _digest(leaf: Any) -> np.ndarray:
-    """The SHA-256 of an array, (32,)."""
-    content = np.asarray(jax.device_get(leaf)).tobytes()
-    return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
-
-
-def _state_of_model(state: TrainState) -> Arrays:
-    collections = {**state.model_state, "average": state.ema_stats or {}}
-    return _host(flatten_dict(collections, sep="/"))
-
-
-def _write_run(
-    subject: Subject, model: ParallelModel, weights: tuple[Any, Any], folder: Path
-) -> None:
-    """Writes weights with a fresh state of the subject's optimizer, as a run does."""
-    state = _first_state(subject, model, subject.optimizer, weights)
-    store = _run_store(CheckpointStore(folder), model)
-    try:
-        store.save(0, state, Progress())
-    finally:
-        store.checkpoints.close()
-
-
-def drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:
+def _drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:
     """Parameters and model state as a mesh draws them, or reads them from a run."""
     if subject.weights is None:
         return model.init(jax.random.key(subject.seed))
@@ -446,41 +293,6 @@ def _without_zeros(
     return place_weights(model, {**params, **drawn}, model_state)
 
 
-def placed_weights(model: ParallelModel, start: Arrays) -> tuple[Any, Any]:
-    """Parameters and model state of `Measured.start` on the mesh of a model."""
-    tree: Any = unflatten_dict(start, sep=SEPARATOR)
-    collections = {name: tree.get(name, {}) for name in COLLECTIONS}
-    return place_weights(model, tree[PARAMS], collections)
-
-
-def flat(params: Any, model_state: Any) -> Arrays:
-    """Weights and state as one dict of arrays on the host."""
-    tree = {PARAMS: dict(params), **model_state}
-    return _host(flatten_dict(tree, sep=SEPARATOR))
-
-
-def _as_computed(subject: Subject, weights: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Weights in the dtype that the subject stores them in: float64 with x64."""
-    dtype = jnp.promote_types(subject.precision.compute, jnp.float32)
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), weights)
-
-
-def _first_state(
-    subject: Subject,
-    model: ParallelModel,
-    optimizer: optax.GradientTransformation,
-    weights: tuple[Any, Any],
-    *,
-    with_loss: bool = True,
-) -> TrainState:
-    """The state before the first update, with the parameters of the loss if it has."""
-    loss_state = subject.loss_state if with_loss else None
-    options = {"ema": subject.ema_decay is not None, "loss_state": loss_state}
-    key = jax.random.key(subject.seed)
-    state = state_of(model, *weights, optimizer, key, **options)
-    return place_state(state, state_specs(model, optimizer, **options), model.mesh)
-
-
 def samples_of_mesh(
     num_samples: int, model: ParallelModel, subject: Subject
 ) -> np.ndarray:
@@ -506,16 +318,12 @@ def placed_batch(
     return place_batch(ordered, model.mesh, shared=subject.shared)
 
 
-def _host(tree: Mapping[str, Any]) -> Arrays:
-    return {path: np.asarray(leaf) for path, leaf in jax.device_get(dict(tree)).items()}
-
-
 def _forecast(
-    subject: Subject, model: ParallelModel, state: TrainState, order: np.ndarray
-) -> tuple[Arrays, Arrays]:
-    """The predictions of each step in evaluation mode; the gradient of the first x."""
+    subject: Subject, model: ParallelModel, weights: tuple[Any, Any], order: np.ndarray
+) -> dict[str, Arrays]:
+    """Fields of `Measured` of some steps in evaluation mode."""
     if subject.first is None:
-        return {}, {}
+        return {}
     run = forecast_step(subject, model, tuple(subject.first))
     batch = placed_batch(subject.first, model, subject, order)
     rollout, names = subject.forecast, ["prediction"]
@@ -530,7 +338,7 @@ def _forecast(
     back = np.argsort(order)
     for index, name in enumerate(names):
         now = (batch, fields, jnp.asarray(index, jnp.int32), noise)
-        fields, *outputs = run(state.params, state.model_state, now)
+        fields, *outputs = run(*weights, now)
         rows = model.model_def.image_height, subject.first["x"].shape[-2]
         # Those of a loss of ranks stay in the order of the mesh.
         predictions[name], gradient = (
@@ -541,7 +349,7 @@ def _forecast(
             )
         )
         sensitivity = sensitivity or {"x": gradient}
-    return predictions, sensitivity
+    return {"forecast": predictions, "sensitivity": sensitivity}
 
 
 def _reordered(y: np.ndarray, back: np.ndarray) -> np.ndarray:
@@ -552,17 +360,12 @@ def _reordered(y: np.ndarray, back: np.ndarray) -> np.ndarray:
 def forecast_step(
     subject: Subject, model: ParallelModel, names: tuple[str, ...]
 ) -> Callable[..., tuple[dict[str, Any], Any]]:
-    """Compiles one step of the forecast of a subject.
+    """Compiles one step of a forecast, of batches with some entries.
 
-    Args:
-        subject: the model and its forecast.
-        model: the model on its mesh.
-        names: entries of a batch.
-
-    Returns:
-        Function (params, model_state, (batch, fed-back fields, index of the step,
-        noise)) -> (fed-back fields of the next step, prediction, gradient of x for
-        half the sum of its squares).
+    It is (params, model_state, (batch, fed-back fields, index of the step, noise)) ->
+    (fed-back fields of the next step, prediction, gradient of x for half the sum of its
+    squares). A second program, without the gradient, would compile for longer than the
+    gradients of later steps take.
     """
     rollout = subject.forecast
     context = FieldContext(model.reducer, num_members=rollout.num_members)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from credit_jax.models.model_def import ModelDef
@@ -115,27 +115,44 @@ def problems_of(name: str, model_def: ModelDef, num_devices: int) -> list[str]:
     return [*problems, *model_def.validate(dims.tp, dims.domain)]
 
 
-def fitting_meshes(
+def chosen_meshes(
     model_def: ModelDef,
-    *,
+    names: Sequence[str] | None,
     num_devices: int,
+    *,
     num_samples: int,
     num_ranks: int | None = None,
-    names: Iterable[str] = CANDIDATES,
 ) -> list[str]:
-    """Returns the names of the meshes that a model runs on.
+    """Returns the meshes to compare; all that fit, or those asked for.
 
     Args:
         model_def: the model.
+        names: names of the meshes; None for all of `CANDIDATES` that fit.
         num_devices: number of devices.
         num_samples: samples of a batch, which the data-parallel ranks share equally.
         num_ranks: number of data-parallel ranks; None for any that divide the samples.
-        names: names of the meshes to choose from.
+
+    Raises:
+        ValueError: one that was asked for does not fit.
     """
-
-    def fits(name: str) -> bool:
+    chosen = []
+    for name in CANDIDATES if names is None else names:
         ranks = dims_of(name).batch_size
-        shared = num_samples % ranks == 0 if num_ranks is None else ranks == num_ranks
-        return shared and not problems_of(name, model_def, num_devices)
+        reasons = problems_of(name, model_def, num_devices)
+        if not reasons and (
+            num_samples % ranks if num_ranks is None else ranks != num_ranks
+        ):
+            reasons = [
+                f"its {ranks} data-parallel ranks do not fit: expected "
+                + (f"{num_ranks}" if num_ranks else f"a divisor of {num_samples}")
+            ]
+        if not reasons:
+            chosen.append(name)
+        elif names is not None:
+            raise ValueError(f"--meshes: {name} does not fit: {'; '.join(reasons)}")
+    return chosen
 
-    return [name for name in names if fits(name)]
+
+def reference_of(num_ranks: int | None) -> str:
+    """Name of the mesh that others are compared with: one device if it can be."""
+    return ONE_DEVICE if num_ranks is None else f"ddp{num_ranks}"

@@ -10,14 +10,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from credit_jax.certification.measure import (
-    Arrays,
     Measured,
     build_model,
     compiled,
     placed_batch,
-    placed_weights,
     samples_of_mesh,
 )
+from credit_jax.certification.states import Arrays, placed_weights
 from credit_jax.certification.subject import Subject
 from credit_jax.certification.verdict import (
     Bounds,
@@ -44,18 +43,11 @@ def first_difference(
     bounds: Bounds,
     references: BlockOutputs,
 ) -> str:
-    """Says where a mesh differs from one device first.
+    """Says where a mesh differs from one device first, given `block_outputs` of that.
 
     In the order of computation: initial weights, the output of each block of the
     network in evaluation, then, from the output back to the input, the gradient of each
     block.
-
-    Args:
-        subject: what was run.
-        devices: devices, at least as many as the mesh has.
-        actual, expected: numbers of the mesh, and of one device.
-        bounds: bounds of the dtype of both.
-        references: `block_outputs` of one device.
     """
     for path, weights in expected.initial.items():
         if relative_error(actual.initial[path], weights):
@@ -85,19 +77,10 @@ def first_difference(
 def block_outputs(
     subject: Subject, mesh: str, devices: Sequence[Any], start: Arrays
 ) -> BlockOutputs:
-    """Names and outputs of the blocks of the network, in evaluation.
+    """Names and outputs of the blocks of the network, in evaluation, from `start`.
 
-    The names are those of CREDIT's modules; of a model without a key table numbers.
-
-    Args:
-        subject: what is run.
-        mesh: name of the mesh.
-        devices: devices, at least as many as the mesh has.
-        start: `Measured.start` of one device.
-
-    Returns:
-        The names; and the outputs, (samples, rows, lon, channel), in the order of one
-        device.
+    The names are those of CREDIT's modules; of a model without a key table numbers. The
+    outputs are (samples, rows, lon, channel), in the order of one device.
     """
     model, sizes = build_model(subject, mesh, devices), list[int]()
     definition = model.model_def

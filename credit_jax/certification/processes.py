@@ -3,188 +3,197 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
+import ctypes
+import gc
+import multiprocessing
 import os
-import subprocess
+import queue
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from credit_jax.certification.certify import folder_name
-from credit_jax.certification.measure import PARTS, Measured
-from credit_jax.certification.worker import MeasurementJob, read_measured
+from credit_jax.certification.measure import PARTS, Measured, measure
+from credit_jax.certification.meshes import dims_of
+from credit_jax.certification.place import block_outputs, first_difference
+from credit_jax.certification.subject import Subject, subject_of_config
+from credit_jax.certification.verdict import bounds_of
+from credit_jax.config import load_config
+from credit_jax.parallel.compiler import compile_quickly, compile_sooner, use_cache
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.training.run_weights import open_weights
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process does for one mesh, beside that which others are compared with.
+
+    `folder` has the checkpoints of all meshes; `checkpoint` is the folder of a run
+    whose weights are taken, None for random ones.
+    """
+
+    config: Path
+    mesh: str
+    reference: str
+    folder: Path
+    x64: bool = False
+    parts: Sequence[str] = PARTS
+    checkpoint: str | None = None
+    cache: str | None = None
 
 
 class Processes:
     """A `Runner` (`certify`) of a config; `close` ends its processes.
 
     A process does one mesh after the other: importing JAX and planning the config take
-    as long as a small model.
+    as long as a small model. One that ends, as XLA may do at a wrong program, takes no
+    other with it.
 
     Args:
-        config: path of the YAML file.
-        folder: folder for numbers and checkpoints.
-        reference: name of the mesh that the others are compared with.
-        checkpoint: see `MeasurementJob`.
-        cache: see `MeasurementJob`.
+        job: the job of the reference; each part has a folder in its folder.
         num_devices: largest number of devices of a mesh.
         at_once: number of processes.
-        run: folder where the first weights of the reference are written as the
-            checkpoint of a run; None for nowhere.
         cwd: working directory of the processes, which relative paths of the config
             refer to; None for that of this one.
     """
 
     def __init__(
-        self,
-        config: Path,
-        folder: Path,
-        reference: str,
-        *,
-        checkpoint: str | None,
-        cache: str | None,
-        num_devices: int,
-        at_once: int,
-        run: Path | None = None,
-        cwd: Path | None = None,
+        self, job: Job, *, num_devices: int, at_once: int, cwd: Path | None = None
     ) -> None:
-        self._config = config
-        self._folder = folder
-        self._reference = reference
-        self._checkpoint = checkpoint
-        self._cache = cache
-        self._run = run
-        self._cwd = cwd
-        self._num_devices = num_devices
-        self._idle: list[_Process] = []
-        self._running = threading.BoundedSemaphore(at_once)
-        self._lock = threading.Lock()
-        # Of the reference alone: those of all meshes together can fill the memory.
-        self._results: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
-        self._pool = ThreadPoolExecutor()
+        self._job, self._settings = job, (num_devices, cwd)
+        self._at_once = at_once
+        self._idle = queue.SimpleQueue[tuple[ProcessPoolExecutor, Path]]()
+        for _ in range(at_once):
+            self._idle.put(self._new_process())
 
     def close(self) -> None:
         """Ends the processes, when they have done what they were asked for."""
-        self._pool.shutdown(cancel_futures=True)
-        for process in self._idle:
-            process.end()
+        for _ in range(self._at_once):
+            self._idle.get()[0].shutdown()
 
-    def measured(
-        self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS
+    def measure(
+        self, mesh: str, expected: Measured | None, *, x64: bool, parts: Sequence[str]
     ) -> Measured:
-        """Some numbers of a mesh, from a process; those of the reference from one."""
-        if mesh != self._reference:
-            # Its checkpoint is restored on this mesh.
-            self.measured(self._reference, x64=x64, parts=parts)
-            return self._measure(mesh, x64, parts)
-        key = (x64, tuple(parts))
-        with self._lock:
-            if key not in self._results:
-                self._results[key] = self._pool.submit(self._measure, mesh, *key)
-            result = self._results[key]
-        return result.result()
+        """Some numbers of a mesh, from a process."""
+        return self._do(self._job_of(mesh, x64, parts), measure_job, expected)
 
-    def place(self, mesh: str, *, x64: bool, parts: Sequence[str] = PARTS) -> str:
+    def place(
+        self, actual: Measured, expected: Measured, *, x64: bool, parts: Sequence[str]
+    ) -> str:
         """The first place where these numbers differ from those of the reference."""
-        job = dataclasses.replace(self._job(mesh, x64, parts), place=True)
-        with self._process() as process:
-            return process.answer(job)
+        job = self._job_of(actual.mesh, x64, parts)
+        return self._do(job, place_of_job, actual, expected)
 
-    def _measure(self, mesh: str, x64: bool, parts: Sequence[str]) -> Measured:
-        job = self._job(mesh, x64, parts)
-        with self._process() as process:
-            process.answer(job)
-        return read_measured(Path(job.out))
+    def _job_of(self, mesh: str, x64: bool, parts: Sequence[str]) -> Job:
+        folder = self._job.folder / folder_name(x64=x64, parts=parts)
+        return replace(self._job, mesh=mesh, folder=folder, x64=x64, parts=tuple(parts))
 
-    def _job(self, mesh: str, x64: bool, parts: Sequence[str]) -> MeasurementJob:
-        folder = self._folder / folder_name(x64=x64, parts=parts)
-        folder.mkdir(parents=True, exist_ok=True)
-        is_reference = mesh == self._reference
-        return MeasurementJob(
-            config=str(self._config),
-            mesh=mesh,
-            x64=x64,
-            out=str(folder / f"{mesh}.npz"),
-            folder=str(folder / mesh),
-            reference=None if is_reference else str(folder / self._reference),
-            start=None if is_reference else str(folder / f"{self._reference}.npz"),
-            checkpoint=self._checkpoint,
-            cache=self._cache,
-            parts=tuple(parts),
-            run=str(self._run) if self._run and is_reference else None,
-        )
+    def _do(self, job: Job, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function gives in a process that is idle, or in a new one."""
+        process, output = self._idle.get()
+        try:
+            return process.submit(attempt, function, job, *arguments).result()
+        except BrokenProcessPool:
+            lines = output.read_text().strip().splitlines()[-12:]
+            process, output = self._new_process()
+            raise ValueError(
+                f"the process of mesh {job.mesh} ended:\n  " + "\n  ".join(lines)
+            ) from None
+        finally:
+            self._idle.put((process, output))
 
-    @contextlib.contextmanager
-    def _process(self) -> Iterator[_Process]:
-        """One that is idle, or a new one; at an error it is not used again."""
-        with self._running:
-            with self._lock:
-                idle = self._idle.pop() if self._idle else None
-            process = idle or _Process(self._folder, self._cwd, self._num_devices)
-            try:
-                yield process
-            except BaseException:
-                process.end()
-                raise
-            with self._lock:
-                self._idle.append(process)
+    def _new_process(self) -> tuple[ProcessPoolExecutor, Path]:
+        """A process, which begins to import JAX, and the file of what it prints."""
+        folder = self._job.folder
+        descriptor, path = tempfile.mkstemp(".log", dir=folder, text=True)
+        os.close(descriptor)
+        spawn = multiprocessing.get_context("spawn")
+        arguments = Path(path), *self._settings
+        process = ProcessPoolExecutor(1, spawn, begin_process, arguments)
+        process.submit(os.getpid)
+        return process, Path(path)
 
 
-class _Process:
-    """A process of `worker`, which does one job after the other.
-
-    Args:
-        folder: folder for what it prints.
-        cwd: working directory; None for that of this process.
-        num_devices: number of simulated devices, where they are simulated.
-    """
-
-    def __init__(self, folder: Path, cwd: Path | None, num_devices: int) -> None:
-        errors, path = tempfile.mkstemp(".log", dir=folder, text=True)
-        self._errors = Path(path)
-        self._process = subprocess.Popen(
-            (sys.executable, "-m", "credit_jax.certification.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, **simulated(num_devices)},
-        )
-        os.close(errors)
-
-    def answer(self, job: MeasurementJob) -> str:
-        """Does a job and returns what the process answers.
-
-        Raises:
-            ValueError: the process has ended; the last lines of its errors are named.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None, "a pipe"
-        assert stdout is not None, "a pipe"
-        with contextlib.suppress(BrokenPipeError):
-            stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
-            stdin.flush()
-        if answer := stdout.readline():
-            return json.loads(answer)
-        status = self._process.wait()
-        lines = self._errors.read_text().strip().splitlines()[-12:]
-        raise ValueError(
-            f"the process of mesh {job.mesh} ended with {status}:\n  "
-            + "\n  ".join(lines)
-        )
-
-    def end(self) -> None:
-        """Ends the process; it does no more jobs."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
+def begin_process(log: Path, num_devices: int, cwd: Path | None) -> None:
+    """Settings of a process before it uses JAX."""
+    with log.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    if cwd is not None:
+        os.chdir(cwd)
+    compile_sooner()
+    compile_quickly()
+    if is_simulated():
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", num_devices)
 
 
-def simulated(num_devices: int) -> dict[str, str]:
-    """Environment of a process with simulated devices, unless JAX_PLATFORMS is set."""
-    platforms = os.environ.get("JAX_PLATFORMS", "cpu")
-    return {"JAX_PLATFORMS": platforms, "JAX_NUM_CPU_DEVICES": str(num_devices)}
+def is_simulated() -> bool:
+    """Whether devices are simulated: unless JAX_PLATFORMS names others."""
+    return os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function gives; its errors as ValueErrors, which other processes read."""
+    try:
+        return function(*arguments)
+    except (ValueError, OSError) as error:
+        raise ValueError(str(error)) from None
+    except Exception:
+        raise ValueError(traceback.format_exc(limit=-3)) from None
+
+
+def measure_job(job: Job, expected: Measured | None) -> Measured:
+    """The numbers of a mesh, with those of the reference unless it is that."""
+    subject = _begun(job)
+    numbers = measure(
+        subject,
+        job.mesh,
+        jax.devices(),
+        folder=job.folder / job.mesh,
+        reference=None if expected is None else job.folder / job.reference,
+        expected=expected,
+        parts=job.parts,
+    )
+    # What a mesh took: its programs are of no use to the next.
+    jax.clear_caches()
+    gc.collect()
+    # glibc keeps what was freed, seven gigabytes of the small U-Net in float64.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return numbers
+
+
+def place_of_job(job: Job, actual: Measured, expected: Measured) -> str:
+    """The first place where a mesh differs from the reference."""
+    subject, devices, bounds = _begun(job), jax.devices(), bounds_of(x64=job.x64)
+    outputs = block_outputs(subject, job.reference, devices, expected.start)
+    return first_difference(subject, devices, actual, expected, bounds, outputs)
+
+
+def _begun(job: Job) -> Subject:
+    """The subject of a job, with the devices and the dtype of the job."""
+    ensure_devices(max(dims_of(n).world_size for n in (job.mesh, job.reference)))
+    jax.config.update("jax_enable_x64", job.x64)
+    use_cache(job.cache)
+    return _subject(job.config, job.checkpoint, job.x64)
+
+
+# The meshes of a process have the same: planning takes as long as tracing.
+@lru_cache(maxsize=1)
+def _subject(path: Path, checkpoint: str | None, x64: bool) -> Subject:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        weights = None if checkpoint is None else open_weights(checkpoint)
+        config = load_config(path)
+        return subject_of_config(config, path, x64=x64, weights=weights)

@@ -16,11 +16,9 @@ import pandas as pd
 import xarray as xr
 from rich.console import Console
 
-from credit_jax.certification.grib_messages import message
 from credit_jax.certification.small_config import grid_of
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.graph.edge_file import nearest_edges
 from credit_jax.training import scaler_fitting
 from credit_jax.transforms import TRANSFORMS
@@ -41,16 +39,7 @@ _FLAT = ("latitude", "longitude")
 
 @dataclass
 class RandomFile:
-    """Variables of one file.
-
-    Attributes:
-        variables: name -> dims.
-        times: times of those with time.
-        time_coord: name of their time dim.
-        levels: name of a level dim -> its values.
-        transposed: whether columns precede rows.
-        grid: its rows and columns.
-    """
+    """The variables of one file by their dims; values of level dims by theirs."""
 
     grid: tuple[int, int]
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -92,25 +81,32 @@ def write_files(config: Config) -> None:
     model_levels = int(config.model.get("levels", 1))
     for data in (config.data, config.validation_data):
         for source in data.source.values():
-            times = _times(data, source)
-            if source.dataset_type.startswith("hrrr"):
-                _write_hrrr(source, times, grid)
-            elif source.dataset_type != "tisr":
-                _add_source(stores, source, times, config.model)
+            if source.dataset_type != "tisr":
+                _add_source(stores, source, data, config.model)
     if "edge_path" in config.model:
         edges = nearest_edges(**_coordinates(grid), neighbors=NEIGHBORS)
         _write(edges, config.model["edge_path"])
     extra = {
         path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
     }
-    for path in {*stores, *extra, *_latitude_files(config)}:
+    # Latitudes are the weights of rows.
+    weights = [config.loss.latitude_file[1] if config.loss.needs_latitude else None]
+    if config.metrics is not None:
+        weights.append(config.metrics.args.get("latitude_weights"))
+    latitudes = [os.path.expandvars(path) for path in weights if path]
+    for path in {*stores, *extra, *latitudes}:
         dataset = stores.get(path, RandomFile(grid)).dataset(len(path))
         dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
         _write(dataset, path)
 
 
-def _times(data: DataConfig, source: SourceConfig) -> Any:
-    """The times that samples of a section read from a source."""
+def _add_source(
+    stores: dict[str, RandomFile],
+    source: Any,
+    data: DataConfig,
+    model: Mapping[str, Any],
+) -> None:
+    """Adds the variables of a source, at the times that samples read, to its files."""
     first, last = data.ranges[0]
     start: Any = pd.Timestamp(first)
     end: Any = pd.Timestamp(last)
@@ -118,19 +114,11 @@ def _times(data: DataConfig, source: SourceConfig) -> Any:
         start = pd.Timestamp(year=start.year, month=1, day=1)
         end = start + pd.DateOffset(years=1)
     step: Any = pd.Timedelta(data.timestep)
-    return pd.date_range(start, end + step, freq=step)
-
-
-def _add_source(
-    stores: dict[str, RandomFile],
-    source: SourceConfig,
-    times: Any,
-    model: Mapping[str, Any],
-) -> None:
-    """Adds the variables of a source to its files."""
+    times: Any = pd.date_range(start, end + step, freq=step)
     model_levels = int(model.get("levels", 1))
     grid = grid_of(model, source.input)
     remote = source.dataset_type in ("arco_era5", "weatherbench2_era5")
+    is_hybrid = source.dataset_type == "arco_era5" and source.level_coord == "hybrid"
     level = source.level_coord or "level"
     values = source.level_values or tuple(map(float, range(1, model_levels + 1)))
     for kind, section in source.variables.by_type.items():
@@ -138,7 +126,11 @@ def _add_source(
         for deep, names in ((True, section.vars_3D), (False, section.vars_2D)):
             if not names:
                 continue
-            template = str(section.path) if not remote else _store_of(source, deep)
+            template = str(section.path)
+            if remote:
+                template = source.store
+            if deep and is_hybrid:
+                template = source.model_level_store
             for path, path_times in _paths(template, times if timed else times[:1]):
                 store = stores.setdefault(path, RandomFile(grid))
                 store.transposed = source.dataset_type == "weatherbench2_era5"
@@ -152,12 +144,6 @@ def _add_source(
                     store.levels.setdefault(level, set()).update(values)
 
 
-def _store_of(source: Any, deep: bool) -> str:
-    if deep and source.dataset_type == "arco_era5" and source.level_coord == "hybrid":
-        return source.model_level_store
-    return source.store
-
-
 def _paths(template: str, times: Any) -> Iterator[tuple[str, list[pd.Timestamp]]]:
     """The files of a template, each with its times."""
     ending = "" if Path(template).suffix in (".zarr", ".nc") else "01-01.zarr"
@@ -167,43 +153,6 @@ def _paths(template: str, times: Any) -> Iterator[tuple[str, list[pd.Timestamp]]
     for time in times:
         by_path.setdefault(time.strftime(template), []).append(time)
     yield from by_path.items()
-
-
-def _write_hrrr(source: Any, times: Any, grid: tuple[int, int]) -> None:
-    """Writes GRIB files and their inventories, like CREDIT's downloader."""
-    deep = "hybrid level" if source.product == "wrfnat" else "mb"
-    for number, time in enumerate(times):
-        entries = []
-        for section in source.variables.by_type.values():
-            for name in (*section.vars_3D, *section.vars_2D):
-                short, place = source.in_inventory[name]
-                levels = [f"{int(v)} {deep}" for v in source.levels or ()]
-                entries += [(short, p) for p in ([place] if place else levels)]
-        _write_grib(source, time, entries, number, grid)
-
-
-def _write_grib(
-    source: Any,
-    time: pd.Timestamp,
-    entries: list[tuple[str, str]],
-    seed: int,
-    grid: tuple[int, int],
-) -> None:
-    hour = source.forecast_hour
-    step = "anl" if hour == 0 else f"{hour} hour fcst"
-    if source.product == "wrfsubh":
-        hour, step = 1, "60 min fcst"
-        before: Any = time - pd.Timedelta("1h")
-        time = before
-    folder = Path(source.base_path) / f"hrrr.{time:%Y%m%d}" / "conus"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"hrrr.t{time:%H}z.{source.product}f{hour:02d}.grib2"
-    rng, content, lines = np.random.default_rng(seed), b"", []
-    for number, (name, level) in enumerate(dict.fromkeys(entries)):
-        lines.append(f"{number + 1}:{len(content)}:d=x:{name}:{level}:{step}:")
-        content += message(rng.uniform(0.5, 1.5, grid))
-    path.write_bytes(content)
-    path.with_name(path.name + ".idx").write_text("\n".join(lines) + "\n")
 
 
 def _grids(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -234,14 +183,6 @@ def _grid_variables(
     for name in [surface] if isinstance(surface, str) else surface:
         fields[name] = (space, np.full_like(lat2d, 1000.0))
     return xr.Dataset(fields)
-
-
-def _latitude_files(config: Config) -> Iterator[str]:
-    """Files with the latitudes of row weights."""
-    places = [config.loss.latitude_file[1] if config.loss.needs_latitude else None]
-    if config.metrics is not None:
-        places.append(config.metrics.args.get("latitude_weights"))
-    yield from (os.path.expandvars(path) for path in places if path)
 
 
 def _write(dataset: xr.Dataset, path: str) -> None:

@@ -7,7 +7,7 @@ schedule and numbers of steps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,7 @@ def make_small(
     Its sources, variables, levels, blocks, loss, metrics, schedule, parallelism and
     numbers of steps stay. Its paths point below `folder`; dates, grid, padding, widths,
     depths and batches are small. Of registered `custom_objects`, a model keeps its
-    sizes, and a source becomes files with its variables.
-
-    Args:
-        mapping: config for credit_jax, not modified.
-        folder: folder of all files.
-        num_samples: samples of each period.
+    sizes, and a source becomes files with its variables. Each period has `num_samples`.
     """
     config = _moved(copy.deepcopy(dict(mapping)), str(folder))
     if SECTION in mapping:
@@ -68,7 +63,7 @@ def make_small(
     for section in ("data", "validation_data"):
         if isinstance(config.get(section), dict):
             _shorten(config[section], config["data"], num_samples)
-            for name, source in sources_of(config[section]):
+            for name, source in (config[section].get("source") or {}).items():
                 _make_source_small(source, folder / name)
     _make_model_small(config["model"])
     config["trainer"] |= TRAINER
@@ -107,23 +102,13 @@ def _make_model_small(model: dict[str, Any]) -> None:
 
 
 def grid_of(model: Mapping[str, Any], name: str = "x") -> tuple[int, int]:
-    """Rows and columns of an input of a model section.
-
-    Args:
-        model: the section.
-        name: name of the input.
-    """
+    """Rows and columns of an input of a model section."""
     if "img_size" in model:
         rows, columns = model["img_size"]
         return rows, columns
     if "param_interior" in model:
         model = model["param_interior" if name == "x" else "param_outside"]
     return model["image_height"], model["image_width"]
-
-
-def sources_of(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and sections of the sources of a data section."""
-    yield from (data.get("source") or {}).items()
 
 
 def _moved(value: Any, folder: str) -> Any:
@@ -155,7 +140,8 @@ def _shorten(
 def _make_source_small(source: dict[str, Any], place: Path) -> None:
     """Sets the small grid, and local stores and files instead of others."""
     kind = source["dataset_type"]
-    if is_registered("dataset", kind):
+    # GRIB is read on the host, the same on every mesh.
+    if is_registered("dataset", kind) or kind.startswith("hrrr"):
         for key in {*source} - {*SourceConfig.model_fields}:
             del source[key]
         source["dataset_type"] = "local"
@@ -169,21 +155,12 @@ def _make_source_small(source: dict[str, Any], place: Path) -> None:
     if kind in ("arco_era5", "weatherbench2_era5"):
         keys = _STORES if kind == "arco_era5" else _STORES[:1]
         source |= {key: f"{place}_{key}.zarr" for key in keys}
-    if kind.startswith("hrrr"):
-        source |= {"mode": "local", "base_path": str(place), "extent": None}
 
 
 def certified_mapping(
     mapping: Mapping[str, Any], folder: Path, *, num_samples: int, num_updates: int
 ) -> dict[str, Any]:
-    """Returns a small config for a certificate, of which any mesh can be built.
-
-    Args:
-        mapping: config for credit_jax, not modified.
-        folder: folder of all files.
-        num_samples: samples of a batch.
-        num_updates: updates of an epoch.
-    """
+    """Returns a small config, with its files in a folder, for a certificate."""
     trainer = mapping["trainer"]
     count = num_samples * num_updates * _accumulated(trainer)
     config = make_small(mapping, folder, max(SAMPLES, count))
@@ -195,7 +172,13 @@ def certified_mapping(
     )
     if stages := trainer.get("curriculum"):
         config["trainer"]["curriculum"] = stages
-        _lengthen(config["data"], stages)
+        # The longest forecast of a stage needs more times.
+        data = config["data"]
+        steps = max(stage.get("forecast_len") or 1 for stage in stages)
+        more = max(0, steps - data.get("forecast_len", 1))
+        end: Any = pd.Timestamp(data["end_datetime"])
+        step: Any = pd.Timedelta(data["timestep"])
+        data["end_datetime"] = str(end + more * step)
     return for_any_mesh(config, num_samples=num_samples, num_updates=num_updates)
 
 
@@ -219,34 +202,10 @@ def _small_finetune(
     return small
 
 
-def _lengthen(data: dict[str, Any], stages: Sequence[Mapping[str, Any]]) -> None:
-    """Adds the times that the longest forecast of a stage needs."""
-    steps = max(stage.get("forecast_len") or 1 for stage in stages)
-    more = max(0, steps - data.get("forecast_len", 1))
-    end: Any = pd.Timestamp(data["end_datetime"])
-    step: Any = pd.Timedelta(data["timestep"])
-    data["end_datetime"] = str(end + more * step)
-
-
-def _short_stages(stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Stages of one update each, with the batches of a certificate."""
-    sizes = ("until", "train_batch_size", "grad_accum_every", "batches_per_epoch")
-    short = [{k: v for k, v in stage.items() if k not in sizes} for stage in stages]
-    for number, stage in enumerate(short[:-1], 1):
-        stage["until"] = number
-    return short
-
-
 def for_any_mesh(
     mapping: Mapping[str, Any], *, num_samples: int, num_updates: int
 ) -> dict[str, Any]:
-    """Returns a config with the batches of a certificate, on no mesh of its own.
-
-    Args:
-        mapping: config for credit_jax, not modified.
-        num_samples: samples of a batch.
-        num_updates: updates of an epoch.
-    """
+    """Returns a config with batches of so many samples, on no mesh of its own."""
     members_are_ranks = mapping["loss"].get("training_loss") == "ring-crps"
     accumulated = _accumulated(mapping["trainer"])
     trainer = {
@@ -260,5 +219,10 @@ def for_any_mesh(
         "parallelism": {"data": "ddp" if members_are_ranks else "none"},
     }
     if stages := trainer.get("curriculum"):
-        trainer["curriculum"] = _short_stages(stages)
+        # Of one update each, with the batches of a certificate.
+        sizes = ("until", "train_batch_size", "grad_accum_every", "batches_per_epoch")
+        short = [{k: v for k, v in stage.items() if k not in sizes} for stage in stages]
+        for number, stage in enumerate(short[:-1], 1):
+            stage["until"] = number
+        trainer["curriculum"] = short
     return {**mapping, "trainer": trainer}

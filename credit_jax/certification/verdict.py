@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from credit_jax.certification.measure import (
-    FORECAST,
-    PARAMS,
-    RUN,
-    SEPARATOR,
-    TRAINING,
-    Arrays,
-    Measured,
-)
+from credit_jax.certification.measure import FORECAST, TRAINING, Measured
+from credit_jax.certification.states import AVERAGE, PARAMS, SEPARATOR, Arrays
 from credit_jax.checkpoint import OPTIMIZER
 from credit_jax.ops.relative_error import relative_error
 
@@ -25,29 +18,14 @@ from credit_jax.ops.relative_error import relative_error
 VANISHING = 1e-4
 # Quantity of the first step of a forecast; others begin with it.
 _PREDICTION = "prediction"
-STATE = "state of the model"
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest relative errors that pass.
+    """The largest relative errors that pass, and a sentence on their origin.
 
-    Attributes:
-        origin: a sentence on where they come from.
-        forecast: error of the prediction of a step, in the L2 norm over samples,
-            channels and points.
-        loss: error of each loss.
-        gradient: error of the gradient of all parameters together, in the L2 norm.
-        parameter: error of the gradient of one parameter, in the L2 norm, relative to
-            its own norm and a thousandth of that of all; likewise of one array of the
-            model's state.
-        change: error of the change of all weights by the updates, in the L2 norm,
-            without parameters whose gradient vanishes (`VANISHING`).
-        run: error of the weights, of their average and of the state of the optimizer
-            after a run, each in the L2 norm.
-        update: error of the change of weights, of their average and of moments, each
-            in the L2 norm, by updates whose gradient is the same.
-        logged: error of each number that a run logs.
+    `parameter` is that of the gradient of one, relative to its norm and a thousandth of
+    that of all; `change` is without parameters whose gradient vanishes (`VANISHING`).
     """
 
     origin: str
@@ -100,15 +78,10 @@ def bounds_of(*, x64: bool) -> Bounds:
 
 @dataclass(frozen=True)
 class Check:
-    """One quantity of one mesh, compared with one device.
+    """The largest relative error of a quantity of one mesh, and what has it.
 
-    Attributes:
-        quantity: what is compared.
-        error: the largest relative error; 0 where all bits agree.
-        bound: the largest that passes; 0 demands the same bits.
-        where: what has this error: a channel, an update, a parameter.
-        part: the part of what is measured that it is about, of `measure.PARTS`.
-        is_final: whether float64 does not excuse it: copied bits, the config's dtype.
+    A bound of 0 demands the same bits. Float64 does not excuse what is final: copied
+    bits, and the dtype of the config.
     """
 
     quantity: str
@@ -125,97 +98,77 @@ class Check:
 
 
 def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
-    """Compares a mesh with one device.
-
-    Args:
-        actual: numbers of the mesh.
-        expected: numbers of one device.
-        bounds: bounds of the dtype of both.
-    """
-    checks = [
-        _same_bits("initial weights", actual.initial, expected.initial),
-        *(
-            Check(
-                name if name == _PREDICTION else f"{_PREDICTION}, {name}",
-                relative_error(actual.forecast[name], field),
-                bounds.forecast,
-                _worst_channel(actual.forecast[name], field),
-                FORECAST,
-            )
-            for name, field in expected.forecast.items()
-        ),
-    ]
+    """Compares a mesh with one device, by the bounds of the dtype of both."""
+    checks = [_same_bits("initial weights", actual.initial, expected.initial)]
+    for name, field in expected.forecast.items():
+        quantity = name if name == _PREDICTION else f"{_PREDICTION}, {name}"
+        error = relative_error(actual.forecast[name], field)
+        worst = _worst_channel(actual.forecast[name], field)
+        checks.append(Check(quantity, error, bounds.forecast, worst, FORECAST))
     if expected.sensitivity:
         error = relative_error(actual.sensitivity["x"], expected.sensitivity["x"])
         checks.append(
             Check("gradient of the input", error, bounds.sensitivity, "", FORECAST)
         )
-    checks += _of_run(actual, expected, bounds)
+    checks += _logs(actual, expected, bounds)
     if not expected.gradients:
         return checks
+    gradients = _difference(actual.gradients, expected.gradients)
+    error = _ratio(_norm(gradients), _norm(expected.gradients))
     checks += [
         _losses(actual, expected, bounds.loss),
-        *_gradients(actual, expected, bounds),
-        _change(
-            "change of all weights",
-            actual.updated,
-            expected.updated,
-            expected,
-            bounds.change,
+        Check("gradient of all weights", error, bounds.gradient),
+        _each(
+            "gradient of each weight",
+            actual.gradients,
+            expected.gradients,
+            bounds.parameter,
         ),
+        _change("all weights", PARAMS, actual, expected, bounds.change),
     ]
     if expected.optimized:
         arrays = actual.optimized, expected.optimized, bounds.update, expected.start
         checks.append(_of_parts("update by one gradient", *arrays))
-    if expected.average:
-        checks.append(
-            _change(
-                "change of the average",
-                actual.average,
-                expected.average,
-                expected,
-                bounds.change,
-            )
-        )
+    if any(key.startswith(AVERAGE) for key in expected.trained):
+        checks.append(_change("the average", AVERAGE, actual, expected, bounds.change))
+    arrays = actual.trained, expected.trained, bounds.run
+    checks.append(_of_parts("state at the end", *arrays))
     if expected.state:
-        checks.append(_each(STATE, actual.state, expected.state, bounds.parameter))
+        states = actual.state, expected.state
+        checks.append(_each("state of the model", *states, bounds.parameter))
     checks.append(_same_bits("checkpoint written here", actual.written, actual.saved))
-    if actual.restored is not None:
+    if actual.restored:
         checks.append(
             _same_bits("checkpoint restored here", actual.restored, expected.saved)
         )
-        loss = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
-        checks.append(Check("loss after restoring", loss, bounds.loss, "update 2"))
+    if actual.restored_loss is not None:
+        error = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
+        checks.append(Check("loss after restoring", error, bounds.loss, "update 2"))
+    if expected.opened:
+        checks.append(
+            _same_bits("weights of a forecast", actual.opened, expected.opened)
+        )
     return checks
 
 
-def _of_run(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
-    """The checks of a run of the config."""
+def _logs(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
+    """The checks of all that the run of a config logs."""
     checks = []
     for name, bound in (("logged", bounds.logged), ("logged_in_dtype", NARROW)):
         numbers, others = getattr(actual, name), getattr(expected, name)
         if not others:
             continue
         is_narrow = name == "logged_in_dtype"
+        # A number that one of them lacks is infinitely far.
+        nothing = np.asarray(np.inf)
         errors = {
-            key: _error_of_number(numbers.get(key), x) for key, x in others.items()
+            key: relative_error(numbers.get(key, nothing), others.get(key, nothing))
+            for key in {**others, **numbers}
         }
-        errors |= dict.fromkeys(numbers.keys() - others.keys(), np.inf)
         worst = max(errors, key=lambda key: errors[key])
         quantity = "logs of the run" + (", in its dtype" if is_narrow else "")
-        checks.append(Check(quantity, errors[worst], bound, worst, RUN, is_narrow))
-    if expected.trained:
-        arrays = actual.trained, expected.trained
-        checks.append(_of_parts("state of the run", *arrays, bounds.run, part=RUN))
-        opened = _same_bits("weights of a forecast", actual.opened, expected.opened)
-        checks.append(replace(opened, part=RUN))
+        checks.append(Check(quantity, errors[worst], bound, worst, TRAINING, is_narrow))
     return checks
-
-
-def _error_of_number(actual: np.ndarray | None, expected: np.ndarray) -> float:
-    if actual is None:
-        return np.inf
-    return _order(relative_error(np.asarray(actual), np.asarray(expected)))
 
 
 def _of_parts(
@@ -224,7 +177,6 @@ def _of_parts(
     expected: Arrays,
     bound: float,
     start: Arrays | None = None,
-    part: str = TRAINING,
 ) -> Check:
     """The part of a training state with the largest error, in the L2 norm.
 
@@ -233,19 +185,18 @@ def _of_parts(
     """
     differences: dict[str, Arrays] = {}
     sizes: dict[str, Arrays] = {}
-    for key, last in expected.items():
+    for key, difference in _difference(actual, expected).items():
         name, _, path = key.partition(SEPARATOR)
-        last = np.asarray(last, np.float64)
         first = (start or {}).get(f"{PARAMS}{SEPARATOR}{path}", np.zeros(()))
-        change = last - (0 if name == OPTIMIZER else first)
-        differences.setdefault(name, {})[path] = np.asarray(actual[key] - last)
+        change = expected[key] - (0 if name == OPTIMIZER else first)
+        differences.setdefault(name, {})[path] = difference
         sizes.setdefault(name, {})[path] = np.asarray(change)
     errors = {
-        name: _order(_ratio(_norm(arrays), _norm(sizes[name])))
+        name: _ratio(_norm(arrays), _norm(sizes[name]))
         for name, arrays in differences.items()
     }
     worst = max(errors, key=lambda name: errors[name])
-    return Check(quantity, errors[worst], bound, worst, part)
+    return Check(quantity, errors[worst], bound, worst)
 
 
 def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
@@ -260,27 +211,10 @@ def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
     return errors
 
 
-def _gradients(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
-    differences = {
-        path: np.asarray(actual.gradients[path], np.float64) - gradient
-        for path, gradient in expected.gradients.items()
-    }
-    whole = _ratio(_norm(differences), _norm(expected.gradients))
-    return [
-        Check("gradient of all weights", whole, bounds.gradient),
-        _each(
-            "gradient of each weight",
-            actual.gradients,
-            expected.gradients,
-            bounds.parameter,
-        ),
-    ]
-
-
 def _each(quantity: str, actual: Arrays, expected: Arrays, bound: float) -> Check:
     """The array with the largest error."""
     errors = errors_of_each(actual, expected)
-    worst = max(errors, key=lambda path: _order(errors[path]), default="")
+    worst = max(errors, key=lambda path: errors[path], default="")
     return Check(quantity, errors.get(worst, 0.0), bound, worst)
 
 
@@ -294,18 +228,28 @@ def _losses(actual: Measured, expected: Measured, bound: float) -> Check:
 
 
 def _change(
-    quantity: str, actual: Arrays, final: Arrays, expected: Measured, bound: float
+    name: str, part: str, actual: Measured, expected: Measured, bound: float
 ) -> Check:
-    """Compares weights with `final`, relative to their change since the beginning."""
+    """Compares weights at the end, relative to their change since the beginning."""
     differences, changes = {}, {}
     for path in expected.gradients:
         if not _vanishes(path, expected):
-            last = np.asarray(final[path], np.float64)
+            key = f"{part}{SEPARATOR}{path}"
+            last = np.asarray(expected.trained[key], np.float64)
             changes[path] = last - expected.initial[path]
-            differences[path] = actual[path] - last
-    sizes = {path: _order(_norm({path: d})) for path, d in differences.items()}
+            differences[path] = actual.trained[key] - last
+    sizes = {path: _ratio(_norm({path: d}), 0.0) for path, d in differences.items()}
     worst = max(sizes, key=lambda path: sizes[path], default="")
-    return Check(quantity, _ratio(_norm(differences), _norm(changes)), bound, worst)
+    error = _ratio(_norm(differences), _norm(changes))
+    return Check(f"change of {name}", error, bound, worst)
+
+
+def _difference(actual: Arrays, expected: Arrays) -> Arrays:
+    """The difference of each array, in float64."""
+    return {
+        key: np.asarray(np.asarray(actual[key], np.float64) - array)
+        for key, array in expected.items()
+    }
 
 
 def _vanishes(path: str, expected: Measured) -> bool:
@@ -334,7 +278,7 @@ def not_finite(measured: Measured) -> str:
 
 def _same_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
     errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
-    worst = max(errors, key=lambda path: _order(errors[path]))
+    worst = max(errors, key=lambda path: errors[path])
     where = worst if errors[worst] else ""
     return Check(quantity, errors[worst], 0.0, where, is_final=True)
 
@@ -343,7 +287,7 @@ def _worst_channel(actual: np.ndarray, expected: np.ndarray) -> str:
     if actual.shape != expected.shape or expected.ndim < 2:
         return ""
     errors = [
-        _order(relative_error(actual[:, channel], expected[:, channel]))
+        relative_error(actual[:, channel], expected[:, channel])
         for channel in range(expected.shape[1])
     ]
     return f"channel {int(np.argmax(errors))}"
@@ -358,8 +302,3 @@ def _ratio(error: float, size: float) -> float:
     """An error relative to a size; the error itself where the size is 0."""
     ratio = error / size if size > 0 else error
     return ratio if np.isfinite(ratio) else float("inf")
-
-
-def _order(error: float) -> float:
-    """An error as a number that sorts: NaN is the largest."""
-    return float("inf") if np.isnan(error) else error

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -23,15 +23,18 @@ from typing import Any
 import yaml
 
 from credit_jax.certification import Certificate
-from credit_jax.certification.certify import (
-    Judge,
-    MeshVerdict,
+from credit_jax.certification.certify import Judge, MeshVerdict, folder_name
+from credit_jax.certification.measure import PARTS
+from credit_jax.certification.meshes import (
+    MAX_DEVICES,
+    ONE_DEVICE,
     chosen_meshes,
+    dims_of,
+    name_of,
     reference_of,
 )
-from credit_jax.certification.meshes import MAX_DEVICES, ONE_DEVICE, dims_of, name_of
 from credit_jax.certification.page import meshes_text, page_of
-from credit_jax.certification.processes import Processes, simulated
+from credit_jax.certification.processes import Job, Processes, is_simulated
 from credit_jax.certification.random_files import fit_scalers, write_files
 from credit_jax.certification.small_config import (
     MAX_ACCUMULATED,
@@ -127,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: an option, the config or a file is invalid.
     """
-    for output in (Path(args.out), Path(args.out).with_suffix(".json")):
+    out, json_out = Path(args.out), Path(args.out).with_suffix(".json")
+    for output in (out, json_out):
         refuse_existing(output)
     if args.checkpoint and not args.full:
         raise ValueError(
@@ -138,45 +142,41 @@ def run(args: argparse.Namespace) -> int:
         number = getattr(args, name)
         if number is not None and number < 1:
             raise ValueError(f"--{name}: got {number}; expected at least 1")
-    out = Path(args.out)
     if not out.parent.is_dir():
         raise ValueError(f"--out: there is no folder {out.parent}; make it first")
     weights = None if args.checkpoint is None else open_weights(args.checkpoint)
-    names = None if args.meshes == "all" else args.meshes.split(",")
-    for name in names or ():
+    for name in _names(args) or ():
         dims_of(name)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        mapping = apply_overrides(read_yaml(args.config), args.set)
-        register_objects(mapping, source=args.config)
-        parse_model(mapping.get("model") or {})
-        config = build_config(mapping, source=args.config)
-        for note in [] if weights is None else weights.compare(config):
-            print_line(f"note: {note}", "yellow")
-        mesh = _mesh_of(config)
-        num_samples = math.lcm(NUM_SAMPLES, dims_of(mesh).batch_size)
-        path, config = _prepared(args, mapping, folder, num_samples)
-        certificate = _certified(args, config, path, names, folder, mesh, num_samples)
-        if weights is not None:
-            kind = "average of the weights" if weights.average else "weights"
-            text = f"{args.checkpoint}, step {weights.step}, {kind}, SHA-256 "
-            facts = {**certificate.provenance, "checkpoint": text + weights.digest}
-            certificate = replace(certificate, provenance=facts)
+    mapping = apply_overrides(read_yaml(args.config), args.set)
+    register_objects(mapping, source=args.config)
+    parse_model(mapping.get("model") or {})
+    config = build_config(mapping, source=args.config)
+    for note in [] if weights is None else weights.compare(config):
+        print_line(f"note: {note}", "yellow")
+    with tempfile.TemporaryDirectory() as folder:
+        certificate = _certified(args, mapping, _mesh_of(config), Path(folder))
+    if weights is not None:
+        kind = "average of the weights" if weights.average else "weights"
+        text = f"{args.checkpoint}, step {weights.step}, {kind}, SHA-256 "
+        facts = {**certificate.provenance, "checkpoint": text + weights.digest}
+        certificate = replace(certificate, provenance=facts)
     with new_file(out) as partial:
         partial.write_text(page_of(certificate), encoding="utf-8")
-    with new_file(out.with_suffix(".json")) as partial:
+    with new_file(json_out) as partial:
         partial.write_text(json.dumps(certificate.to_json(), indent=1) + "\n")
     for line in certificate.credit:
         print_line(line)
-    count = len(certificate.verdicts)
-    if certificate.passed:
-        print_line(
-            f"OK: {meshes_text(count, 'give')} what one device gives: {out}",
-            "bold green",
-        )
-        return OK
-    print_line(f"not passed: {out}", "bold red")
-    return FAILED
+    if not certificate.passed:
+        print_line(f"not passed: {out}", "bold red")
+        return FAILED
+    count = meshes_text(len(certificate.verdicts), "give")
+    print_line(f"OK: {count} what one device gives: {out}", "bold green")
+    return OK
+
+
+def _names(args: argparse.Namespace) -> list[str] | None:
+    """The meshes that are asked for; None for all."""
+    return None if args.meshes == "all" else args.meshes.split(",")
 
 
 def _mesh_of(config: Config) -> str:
@@ -187,33 +187,12 @@ def _mesh_of(config: Config) -> str:
     return name_of(dims) if dims.world_size <= MAX_DEVICES else ONE_DEVICE
 
 
-def _prepared(
-    args: argparse.Namespace,
-    mapping: Mapping[str, Any],
-    folder: Path,
-    num_samples: int,
-) -> tuple[Path, Config]:
-    """The config to run, and its file; of a small one the data are written, too."""
-    path, sizes = folder / "config.yml", {"num_samples": num_samples}
-    if args.full:
-        sizes["num_updates"] = NUM_UPDATES
-        whole = for_any_mesh(mapping, **sizes)
-        config = build_config(whole, source=args.config)
-        plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
-        path.write_text(yaml.safe_dump(_plain(whole), sort_keys=False))
-        return path, config
-    small = _small(mapping, folder, num_samples)
-    path.write_text(yaml.safe_dump(_plain(small), sort_keys=False))
-    return path, build_config(small)
-
-
-def _small(
+def small_config(
     mapping: Mapping[str, Any], folder: Path, num_samples: int = NUM_SAMPLES
 ) -> dict[str, Any]:
     """A small config with its data, whose forecast has several steps if it can."""
-    small = certified_mapping(
-        mapping, folder, num_samples=num_samples, num_updates=NUM_UPDATES
-    )
+    sizes = {"num_samples": num_samples, "num_updates": NUM_UPDATES}
+    small = certified_mapping(mapping, folder, **sizes)
     with contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         config = build_config(small)
@@ -223,21 +202,28 @@ def _small(
     return small
 
 
-def _plain(value: Any) -> Any:
-    """A value as YAML's own types."""
-    return json.loads(json.dumps(value, default=str))
+def write_plain(mapping: Mapping[str, Any], path: Path) -> Path:
+    """Writes a config of any types as YAML; returns the path."""
+    plain = json.loads(json.dumps(mapping, default=str))
+    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+    return path
 
 
 def _certified(
-    args: argparse.Namespace,
-    config: Config,
-    path: Path,
-    names: Sequence[str] | None,
-    folder: Path,
-    mesh: str,
-    num_samples: int,
+    args: argparse.Namespace, mapping: Mapping[str, Any], mesh: str, folder: Path
 ) -> Certificate:
-    model_def, num_ranks = build(config.model), ranks_of(config)
+    """The certificate of a config that names a mesh."""
+    num_samples = math.lcm(NUM_SAMPLES, dims_of(mesh).batch_size)
+    if args.full:
+        sizes = {"num_samples": num_samples, "num_updates": NUM_UPDATES}
+        mapping = for_any_mesh(mapping, **sizes)
+        config = build_config(mapping, source=args.config)
+        plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
+    else:
+        mapping = small_config(mapping, folder, num_samples)
+        config = build_config(mapping)
+    path = write_plain(mapping, folder / "config.yml")
+    model_def, num_ranks, names = build(config.model), ranks_of(config), _names(args)
     reference, not_certified = reference_of(num_ranks), _NOT_CERTIFIED
     sizes = {"num_samples": num_samples, "num_ranks": num_ranks}
     chosen = chosen_meshes(model_def, names, args.devices, **sizes)
@@ -252,29 +238,34 @@ def _certified(
             f"--meshes: none is left beside {reference} on {args.devices} devices; "
             "name others, or take more --devices"
         )
-    run_folder = folder / "run" if args.against else None
-    largest = max(dims_of(name).world_size for name in (reference, *meshes))
-    at_once = args.processes or _default_processes()
+    # As many as there are cores, and one for accelerators, which it takes whole.
+    at_once = args.processes or ((os.cpu_count() or 1) if is_simulated() else 1)
+    at_once = min(at_once, len(meshes))
+    options = {"checkpoint": args.checkpoint, "cache": args.cache}
     runner = Processes(
-        path,
-        folder,
-        reference,
-        checkpoint=args.checkpoint,
-        cache=args.cache,
-        num_devices=largest,
+        Job(path, reference, reference, folder, **options),
+        num_devices=max(dims_of(name).world_size for name in (reference, *meshes)),
         at_once=at_once,
-        run=run_folder,
         cwd=None if args.full else folder,
     )
-    with contextlib.closing(runner):
-        print_line(
-            f"{meshes_text(len(meshes))} beside {reference}, {at_once} at a time"
-        )
-        verdicts = _judged(Judge(runner, reference, x64=args.x64), meshes, at_once)
-        expected = runner.measured(reference, x64=args.x64)
-    credit = () if run_folder is None else _against_credit(path, run_folder)
+    judge = Judge(runner, reference, x64=args.x64)
+
+    def judged(mesh: str) -> MeshVerdict:
+        verdict = judge(mesh)
+        print_line("\n".join(verdict.lines()))
+        return verdict
+
+    with contextlib.closing(runner), ThreadPoolExecutor(at_once) as pool:
+        count = meshes_text(len(meshes))
+        print_line(f"{count} beside {reference}, {at_once} at a time")
+        verdicts = tuple(pool.map(judged, meshes))
+        expected = judge.expected(x64=args.x64)
+    numbers = folder / folder_name(x64=args.x64, parts=PARTS)
+    run = numbers / reference / "run"
+    credit = _against_credit(path, run) if args.against else ()
+    size = "as it is" if args.full else "made small"
     return Certificate(
-        _title(args.config, config, small=not args.full),
+        f"{Path(args.config).name}, {config.model['type']}, {size}",
         reference,
         bounds_of(x64=args.x64),
         verdicts,
@@ -284,31 +275,6 @@ def _certified(
         not_certified=not_certified,
         provenance=_provenance(args, model_def),
     )
-
-
-def _judged(
-    judge: Judge, meshes: Sequence[str], at_once: int
-) -> tuple[MeshVerdict, ...]:
-    """The verdicts of meshes, each printed when it is there."""
-
-    def judged(mesh: str) -> MeshVerdict:
-        verdict = judge(mesh)
-        print_line("\n".join(verdict.lines()))
-        return verdict
-
-    with ThreadPoolExecutor(at_once) as pool:
-        return tuple(pool.map(judged, meshes))
-
-
-def _default_processes() -> int:
-    """As many as there are cores, and one for accelerators, which it takes whole."""
-    is_simulated = simulated(1)["JAX_PLATFORMS"] == "cpu"
-    return (os.cpu_count() or 1) if is_simulated else 1
-
-
-def _title(path: str, config: Config, *, small: bool) -> str:
-    size = "made small" if small else "as it is"
-    return f"{Path(path).name}, {config.model['type']}, {size}"
 
 
 def _against_credit(config: Path, run_folder: Path) -> tuple[str, ...]:
@@ -341,13 +307,10 @@ def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "Python": platform.python_version(),
     }
-    return facts | dict(_versions())
-
-
-def _versions() -> Iterator[tuple[str, str]]:
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            yield name, version(name)
+            facts[name] = version(name)
+    return facts
 
 
 if __name__ == "__main__":

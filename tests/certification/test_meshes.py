@@ -2,8 +2,12 @@
 
 import pytest
 
-from credit_jax.certification.certify import chosen_meshes, reference_of
-from credit_jax.certification.meshes import CANDIDATES, dims_of, fitting_meshes
+from credit_jax.certification.meshes import (
+    CANDIDATES,
+    chosen_meshes,
+    dims_of,
+    reference_of,
+)
 from credit_jax.models.registry import build
 from tests.certification.test_faults import SECTION
 
@@ -36,12 +40,12 @@ def test_every_candidate_is_a_mesh_of_at_most_8_devices():
 
 
 def test_meshes_that_fit(model_def):
-    names = fitting_meshes(model_def, num_devices=4, num_samples=4)
+    names = chosen_meshes(model_def, None, 4, num_samples=4)
     assert {"fsdp4", "domain3", "domain2xulysses2"} <= set(names)
     assert not {"ep2", "domain8", "fsdp2xtp2xdomain2"} & set(names)
-    eight = fitting_meshes(model_def, num_devices=8, num_samples=4)
+    eight = chosen_meshes(model_def, None, 8, num_samples=4)
     assert len(eight) >= 12
-    ranks = fitting_meshes(model_def, num_devices=8, num_samples=4, num_ranks=2)
+    ranks = chosen_meshes(model_def, None, 8, num_samples=4, num_ranks=2)
     assert {"fsdp2", "ddp2"} <= set(ranks)
     assert not {"tp2", "fsdp4"} & set(ranks)
 
@@ -56,7 +60,7 @@ def test_meshes_that_fit(model_def):
 )
 def test_a_mesh_that_was_asked_for_and_does_not_fit(model_def, name, reason):
     with pytest.raises(ValueError, match=reason):
-        chosen_meshes(model_def, ["tp2", name], 8)
+        chosen_meshes(model_def, ["tp2", name], 8, num_samples=8)
 
 
 def test_members_that_are_ranks_have_a_reference_of_as_many():

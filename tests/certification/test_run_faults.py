@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
 
-from credit_jax.certification.measure import RUN, Measured
-from credit_jax.certification.runs import measure_run
+from credit_jax.certification.measure import Measured
+from credit_jax.certification.runs import train_config
 from credit_jax.certification.verdict import FLOAT32, compare
-from credit_jax.cli.certify import _plain, _small
+from credit_jax.cli.certify import small_config, write_plain
 from credit_jax.data import Sampler
 from credit_jax.data.preparation import Preparation
 from credit_jax.training import run_weights, setup, step
@@ -38,37 +36,30 @@ def config(tmp_path_factory):
     mapping = small_debugger()
     mapping["trainer"] |= {"amp": True, "fsdp2_mp_policy": {"reduce_dtype": "bfloat16"}}
     mapping["trainer"]["scheduler"] |= {"warmup_steps": 1, "total_steps": 8}
-    path = folder / "config.yml"
-    path.write_text(yaml.safe_dump(_plain(_small(mapping, folder)), sort_keys=False))
+    path = write_plain(small_config(mapping, folder), folder / "config.yml")
     return path, folder
 
 
-def numbers(config, mesh, *, folder="", in_dtype=False):
+def numbers(config, mesh, *, folder, in_dtype=False):
     """What a run gives, as that of a certificate."""
     path, place = config
-    kind = "narrow" if in_dtype else "wide"
-    is_reference = mesh == "1"
-    folder = place / kind if is_reference else Path(folder)
+    reference = None if mesh == "1" else place
     with contextlib.chdir(place):
-        run = measure_run(
-            path,
-            mesh,
-            jax.devices(),
-            folder=folder,
-            reference=None if is_reference else place / kind,
-            in_dtype=in_dtype,
+        run = train_config(
+            path, mesh, jax.devices(), None, folder, reference, in_dtype=in_dtype
         )
-    if in_dtype:
-        run = {"logged_in_dtype": run["logged"]}
-    none = np.zeros(0)
-    measured = Measured(mesh, {}, none, {}, {}, {"none": none}, {}, {}, {}, {}, {})
-    return replace(measured, **run)
+    gradients = run.get("gradients", {"none": np.zeros(0)})
+    zeros = {path: 0 * gradient for path, gradient in gradients.items()}
+    return Measured(mesh, initial=zeros, **run)
 
 
 @pytest.fixture(scope="module")
 def expected(config):
     """The runs of one device, in float32 and in the dtype of the config."""
-    return {narrow: numbers(config, "1", in_dtype=narrow) for narrow in (False, True)}
+    return {
+        narrow: numbers(config, "1", folder=config[1], in_dtype=narrow)
+        for narrow in (False, True)
+    }
 
 
 def wrong(config, expected, mesh, folder, faults=(), *, in_dtype=False):
@@ -78,8 +69,7 @@ def wrong(config, expected, mesh, folder, faults=(), *, in_dtype=False):
             replacement = fault(getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, replacement))
         actual = numbers(config, mesh, folder=folder, in_dtype=in_dtype)
-    checks = compare(actual, expected[in_dtype], FLOAT32)
-    checks = [check for check in checks if check.part == RUN]
+    checks = compare(actual, expected[in_dtype], FLOAT32)[1:]
     assert checks
     return {check.quantity: check.where for check in checks if not check.passed}
 
@@ -188,7 +178,7 @@ def averaged_in_16_bits(vary):
     return faulty
 
 
-LOGS, STATE = "logs of the run", "state of the run"
+LOGS, STATE = "logs of the run", "state at the end"
 NARROW = f"{LOGS}, in its dtype"
 # Name -> mesh, what is patched, the fault, the quantity that shows it, and where.
 FAULTS = {

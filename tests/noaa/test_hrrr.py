@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from credit_jax.certification.grib_messages import NX, NY, message
 from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
 from credit_jax.noaa.grib import read_inventory
 from tests.data.sources.server import same_samples, served
+from tests.support.grib_messages import NX, NY, message
 
 TIMES = pd.date_range("2024-01-01", "2024-01-01T04", freq="1h")
 DATES = {
