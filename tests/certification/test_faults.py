@@ -131,30 +131,26 @@ def alone(value):
     return value
 
 
-def dropped_halo_row(exchanged):
-    """The first row that a neighbor sends is 0."""
+def dropped_halo_row(take):
+    """The first row beside the block of a shard is 0."""
 
-    def faulty(x, have, sent):
-        pieces = exchanged(x, have, sent)
-        if not pieces:
-            return pieces
-        dim = have.dim
-        first = jnp.arange(pieces[0].shape[dim]) == 0
-        shape = [1] * pieces[0].ndim
+    def faulty(extended, index, axis, dim):
+        first = jnp.arange(extended.shape[dim]) == 0
+        shape = [1] * extended.ndim
         shape[dim] = -1
-        return [jnp.where(first.reshape(shape), 0, pieces[0]), *pieces[1:]]
+        return take(jnp.where(first.reshape(shape), 0, extended), index, axis, dim)
 
     return faulty
 
 
-def swapped_halos(exchanged):
+def swapped_halos(permute):
     """Rows of the northern neighbor and of the southern one, exchanged."""
 
-    def faulty(x, have, sent):
-        pieces = exchanged(x, have, sent)
-        if len(pieces) == 2 and pieces[0].shape == pieces[1].shape:
-            return pieces[::-1]
-        return pieces
+    def faulty(parts, axis, pairs):
+        received = permute(parts, axis, pairs)
+        if len(received) == 2 and received[0].shape == received[1].shape:
+            return received[::-1]
+        return received
 
     return faulty
 
@@ -517,11 +513,11 @@ FAULTS = {
     "dropped halo row": (
         "domain2",
         halo,
-        "_from_neighbors",
+        "take_rows",
         dropped_halo_row,
         "layers",
     ),
-    "swapped halos": ("domain3", halo, "_from_neighbors", swapped_halos, "up_block"),
+    "swapped halos": ("domain3", halo, "ppermute_each", swapped_halos, "up_block"),
     "last row of an uneven shard": (
         "domain3",
         reshard,
