@@ -64,10 +64,22 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         written: contents of the YAML file, not modified.
+
+    Raises:
+        ValueError: a custom object that forecasts need is in a file, which a package
+            cannot hold.
     """
     whole = copy.deepcopy(dict(written))
     config = {key: whole[key] for key in _SECTIONS if whole.get(key) is not None}
-    objects = _needed_objects(whole)
+    every = whole.get(SECTION) or {}
+    objects = {k: v for k, v in every.items() if v["object_type"] in _OBJECTS}
+    for name, keys in objects.items():
+        if keys["module_path"].endswith(".py"):
+            raise ValueError(
+                f"{SECTION}.{name}.module_path: a package holds no code, and "
+                f"{keys['module_path']} is a file; make it a module that those who get "
+                "the package can install, and name the module here"
+            )
     if objects:
         config[SECTION] = objects
     inference = whole.get("inference") or {}
@@ -76,7 +88,15 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
     }
     for section in (config, config["inference"]):
         if "data" in section:
-            section["data"] = _known(section["data"])
+            written_data = section["data"]
+            section["data"] = {
+                k: v for k, v in written_data.items() if k in DataConfig.model_fields
+            }
+            section["data"]["source"] = sources = {}
+            for name, source in (written_data.get("source") or {}).items():
+                kind = source_config(source.get("dataset_type"))
+                keys = source if kind is None else kind.model_fields
+                sources[name] = {k: source[k] for k in source if k in keys}
         for _, kind, block in _blocks((), section):
             args = block["args"] = block.get("args") or {}
             for (*parents, key), mark in file_fields(kind):
@@ -89,41 +109,6 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
                 if not mark.is_read:
                     holder.pop(key, None)
     return config
-
-
-def _needed_objects(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The references to custom objects that forecasts need.
-
-    Raises:
-        ValueError: one is in a file, which a package cannot hold.
-    """
-    section = config.get(SECTION) or {}
-    needed = {k: v for k, v in section.items() if v["object_type"] in _OBJECTS}
-    for name, keys in needed.items():
-        if keys["module_path"].endswith(".py"):
-            raise ValueError(
-                f"{SECTION}.{name}.module_path: a package holds no code, and "
-                f"{keys['module_path']} is a file; make it a module that those who get "
-                "the package can install, and name the module here"
-            )
-    return needed
-
-
-def _known(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A data section with only the keys that are read."""
-    section = {key: data[key] for key in data if key in DataConfig.model_fields}
-    sources = section.get("source") or {}
-    section["source"] = {
-        name: _known_source(source) for name, source in sources.items()
-    }
-    return section
-
-
-def _known_source(source: Mapping[str, Any]) -> dict[str, Any]:
-    kind = source_config(source.get("dataset_type"))
-    if kind is None:
-        return dict(source)
-    return {key: source[key] for key in source if key in kind.model_fields}
 
 
 def _blocks(

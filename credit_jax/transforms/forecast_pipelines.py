@@ -288,11 +288,26 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
     """
     steps = pipeline.of(Phase.BEFORE_STEP)
     for index, block in enumerate(steps):
-        if block.transform.moves:
-            with errors_of(block.path):
-                _check_moves(block.transform)
-            for before in steps[:index]:
-                _check_exchange(before, block)
+        moved = block.transform.moves
+        if moved and isinstance(block.transform, LevelInterpPreblock):
+            # Those read anew in every step need the pressure that is predicted there.
+            predicted = [*filter(is_predicted, block.transform.variables)]
+            others = [k for k in block.transform.variables if k not in predicted]
+            if others:
+                raise ValueError(
+                    f"{block.path}: it interpolates {predicted[0]}, which a model "
+                    f"predicts on the new levels, and {others[0]}, which it does not "
+                    "predict; in a forecast of several steps they need blocks of their "
+                    "own"
+                )
+        for before in steps[:index]:
+            altered = [key for key in moved if before.transform.changes(key)]
+            if altered and not before.transform.moves:
+                raise ValueError(
+                    f"{block.path} takes {altered[0]} after {before.path} (type "
+                    f"{before.type}) has changed it; in a forecast of several steps "
+                    f"the block of type {block.type} must come first"
+                )
     return Pipeline(
         tuple(
             block
@@ -300,34 +315,6 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
             if block.phase is not Phase.BEFORE_STEP or not block.transform.moves
         )
     )
-
-
-def _check_moves(interpolation: Transform) -> None:
-    """Checks that no variables are interpolated that are read anew in every step.
-
-    For these it needs the pressure that is predicted there.
-    """
-    if not isinstance(interpolation, LevelInterpPreblock):
-        return
-    predicted = [*filter(is_predicted, interpolation.variables)]
-    others = [key for key in interpolation.variables if key not in predicted]
-    if others:
-        raise ValueError(
-            f"it interpolates {predicted[0]}, which a model predicts on the new "
-            f"levels, and {others[0]}, which it does not predict; in a forecast of "
-            "several steps they need blocks of their own"
-        )
-
-
-def _check_exchange(before: Block, block: Block) -> None:
-    """Checks that a block does not change what another moves, except for names."""
-    altered = [key for key in block.transform.moves if before.transform.changes(key)]
-    if altered and not before.transform.moves:
-        raise ValueError(
-            f"{block.path} takes {altered[0]} after {before.path} (type "
-            f"{before.type}) has changed it; in a forecast of several steps the block "
-            f"of type {block.type} must come first"
-        )
 
 
 def for_forcing(pipeline: Pipeline) -> Pipeline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -344,14 +344,6 @@ def _dims(
     return dims
 
 
-def _opened(path: str, key: str) -> AbstractContextManager[xr.Dataset]:
-    """A file, or the statistics of a store of anemoi-datasets."""
-    if not is_anemoi(path):
-        return opened(path)
-    statistic = {"mean_path": "mean", "std_path": "stdev"}[key]
-    return nullcontext(open_anemoi_store(path).statistics(statistic))
-
-
 def _read(
     path: str, key: str
 ) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, LevelValues]]:
@@ -364,7 +356,12 @@ def _read(
             f"{key}: no file {path!r}; "
             + (hint or f"the folder {folder!r} is empty or does not exist")
         )
-    with _opened(path, key) as dataset:
+    if is_anemoi(path):
+        statistic = {"mean_path": "mean", "std_path": "stdev"}[key]
+        source = nullcontext(open_anemoi_store(path).statistics(statistic))
+    else:
+        source = opened(path)
+    with source as dataset:
         values = {
             str(name): np.asarray(variable.values, dtype=np.float32)
             for name, variable in dataset.data_vars.items()

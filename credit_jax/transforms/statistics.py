@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -24,28 +24,6 @@ PerChannel = Float[np.ndarray, " channel"]
 AnyArray = Shaped[np.ndarray, "..."]
 # Statistics by entry of the batch, source and key, or by variable.
 Collected: TypeAlias = Mapping[str, Any]
-
-
-@runtime_checkable
-class Statistics(Protocol):
-    """Statistics of the values of each channel of a variable."""
-
-    def merged(self, other: Self) -> Self:
-        """Returns the statistics of all values of both; may modify `self`."""
-        ...
-
-    def attributes(self) -> Attributes:
-        """Attributes of bridgescaler's scaler that depend on the data, and its type."""
-        ...
-
-    @property
-    def count(self) -> PerChannel:
-        """(channel,) number of values that are not NaN."""
-        ...
-
-    def summary(self) -> str:
-        """Text with the ranges of the statistics over the channels."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +149,7 @@ class Digests:
         return cls(digests)
 
     def merged(self, other: Digests) -> Digests:
-        """See `Statistics.merged`; the order of merging changes the last digits."""
+        """Merges two; the order of merging changes the last digits."""
         for digest, more in zip(self.digests, other.digests, strict=True):
             digest.merge(more)
             digest.centroids()
@@ -211,6 +189,9 @@ class Digests:
     def summary(self) -> str:
         low, high = self._ends
         return f"min {_range(low)}, max {_range(high)}"
+
+
+Statistics: TypeAlias = MeanAndVariance | Extremes | Digests
 
 
 def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
