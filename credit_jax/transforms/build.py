@@ -30,7 +30,14 @@ def build_pipeline(
         OSError: a file cannot be read.
     """
     pipeline = parse_pipeline(preblocks, postblocks)
-    _check_concat(pipeline.preblocks)
+    types = [block.type for block in pipeline.preblocks]
+    after = types[types.index("concat") + 1 :] if "concat" in types else types
+    if types.count("concat") != 1 or set(after) - {"to_device"}:
+        paths = ", ".join(block.path for block in pipeline.preblocks)
+        raise ValueError(
+            "preblocks must end with one block of type concat, which makes x and y "
+            f"(only to_device may follow); got: {paths or 'no blocks'}"
+        )
     for block in pipeline.blocks:
         with errors_of(block.path):
             block.transform.open()
@@ -116,15 +123,3 @@ def predicted_names(
         keys = filter(is_predicted, block.argument("variables"))
         moved |= {origins.get(key, key) for key in keys}
     return names_after(blocks), frozenset(moved)
-
-
-def _check_concat(preblocks: tuple[Block, ...]) -> None:
-    """Checks that the preblocks end with one concat (and to_device)."""
-    types = [block.type for block in preblocks]
-    after = types[types.index("concat") + 1 :] if "concat" in types else types
-    if types.count("concat") != 1 or set(after) - {"to_device"}:
-        paths = ", ".join(block.path for block in preblocks)
-        raise ValueError(
-            "preblocks must end with one block of type concat, which makes x and y "
-            f"(only to_device may follow); got: {paths or 'no blocks'}"
-        )

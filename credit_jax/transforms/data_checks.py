@@ -9,7 +9,6 @@ from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.units import EXPECTED, differ
 from credit_jax.transforms.base import (
     PREBLOCKS,
-    LevelFile,
     OfVariables,
     Phase,
     TreeSchema,
@@ -135,25 +134,19 @@ def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     Returns:
         One line, or none if there are no such files.
     """
-    notes = [
-        f"{each.path}: {text}"
-        for each, before in pipeline.with_schemas(schema)
-        for file in each.transform.level_files
-        if (text := _matched_by_count(file, before))
-    ]
+    notes = []
+    for each, before in pipeline.with_schemas(schema):
+        for file in each.transform.level_files:
+            groups = [group for group, numbered in file.groups(before) if not numbered]
+            names = dict.fromkeys(variable_of(group.var_key) for group in groups)
+            if names:
+                notes.append(f"{each.path}: {file.origin} ({', '.join(names)})")
     if not notes:
         return []
     return [
         f"{'; '.join(notes)}: without values of levels, taken in the order of the "
         "levels of the data, whose number alone is compared"
     ]
-
-
-def _matched_by_count(file: LevelFile, schema: TreeSchema) -> str:
-    """The variables whose levels only their number matches with a file; "" if none."""
-    groups = file.groups(schema)
-    names = [variable_of(group.var_key) for group, numbered in groups if not numbered]
-    return f"{file.origin} ({', '.join(dict.fromkeys(names))})" if names else ""
 
 
 def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:

@@ -91,8 +91,12 @@ class LaplaceFilter(OutputBlock):
             for key in group.variables:
                 whole = self._whole(tree, key, context)
                 fixed[key] = filter_scalar(whole, group.steps, group.strength)
-        local = {key: _rows_of_shard(field, context) for key, field in fixed.items()}
-        return with_fields(tree, self.key, local)
+        if context is not None:
+            for key, field in fixed.items():
+                xp = namespace(field)
+                rows = context.local_rows(xp.moveaxis(field, -2, 0))
+                fixed[key] = xp.moveaxis(rows, 0, -2)
+        return with_fields(tree, self.key, fixed)
 
     def _whole(self, tree: FieldTree, key: str, context: StepContext) -> Any:
         field = all_rows(get_field(tree, self.key, key), context)
@@ -103,14 +107,6 @@ class LaplaceFilter(OutputBlock):
                 f"filter takes ten rows at each pole, and needs {least[0]} rows"
             )
         return field
-
-
-def _rows_of_shard(field: Any, context: StepContext) -> Any:
-    """The local rows of a whole field."""
-    if context is None:
-        return field
-    xp = namespace(field)
-    return xp.moveaxis(context.local_rows(xp.moveaxis(field, -2, 0)), 0, -2)
 
 
 @postblock("wind_artifact_filter")
@@ -186,10 +182,14 @@ class WindFilter(Transform):
         chosen = sorted({n for n in self.target_levels if n < field.shape[1]})
         if not chosen:
             return field
+        sigmas = (
+            self.smooth_sigma if width is None else width
+            for width in (self.smooth_sigma_meridional, self.smooth_sigma_zonal)
+        )
         smooth = blend_smoothed(
             field[:, np.asarray(chosen)],
             mask,
-            self._smoothing(),
+            Kernel(*(gaussian(sigma, 3 * sigma) for sigma in sigmas)),
             context,
             preserve_amplitude=self.preserve_amplitude,
         )
@@ -199,10 +199,3 @@ class WindFilter(Transform):
             for n in range(field.shape[1])
         ]
         return namespace(field).concatenate(levels, axis=1)
-
-    def _smoothing(self) -> Kernel:
-        sigmas = [
-            self.smooth_sigma if width is None else width
-            for width in (self.smooth_sigma_meridional, self.smooth_sigma_zonal)
-        ]
-        return Kernel(*(gaussian(sigma, 3 * sigma) for sigma in sigmas))

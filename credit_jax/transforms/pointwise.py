@@ -44,38 +44,6 @@ _COMPARE: Mapping[str, Callable[[Any, float], Any]] = {
 }
 
 
-def shifted_log(x: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
-    """Computes `log_base(x + eps) - log_base(eps)`, which is 0 at 0 and NaN below -eps.
-
-    For numpy arrays, the logarithm is computed in float64 and rounded once.
-    """
-    name, offset = _LOG[base], getattr(math, _LOG[base])(eps)
-    x = x + eps
-    if not is_numpy(x):
-        return getattr(jnp, name)(x) - offset
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return getattr(np, name)(x, dtype=np.float64).astype(x.dtype) - offset
-
-
-def shifted_exp(y: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
-    """Computes `base ^ (y + log_base(eps)) - eps`, the inverse of `shifted_log`."""
-    y = y + getattr(math, _LOG[base])(eps)
-    if not is_numpy(y):
-        return (jnp.exp(y) if base == "e" else jnp.power(_NUMBER[base], y)) - eps
-    with np.errstate(over="ignore"):
-        wide = y.astype(np.float64)
-        power = np.exp(wide) if base == "e" else np.power(_NUMBER[base], wide)
-        return power.astype(y.dtype) - eps
-
-
-def root(x: Shaped[Any, ...]) -> Shaped[Any, ...]:
-    """Computes the square root, which is NaN below 0."""
-    if is_numpy(x):
-        with np.errstate(invalid="ignore"):
-            return np.sqrt(x)
-    return jnp.sqrt(x)
-
-
 def standardize(
     x: Shaped[Any, "batch level time lat lon"],
     shift: Shaped[np.ndarray, ...],
@@ -142,12 +110,28 @@ class _Log(_Elementwise):
     eps: PositiveFloat = 1e-8
 
     def formula(self, x: Any) -> Any:
-        """Computes the formula."""
-        return shifted_log(x, base=self.base, eps=self.eps)
+        """Computes the formula, which is 0 at 0 and NaN below -eps.
+
+        For numpy arrays, the logarithm is computed in float64 and rounded once.
+        """
+        name, x = _LOG[self.base], x + self.eps
+        offset = getattr(math, name)(self.eps)
+        if not is_numpy(x):
+            return getattr(jnp, name)(x) - offset
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return getattr(np, name)(x, dtype=np.float64).astype(x.dtype) - offset
 
     def undone(self, y: Any) -> Any:
         """Computes `base ^ (y + log_base(eps)) - eps`."""
-        return shifted_exp(y, base=self.base, eps=self.eps)
+        base = self.base
+        y = y + getattr(math, _LOG[base])(self.eps)
+        if not is_numpy(y):
+            power = jnp.exp(y) if base == "e" else jnp.power(_NUMBER[base], y)
+            return power - self.eps
+        with np.errstate(over="ignore"):
+            wide = y.astype(np.float64)
+            power = np.exp(wide) if base == "e" else np.power(_NUMBER[base], wide)
+            return power.astype(y.dtype) - self.eps
 
 
 class _Root(_Elementwise):
@@ -155,7 +139,10 @@ class _Root(_Elementwise):
 
     def formula(self, x: Any) -> Any:
         """Computes the root."""
-        return root(x)
+        if not is_numpy(x):
+            return jnp.sqrt(x)
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(x)
 
     def undone(self, y: Any) -> Any:
         """Computes the square."""

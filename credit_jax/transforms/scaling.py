@@ -72,24 +72,9 @@ INVERSE: Mapping[Method, Method] = {
 LevelFields = Shaped[Any, "batch level time lat lon"]
 
 
-def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
-    """Reads the scalers of a file; the result is cached until the file changes.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: see `read_scalers`.
-    """
-    path = os.path.expandvars(path)
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"scaler_path: no file {path!r}; `credit-jax preprocess --config FILE` "
-            "fits the scalers of a config and writes it"
-        )
-    return _read(path, os.stat(path).st_mtime_ns)
-
-
 @lru_cache(maxsize=8)
 def _read(path: str, changed: int) -> dict[str, dict[str, dict[str, Scaler]]]:
+    """The scalers of a file, cached until it changes."""
     del changed  # part of the cache's key
     return read_scalers(path)
 
@@ -194,7 +179,14 @@ class OfScalers(Transform):
             ValueError: the file has no valid scalers, or a postblock none of the
                 target.
         """
-        scalers, sides = open_scalers(self.scaler_file), set(self.sides.values())
+        path = os.path.expandvars(self.scaler_file)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"scaler_path: no file {path!r}; `credit-jax preprocess --config FILE` "
+                "fits the scalers of a config and writes it"
+            )
+        scalers = _read(path, os.stat(path).st_mtime_ns)
+        sides = set(self.sides.values())
         if not isinstance(self, ScalerPreblock):
             lacking = sides - set(scalers)
             if lacking:

@@ -139,7 +139,13 @@ class Digests:
         Raises:
             ValueError: crick is not installed.
         """
-        new = _digest_class()
+        try:
+            new: Any = importlib.import_module("crick").TDigest
+        except ImportError:
+            raise ValueError(
+                "scaler_type: quantile needs crick: pip install "
+                "'credit-jax[preprocess]'"
+            ) from None
         digests = []
         for channel in range(x.shape[axis]):
             digest = new(compression)
@@ -202,15 +208,6 @@ def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
         else value.merged(second[key])
         for key, value in first.items()
     }
-
-
-def _digest_class() -> Any:
-    try:
-        return importlib.import_module("crick").TDigest
-    except ImportError:
-        raise ValueError(
-            "scaler_type: quantile needs crick: pip install 'credit-jax[preprocess]'"
-        ) from None
 
 
 def _moments(x: np.ndarray) -> tuple[float, float, float]:
