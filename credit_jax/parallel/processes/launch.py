@@ -148,8 +148,8 @@ def find_launch(environ: Environment) -> Launch | None:
         )
         if launcher == "SLURM":
             local_count = _tasks_of_node(environ)
-        if count == 1:
-            return None
+        if count == 1 and names != _JAX:
+            continue
         coordinator = _coordinator(environ, launcher, count, local_count)
         bound = launcher == "SLURM" and _is_bound(environ)
         launch = Launch(

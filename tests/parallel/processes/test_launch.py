@@ -151,6 +151,11 @@ def test_kubernetes_and_variables_of_jax() -> None:
         find_launch(index | {"JAX_COORDINATOR_ADDRESS": "train-0.svc:8476"})
     launch = Launch("JAX's variables", 3, 4, "train-0.svc:8476")
     assert find_launch(where | {"JAX_PROCESS_ID": "3"}) == launch
+    alone = {**where, "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "1"}
+    assert find_launch(alone) is not None, "asked for"
+    launch = find_launch(SLURM | TORCHRUN | {"WORLD_SIZE": "1"})
+    assert launch is not None
+    assert launch.launcher == "SLURM", "each process started by itself"
     with pytest.raises(ValueError, match="is set, but not JAX_NUM_PROCESSES and"):
         find_launch({"JAX_PROCESS_ID": "3"})
     assert find_launch(where) is None, "replace those of a launcher"
