@@ -17,7 +17,7 @@ from benchmarks.meshes import build_mesh
 from credit_jax.config.trainer import CompilerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.kernels import use_platform
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec
+from credit_jax.models.common.config import FieldSpec, InputSpec
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit_jax.models.common.array_specs import InputSpec
+from credit_jax.models.common.config import InputSpec
 from credit_jax.models.diffusion.process import TIME, Process
 from credit_jax.models.model_def import ModelDef
 

@@ -8,7 +8,7 @@ the equations of motion do. The grid is a Gaussian one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -20,10 +20,8 @@ from pydantic import Field as Key
 from pydantic import PositiveFloat, PositiveInt
 
 from credit_jax.kernels import dense
-from credit_jax.models.common.config import MAX_DEPTH
+from credit_jax.models.common.config import MAX_DEPTH, PaddedConfig, VariableKeys
 from credit_jax.models.common.entry import enter, leave
-from credit_jax.models.common.padded_config import PaddedConfig
-from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.registry import ModelEntry
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
@@ -66,13 +64,12 @@ class SpectralTendencyConfig(PaddedConfig, VariableKeys):
     truncation: PositiveInt = 21
     scales: tuple[PositiveFloat, ...]
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+    def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
-        del tensor, domain
+        yield from super().problems()
         count = self.channels * self.levels + self.surface_channels
-        if len(self.scales) == count:
-            return []
-        return [f"model.scales has {len(self.scales)} numbers for {count} channels"]
+        if len(self.scales) != count:
+            yield f"model.scales has {len(self.scales)} numbers for {count} channels"
 
 
 class Sphere(NamedTuple):

@@ -47,7 +47,7 @@ _PRECISION = """Parameters, statistics, softmax, losses and the optimizer are fl
 See [trainer](#trainer) and [numerics](numerics.md)."""
 # Registry -> its entries: the class of their arguments, and what describes them.
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "Models (`model.type`)": {k: (entry.config, None) for k, entry in MODELS.items()},
+    "Models (`model.type`)": {k: (MODELS[k].config, None) for k in sorted(MODELS)},
     "Sources (`data.source.NAME.dataset_type`)": {
         k: (source_config(k), None) for k in source_types()
     },

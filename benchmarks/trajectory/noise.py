@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from credit_jax.models.crossformer.config import EncoderConfig
-from credit_jax.models.crossformer.wxformer import WXFormer
+from credit_jax.models.crossformer.crossformer import WXFormer
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import NOISE
 from credit_jax.nn.context import Context

@@ -8,7 +8,7 @@ layers have shapes that do not depend on the channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,8 +19,8 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.state_dict.arrangement import compare_shapes, raise_problems
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.state_dict.problems import compare_shapes, raise_problems
 
 Fill = Literal["zero", "mean", "copy"]
 Direction = Literal["input", "output"]
@@ -72,16 +72,7 @@ class ChannelChange:
 
 @dataclass(frozen=True)
 class _ChannelDim:
-    """A dim of a parameter that has entries for each channel.
-
-    Attributes:
-        dim: its position.
-        direction: "input" or "output".
-        per_channel: entries of a channel.
-        first: whether the channels are the outer part of the dim.
-        role: "reads" if the layer reads these channels, "hidden" if it makes channels
-            that a later layer reads, and "makes" if it makes the output.
-    """
+    """A dim of a parameter that has entries for each channel."""
 
     dim: int
     direction: Direction
@@ -98,9 +89,6 @@ def other_shapes(base_def: ModelDef, model_def: ModelDef) -> list[str]:
     Args:
         base_def: the model whose weights they are.
         model_def: the other one.
-
-    Raises:
-        ValueError: the type is none of those known here.
     """
     kind = model_def.config.type
     if kind not in CHANNELS_FIRST:
@@ -108,8 +96,20 @@ def other_shapes(base_def: ModelDef, model_def: ModelDef) -> list[str]:
             f"other channels than those of the base are available for "
             f"{', '.join(CHANNELS_FIRST)}; the model is {kind}"
         )
-    base, ours = (_without_channels(one) for one in (base_def, model_def))
-    return compare_shapes(base, ours)
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    for one in (base_def, model_def):
+        dims = {p: [d.dim for d in ds] for p, ds in _channel_dims(one).items()}
+        specs = one.param_specs.items()
+        shapes.append(
+            {
+                path: tuple(
+                    0 if dim in dims.get(path, ()) else length
+                    for dim, length in enumerate(spec.shape)
+                )
+                for path, spec in specs
+            }
+        )
+    return compare_shapes(*shapes)
 
 
 def change_channels(
@@ -131,9 +131,6 @@ def change_channels(
         model_def: the model.
         change: its channels, by those of the base.
         seed: seed of the initial values of hidden channels.
-
-    Raises:
-        ValueError: see `other_shapes`; or there are some.
     """
     differ = other_shapes(base_def, model_def)
     raise_problems(differ, "beside the channels, arrays differ")
@@ -199,22 +196,19 @@ def frozen_layers(
     }
 
 
-def _without_channels(model_def: ModelDef) -> dict[str, tuple[int, ...]]:
-    """Shapes of all parameters, with 0 for dims of channels."""
-    shapes = {path: list(s.shape) for path, s in model_def.param_specs.items()}
-    for path, dims in _channel_dims(model_def).items():
-        for dim in dims:
-            shapes[path][dim.dim] = 0
-    return {path: tuple(shape) for path, shape in shapes.items()}
-
-
 def _channel_dims(model_def: ModelDef) -> dict[str, list[_ChannelDim]]:
     """The dims that one channel more makes longer, by path, reading ones first."""
     first = CHANNELS_FIRST[model_def.config.type]
-    by_path: dict[str, list[_ChannelDim]] = {}
-    for direction in _KEYS:
-        grown = list(_grown(model_def, direction))
-        specs = model_def.param_specs
+    specs, by_path = model_def.param_specs, dict[str, list[_ChannelDim]]()
+    for direction, key in _KEYS.items():
+        more = {key: getattr(model_def.config, key) + 1}
+        longer = replace(model_def, config=model_def.config.model_copy(update=more))
+        grown = [
+            (path, dim, length - spec.shape[dim])
+            for path, spec in specs.items()
+            for dim, length in enumerate(longer.param_specs[path].shape)
+            if length > spec.shape[dim]
+        ]
         reads = {path for path, dim, _ in grown if _is_read(specs[path], dim)}
         last = {path.rpartition("/")[0] for path in reads}
         for path, dim, number in grown:
@@ -223,26 +217,13 @@ def _channel_dims(model_def: ModelDef) -> dict[str, list[_ChannelDim]]:
                 role = "reads"
             elif last and path.rpartition("/")[0] not in last:
                 role = "hidden"
-            one = _ChannelDim(
-                dim, direction, number, direction == "input" or first, role
-            )
+            outermost = direction == "input" or first
+            one = _ChannelDim(dim, direction, number, outermost, role)
             by_path.setdefault(path, []).append(one)
     return {
         path: sorted(dims, key=lambda dim: dim.role != "reads")
         for path, dims in by_path.items()
     }
-
-
-def _grown(model_def: ModelDef, direction: Direction) -> Iterator[tuple[str, int, int]]:
-    """(path, dim, entries) of the dims that one channel more makes longer."""
-    config, key = model_def.config, _KEYS[direction]
-    more = config.model_copy(update={key: getattr(config, key) + 1})
-    longer = replace(model_def, config=more).param_specs
-    for path, spec in model_def.param_specs.items():
-        pairs = zip(spec.shape, longer[path].shape, strict=True)
-        for dim, (before, after) in enumerate(pairs):
-            if after > before:
-                yield path, dim, after - before
 
 
 def _is_read(spec: ParamSpec, dim: int) -> bool:
@@ -271,7 +252,10 @@ def _moved(
         elif dim.role == "makes" and channel in change.copied:
             part = base[change.copied[channel]]
         parts.append(part)
-    return _from_channels(np.stack(parts), dim, array)
+    stacked = np.stack(parts)
+    stacked = stacked if dim.first else stacked.swapaxes(0, 1)
+    lead = stacked.reshape(-1, *np.moveaxis(array, dim.dim, 0).shape[1:])
+    return np.ascontiguousarray(np.moveaxis(lead, 0, dim.dim))
 
 
 def _by_channel(array: np.ndarray, dim: _ChannelDim) -> np.ndarray:
@@ -281,13 +265,6 @@ def _by_channel(array: np.ndarray, dim: _ChannelDim) -> np.ndarray:
     if dim.first:
         return lead.reshape(-1, number, *rest)
     return lead.reshape(number, -1, *rest).swapaxes(0, 1)
-
-
-def _from_channels(parts: np.ndarray, dim: _ChannelDim, like: np.ndarray) -> np.ndarray:
-    """The inverse of `_by_channel`, with the dims of `like`."""
-    parts = parts if dim.first else parts.swapaxes(0, 1)
-    lead = parts.reshape(-1, *np.moveaxis(like, dim.dim, 0).shape[1:])
-    return np.ascontiguousarray(np.moveaxis(lead, 0, dim.dim))
 
 
 def _vectors(
@@ -308,17 +285,9 @@ def _vectors(
         side = "u" if dim.dim in sides["u"] else "v"
         place = replace(dim, dim=sides[side].index(dim.dim), role="reads")
         vectors[side] = _moved(vectors[side], place, change, None)
-    if any(change.removes(dim.direction) for dim in dims):
-        return _iterated(vectors, matrix, spec)
-    return vectors
-
-
-def _iterated(
-    vectors: Mapping[str, np.ndarray], matrix: np.ndarray, spec: ParamSpec
-) -> dict[str, np.ndarray]:
-    """The vectors after power iterations."""
-    out, into = spec.matrix_out or (), spec.matrix_in
-    rows = np.transpose(matrix, (*out, *into)).astype(np.float64)
+    if not any(change.removes(dim.direction) for dim in dims):
+        return vectors
+    rows = np.transpose(matrix, (*sides["u"], *sides["v"])).astype(np.float64)
     rows = rows.reshape(vectors["u"].size, vectors["v"].size)
     u = np.random.default_rng(0).normal(size=len(rows))
     v = u @ rows

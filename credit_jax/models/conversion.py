@@ -18,10 +18,9 @@ from credit_jax.state_dict.key_map import (
     HostModelState,
     KeyEntry,
     KeyMap,
+    make_key_map,
     with_statistics,
 )
-from credit_jax.state_dict.key_table import Rule
-from credit_jax.state_dict.match_keys import make_key_map
 
 
 def key_map_for(model_def: ModelDef) -> KeyMap:
@@ -83,13 +82,13 @@ def credit_key(
 def _key_in_all_models(path: str) -> str:
     """Returns CREDIT's key of a parameter if no config changes it."""
     models_by_key: dict[str, list[str]] = {}
-    for name, entry in MODELS.items():
+    for name, entry in sorted(MODELS.items()):
         for row in entry.key_table.key_table if entry.key_table else ():
-            if not isinstance(row, Rule) or (at := row.match(path)) is None:
+            if (at := row.match(path)) is None:
                 continue
             key = row.torch.format(**at, d="{layer}")
             models_by_key.setdefault(key, []).append(name)
-            is_matrix = key.endswith("weight") and row.arrangement is not SAME
+            is_matrix = key.endswith("weight") and row.arrangement != SAME
             if is_matrix and "use_spectral_norm" in entry.config.model_fields:
                 models_by_key.setdefault(f"{key}_orig", []).append(name)
     if not models_by_key:

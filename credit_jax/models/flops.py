@@ -56,9 +56,6 @@ def flops_of(program: Any) -> float:
 
     Args:
         program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
-
-    Raises:
-        ValueError: a while loop, whose length is not known, contains such operations.
     """
     return _of(needed_part(program.jaxpr))
 

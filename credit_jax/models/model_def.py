@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
@@ -17,12 +17,15 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.arguments import check_inputs
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec
-from credit_jax.models.common.config import HasSpectralNorm, ModelConfig
+from credit_jax.models.common.config import (
+    FieldSpec,
+    InputSpec,
+    ModelConfig,
+)
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import no_statistics_error
 from credit_jax.nn.context import BlockCount, Context
+from credit_jax.nn.layers import no_statistics_error
 from credit_jax.nn.low_rank import LowRank
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
 from credit_jax.nn.noise import Noise
@@ -87,14 +90,6 @@ class ModelDef:
         return specs | (self.low_rank.param_specs(specs) if self.low_rank else {})
 
     @property
-    def constant_vectors(self) -> frozenset[str]:
-        """Paths of matrices whose u and v stay in training.
-
-        Those of frozen matrices do; a matrix with an adapter is not constant.
-        """
-        return self.frozen - (self.low_rank.targets if self.low_rank else frozenset())
-
-    @property
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the inputs of one sample, by name."""
         return {name: spec.shape(1) for name, spec in self.inputs.items()}
@@ -102,8 +97,7 @@ class ModelDef:
     @property
     def matrices(self) -> dict[str, ParamSpec]:
         """Specs of the parameters with spectral norm, by path; empty if it is off."""
-        config = self.config
-        if not isinstance(config, HasSpectralNorm) or not config.use_spectral_norm:
+        if not getattr(self.config, "use_spectral_norm", False):
             return {}
         named = self.param_specs.items()
         return {path: d for path, d in named if d.matrix_out is not None}
@@ -208,24 +202,20 @@ class ModelDef:
         """Number of columns of the output."""
         return self.output.width
 
-    def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Returns errors of the model on a mesh with these degrees, one line each.
-
-        Args:
-            tensor: tensor-parallel degree.
-            domain: domain-parallel degree.
-        """
-        problems = self.config.problems(tensor, domain)
-        return problems or self._indivisible(tensor)
-
-    def _indivisible(self, tensor: int) -> list[str]:
-        """Returns errors of dims sharded over tp that the degree does not divide."""
+    def validate(self, tensor: int = 1) -> list[str]:
+        """Returns errors of the model with a tensor-parallel degree, one line each."""
+        if problems := [*self.config.problems()]:
+            return problems
+        indivisible = {
+            (length, name): path
+            for path, param_spec in reversed(self.param_specs.items())
+            for length, name in zip(param_spec.shape, param_spec.dims, strict=True)
+            if name in TENSOR_DIMS and length % tensor
+        }
         return [
             f"{path}: {length} {name} are not divisible by tensor {tensor}; would fit: "
             f"{divisors(length)}"
-            for path, param_spec in self.param_specs.items()
-            for length, name in zip(param_spec.shape, param_spec.dims, strict=True)
-            if name in TENSOR_DIMS and length % tensor
+            for (length, name), path in reversed(indivisible.items())
         ]
 
     def unmatched(self) -> list[str]:
@@ -262,10 +252,8 @@ class ModelDef:
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
 
         def forward(weights: Any, inputs: Any, key: Array) -> Array:
-            traced_context = replace(context, noise=Noise(key))
-            return self.apply(
-                weights, inputs, traced_context, self._fresh_batch_stats()
-            )
+            noisy, stats = replace(context, noise=Noise(key)), self._fresh_batch_stats()
+            return self.apply(weights, inputs, noisy, stats)
 
         jax.eval_shape(forward, weights, inputs, jax.random.key(0))
 
@@ -416,3 +404,44 @@ def parameter_count(model_def: ModelDef) -> dict[str, int]:
         head = path.split("/")[0]
         counts[head] = counts.get(head, 0) + param_spec.size
     return counts
+
+
+# Lowest compute capability of NVIDIA GPUs with float8 matrix products.
+_FIRST_CAPABILITY = (8, 9)
+
+
+def float8_notes(
+    model_def: ModelDef, precision: Precision, devices: Iterable[Any] = ()
+) -> list[str]:
+    """Returns the reasons why a model gains nothing from float8, one line each.
+
+    Args:
+        model_def: the model.
+        precision: its precision; without float8 there are no reasons.
+        devices: devices that it runs on, if known.
+    """
+    if precision.float8 is None:
+        return []
+    if not model_def.float8_matrices(precision):
+        least = precision.float8.min_channels
+        return [
+            f"float8: no dense layer of the model has {least} input and output "
+            "channels (in multiples of 16), so none is multiplied in float8; "
+            "trainer.float8.min_channels sets the least"
+        ]
+    without = [device for device in devices if not multiplies_float8(device)]
+    if not without:
+        return []
+    return [
+        f"float8: {without[0].device_kind} has no float8 products; values are rounded "
+        "to float8 and multiplied in a wider dtype, with the same result but slower "
+        "than without float8"
+    ]
+
+
+def multiplies_float8(device: Any) -> bool:
+    """Whether a device has float8 (e4m3) products: NVIDIA GPUs since Ada and Hopper."""
+    if device.platform not in ("gpu", "cuda"):
+        return False
+    capability = str(getattr(device, "compute_capability", "0"))
+    return tuple(map(int, capability.split("."))) >= _FIRST_CAPABILITY

@@ -18,8 +18,7 @@ from credit_jax.data import ChannelSchema
 from credit_jax.kernels import implementation, kernel_notes
 from credit_jax.models.arguments import check_inputs, check_weights, on_mesh
 from credit_jax.models.diffusion.process import NOISED, TIME, Noised
-from credit_jax.models.float8 import float8_notes
-from credit_jax.models.model_def import ModelDef, Weights
+from credit_jax.models.model_def import ModelDef, Weights, float8_notes
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
@@ -201,7 +200,7 @@ class ParallelModel:
         self.check_weights(params, model_state)
         if not model_state[SPECTRAL_NORM]:
             return params, model_state
-        fused = self._fuse[compensated](params, model_state)
+        fused = self._fuse[compensated](params, model_state, None)
         return fused, {**model_state, SPECTRAL_NORM: {}}
 
     def shard_map(
@@ -234,15 +233,17 @@ class ParallelModel:
 
     @cached_property
     def _init(self) -> dict[bool, Callable[[Array], tuple[Weights, ModelState]]]:
-        return {alone: self._init_of(alone) for alone in (False, True)}
+        """The jitted functions, by whether a program of their own draws (`alone`)."""
 
-    def _init_of(self, alone: bool) -> Callable[[Array], tuple[Weights, ModelState]]:
-        body = self.parallel_config.shard_map(
-            lambda key: self.local_init(key, alone=alone)[:2],
-            in_specs=PartitionSpec(),
-            out_specs=(self.specs, self.model_state_specs),
-        )
-        return jax.jit(body)
+        def draws(alone: bool) -> Callable[[Array], tuple[Weights, ModelState]]:
+            body = self.parallel_config.shard_map(
+                lambda key: self.local_init(key, alone=alone)[:2],
+                in_specs=PartitionSpec(),
+                out_specs=(self.specs, self.model_state_specs),
+            )
+            return jax.jit(body)
+
+        return {alone: draws(alone) for alone in (False, True)}
 
     @cached_property
     def _apply(self) -> Callable[[Weights, ModelState, Any], Array]:
@@ -256,18 +257,19 @@ class ParallelModel:
         )
 
     @cached_property
-    def _fuse(self) -> dict[bool, Callable[[Weights, ModelState], Weights]]:
-        return {flag: self._fuse_of(flag) for flag in (False, True)}
+    def _fuse(self) -> dict[bool, Callable[[Weights, ModelState, None], Weights]]:
+        """The jitted functions, by whether they sum rounding errors, too."""
 
-    def _fuse_of(self, compensated: bool) -> Callable[[Weights, ModelState], Weights]:
-        def body(params: Weights, model_state: ModelState, _: None) -> Weights:
-            divided = self._normalized(params, model_state, compensated=compensated)
-            # Adapters, which are part of the divided matrices.
-            rest = {p: x for p, x in params.items() if p not in divided}
-            return divided | jax.tree.map(jnp.zeros_like, rest)
+        def fuses(compensated: bool) -> Callable[..., Weights]:
+            def body(params: Weights, model_state: ModelState, _: None) -> Weights:
+                divided = self._normalized(params, model_state, compensated=compensated)
+                # Adapters, which are part of the divided matrices.
+                rest = {p: x for p, x in params.items() if p not in divided}
+                return divided | jax.tree.map(jnp.zeros_like, rest)
 
-        fuse = self.shard_map(body, batch_specs=None, out_specs=self.specs)
-        return lambda params, model_state: fuse(params, model_state, None)
+            return self.shard_map(body, batch_specs=None, out_specs=self.specs)
+
+        return {compensated: fuses(compensated) for compensated in (False, True)}
 
     def local_init(
         self, key: Array, *, alone: bool = False
@@ -317,8 +319,10 @@ class ParallelModel:
         Returns:
             (batch, channel_out, time_out, rows, lon), in the dtype of the inputs.
         """
-        context = replace(
-            self._context(inputs, num_members, interleaved=interleaved),
+        context = self._context(
+            inputs,
+            num_members,
+            interleaved=interleaved,
             noise=noise,
             capture_intermediates=capture_intermediates,
         )
@@ -336,9 +340,9 @@ class ParallelModel:
         """
         process = self.model_def.process
         assert process is not None, "the model has a process"
-        context = self._context({"y": target}, 1, interleaved=True)
         noise = Noise(jax.random.fold_in(key, NOISE))
-        return process.noised(target, replace(context, noise=noise))
+        context = self._context({"y": target}, 1, interleaved=True, noise=noise)
+        return process.noised(target, context)
 
     def local_training_forward(
         self,
@@ -359,8 +363,9 @@ class ParallelModel:
             num_members: as for `local_forward`.
         """
         noise = Noise(jax.random.fold_in(key, NOISE))
-        context = self._context(inputs, num_members, interleaved=True)
-        context = replace(context, key=key, noise=noise)
+        context = self._context(
+            inputs, num_members, interleaved=True, key=key, noise=noise
+        )
         y, batch_stats = self._forward(params, model_state, inputs, context)
         vectors = spectral_norm.after_calls(
             model_state[SPECTRAL_NORM], self.model_def.matrices
@@ -377,11 +382,14 @@ class ParallelModel:
         Args:
             params, model_state: as for `local_forward`.
         """
-        vectors, constant = model_state[SPECTRAL_NORM], self.model_def.constant_vectors
+        vectors, definition = model_state[SPECTRAL_NORM], self.model_def
+        # A frozen matrix with an adapter is not constant.
+        adapted = definition.low_rank.targets if definition.low_rank else frozenset()
+        constant = definition.frozen - adapted
         iterated = spectral_norm.iterate(
             self._merged(params),
             {path: pair for path, pair in vectors.items() if path not in constant},
-            self.model_def.matrices,
+            definition.matrices,
             self.specs,
         )
         return {**model_state, SPECTRAL_NORM: {**vectors, **iterated}}
@@ -424,10 +432,18 @@ class ParallelModel:
         return self.parallel_config.precision.cast_output(prediction).astype(dtype)
 
     def _context(
-        self, inputs: Mapping[str, Array], num_members: int, *, interleaved: bool
+        self,
+        inputs: Mapping[str, Array],
+        num_members: int,
+        *,
+        interleaved: bool,
+        **more: Any,
     ) -> Context:
-        """Returns the context of an evaluation forward pass; see `local_forward`."""
-        rank = self._data_rank()
+        """Returns the context of a forward pass; see `local_forward`."""
+        # dp_replicate is the outermost axis of the data-parallel rank.
+        rank: Array | int = 0
+        for name in self.axes.data:
+            rank = rank * self.mesh.shape[name] + axis_index(name)
         size = next(iter(inputs.values())).shape[0] // num_members
         return Context(
             axes=self.axes,
@@ -438,6 +454,7 @@ class ParallelModel:
             first_sample=rank if interleaved else rank * size,
             sample_stride=self.axes.num_data if interleaved else 1,
             num_members=num_members,
+            **more,
         )
 
     def _weights(self, params: Weights, model_state: ModelState) -> Weights:
@@ -471,13 +488,6 @@ class ParallelModel:
         """Returns local shards with the sums of matrices and their adapters."""
         definition = self.model_def
         return merge(params, definition.low_rank, definition.param_specs, self.specs)
-
-    def _data_rank(self) -> Array | int:
-        """Returns the data-parallel rank of this device, dp_replicate outermost."""
-        rank: Array | int = 0
-        for name in self.axes.data:
-            rank = rank * self.mesh.shape[name] + axis_index(name)
-        return rank
 
 
 def build_parallel_model(
@@ -559,7 +569,7 @@ def build_parallel_model(
     axes = MeshAxes.from_mesh(mesh)
     degrees = {**mesh.shape, ULYSSES: ulysses_degree}
     problems = model_problems(model_def, degrees)
-    problems += model_def.validate(axes.num_tensor, axes.num_domain)
+    problems = problems or model_def.validate(axes.num_tensor)
     problems += degree_problems(
         tp=axes.num_tensor,
         domain=axes.num_domain,

@@ -122,14 +122,6 @@ class Context:
         """Returns `size` draws of N(0, 1) for each of `batch` local samples.
 
         They are of `precision.wide`: float32 or wider.
-
-        Args:
-            name: name of the call site, unique within a block.
-            batch: number of local samples.
-            size: number of draws of a sample.
-
-        Raises:
-            ValueError: the context has no noise.
         """
         return self._noise(name).normal_vector(
             name, self.samples(batch), size, self.precision.wide
@@ -138,15 +130,7 @@ class Context:
     def uniform_field(
         self, name: str, field: Field
     ) -> Float[Array, "batch rows lon channel"]:
-        """Returns uniform noise in [0, 1) at every sample and point, float32.
-
-        Args:
-            name: name of the call site, unique within a block.
-            field: gives samples, rows, columns and channels.
-
-        Raises:
-            ValueError: the context has no noise.
-        """
+        """Returns uniform noise in [0, 1) at every sample and point, float32."""
         batch, _, columns, channels = field.data.shape
         return self._noise(name).uniform_field(
             name, self.samples(batch), field.layout, columns, channels
@@ -155,16 +139,7 @@ class Context:
     def uniform_integer(
         self, name: str, batch: int, bound: int
     ) -> Int[Array, " batch"]:
-        """Returns a random integer in [0, bound) for each of `batch` local samples.
-
-        Args:
-            name: name of the call site, unique within a block.
-            batch: number of local samples.
-            bound: upper bound, at most 2**24.
-
-        Raises:
-            ValueError: the context has no noise.
-        """
+        """Returns an integer in [0, bound) for each local sample; bound <= 2**24."""
         return self._noise(name).uniform_integer(name, self.samples(batch), bound)
 
     def _noise(self, name: str) -> Noise:

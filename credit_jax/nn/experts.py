@@ -53,7 +53,7 @@ class ExpertFeedForward(nnx.Module):
     experts only, not to the other experts or the router.
 
     In training the layer stores, as `nnx.BatchStat` variables, the inputs of the
-    auxiliary losses (`models.crossformer.wxformer_moe`), which are means over all
+    auxiliary losses (`models.crossformer.crossformer`), which are means over all
     tokens of the global batch on every mesh: `load`, the fraction of choices of each
     expert; `probability`, the router probability of each expert; `router_z`, the
     squared logsumexp of the router's logits.
@@ -123,11 +123,22 @@ class ExpertFeedForward(nnx.Module):
         """Returns the weighted sum over the chosen experts of each token."""
         axes, wide = context.axes, context.precision.wide
         drops = context.key is not None and self.dropout > 0.0
-        numbers = _token_numbers(field, context) if drops else None
+        numbers = None
+        if drops:
+            # (sample * rows + row, column) of each token, by global indices.
+            batch, _, columns, _ = field.data.shape
+            row = field.layout.global_rows()
+            high = context.samples(batch)[:, None] * field.layout.size + row[None]
+            low = field.layout.columns(columns)[None]
+            both = jnp.broadcast_arrays(high[..., None], low)
+            numbers = jnp.stack([number.reshape(-1) for number in both], 1)
         if axes.expert:
             # One all-gather for both: float32 represents expert indices exactly.
             both = jnp.concatenate([weights, chosen.astype(weights.dtype)], 1)
-            x, both, numbers = _gathered((x, both, numbers), axes.expert)
+            x, both, numbers = jax.tree.map(
+                lambda array: lax.all_gather(array, axes.expert, axis=0, tiled=True),
+                (x, both, numbers),
+            )
             weights, chosen = jnp.split(both, 2, 1)
             chosen = chosen.astype(jnp.int32)
         num = self.routing.num_experts // axes.num_expert
@@ -193,19 +204,3 @@ class ExpertFeedForward(nnx.Module):
         self.load[...] = means[:num]
         self.probability[...] = means[num : 2 * num]
         self.router_z[...] = means[2 * num]
-
-
-def _token_numbers(field: Field, context: Context) -> Int[Array, "tokens two"]:
-    """Returns (sample * rows + row, column) of each token, by global indices."""
-    batch, _, columns, _ = field.data.shape
-    row = field.layout.global_rows()
-    high = context.samples(batch)[:, None] * field.layout.size + row[None]
-    both = jnp.broadcast_arrays(high[..., None], field.layout.columns(columns)[None])
-    return jnp.stack([number.reshape(-1) for number in both], 1)
-
-
-def _gathered(arrays: tuple, axis: str) -> tuple:
-    """All-gathers the tokens of each array along the mesh axis; None stays None."""
-    return jax.tree.map(
-        lambda array: lax.all_gather(array, axis, axis=0, tiled=True), arrays
-    )

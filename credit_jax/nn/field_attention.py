@@ -6,13 +6,13 @@ Gates multiply each channel or point of a field by a factor in (0, 1).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flax import nnx
 
-from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import Linear
+from credit_jax.nn.layers import BatchNorm, Linear
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.activations import neighbor_taps
 from credit_jax.parallel.domain.field_attention import (
@@ -69,12 +69,7 @@ class MixedAttention(nnx.Module):
 
 
 class SCSEAttention(nnx.Module):
-    """CREDIT's SCSEAttention: the sum of channel and spatial gates.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        depthwise: whether the spatial gate has an additional scale for each channel.
-    """
+    """CREDIT's SCSEAttention: the sum of channel and spatial gates."""
 
     def __init__(self, channels: int, *, depthwise: bool) -> None:
         hidden = max(channels // REDUCTION, 8)
@@ -137,23 +132,12 @@ def _matrix(channel_in: int, channel_out: int) -> Parameter:
     )
 
 
-_KINDS: dict[str, Callable[[int], Any]] = {
+# By CREDIT's `attention_type`: number of channels -> module(field, context) -> field.
+FIELD_ATTENTION: dict[str, Callable[[int], Any]] = {
     "coordinate": CoordinateAttention,
     "eca": ChannelAttention,
     "spatial": SpatialAttention,
     "mixed": MixedAttention,
-    "scse_standard": lambda channels: SCSEAttention(channels, depthwise=False),
-    "scse_optimized": lambda channels: SCSEAttention(channels, depthwise=True),
+    "scse_standard": partial(SCSEAttention, depthwise=False),
+    "scse_optimized": partial(SCSEAttention, depthwise=True),
 }
-
-KINDS = tuple(_KINDS)
-
-
-def field_attention(kind: str, channels: int) -> Any:
-    """Builds the attention module of a kind: `module(field, context) -> field`.
-
-    Args:
-        kind: CREDIT's `attention_type`, one of `KINDS`.
-        channels: number of channels of the field.
-    """
-    return _KINDS[kind](channels)

@@ -58,19 +58,17 @@ class LowRank:
         """Specs of the adapters of the targets among these parameters, by path."""
         added: dict[str, ParamSpec] = {}
         for path in sorted(self.targets):
-            added |= self._adapters(path, specs[path])
+            spec = specs[path]
+            into = math.prod(spec.shape[d] for d in spec.matrix_in)
+            down, up = (_part(spec, dims, self.rank) for dims in _sides(spec))
+            down = replace(down, init=torch_uniform(into))
+            up = replace(up, init=self.up_init)
+            added |= dict(zip(self.adapters(path), (down, up), strict=True))
         return added
 
     def adapters(self, path: str) -> tuple[str, str]:
         """Paths of A and B of a target."""
         return f"{path}/{DOWN}", f"{path}/{UP}"
-
-    def _adapters(self, path: str, spec: ParamSpec) -> dict[str, ParamSpec]:
-        into = math.prod(spec.shape[d] for d in spec.matrix_in)
-        down, up = (_part(spec, dims, self.rank) for dims in _sides(spec))
-        down = replace(down, init=torch_uniform(into))
-        up = replace(up, init=self.up_init)
-        return dict(zip(self.adapters(path), (down, up), strict=True))
 
 
 def is_matrix(spec: ParamSpec) -> bool:

@@ -52,26 +52,14 @@ class Noise:
         channels: int,
         dtype: Any = jnp.float32,
     ) -> Float[Array, "batch rows lon channel"]:
-        """Returns N(0, 1) noise on the local samples and rows of a field.
-
-        Args:
-            name: name of the call site.
-            samples: (batch,), global index of each local sample (`Context.samples`).
-            layout: layout of the rows.
-            columns, channels: local number of columns, number of channels.
-            dtype: see `random_normal`.
-        """
+        """Returns N(0, 1) noise on the local samples and rows of a field."""
         draw = partial(random_normal, dtype=dtype)
         return self._field(draw, name, samples, layout, columns, channels)
 
     def uniform_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
     ) -> Float[Array, "batch rows lon channel"]:
-        """Returns uniform noise in [0, 1) on local samples and rows, float32.
-
-        Args:
-            name, samples, layout, columns, channels: as for `normal_field`.
-        """
+        """Returns uniform noise in [0, 1) on local samples and rows, float32."""
         return self._field(random_uniform, name, samples, layout, columns, channels)
 
     def _field(
@@ -98,13 +86,7 @@ class Noise:
     def normal_vector(
         self, name: str, samples: Array, size: int, dtype: Any = jnp.float32
     ) -> Float[Array, "batch size"]:
-        """Returns `size` draws of N(0, 1) for each local sample.
-
-        Args:
-            name, samples: as for `normal_field`.
-            size: number of draws of a sample.
-            dtype: see `random_normal`.
-        """
+        """Returns `size` draws of N(0, 1) for each local sample."""
         if name in self.replacements:
             return jnp.take(self.replacements[name], samples, axis=0)
         key = self._key_of(name)
@@ -115,12 +97,7 @@ class Noise:
     def uniform_integer(
         self, name: str, samples: Array, bound: int
     ) -> Int[Array, " batch"]:
-        """Returns a random integer in [0, bound) for each local sample.
-
-        Args:
-            name, samples: as for `normal_field`.
-            bound: upper bound, at most 2**24.
-        """
+        """Returns a random integer in [0, bound) for each local sample."""
         if name in self.replacements:
             return jnp.take(self.replacements[name], samples, axis=0)
         indices = self._indices(samples)

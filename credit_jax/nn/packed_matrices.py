@@ -7,22 +7,117 @@ that operations are few, and sums over shards are one for each family.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from credit_jax.nn.matrix_groups import MatrixFamily, Shapes, matrix_families
 from credit_jax.nn.model_state import Collection
 from credit_jax.ops import packed
 from credit_jax.ops.packed import Side
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum_each, pvary_each
+from credit_jax.parallel.params.sharding import split_axes
 from credit_jax.parallel.params.spec import ParamSpec
+
+# Matrices with more elements are processed one by one, which avoids copies.
+LARGE = 2**16
+# Shapes of the vectors u and v of matrices, by path and side.
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class MatrixGroup:
+    """Matrices of equal shape and sharding, processed as (count, inputs, outputs).
+
+    Attributes:
+        specs: specs of the parameters, by path.
+        axes_in, axes_out: mesh axes that shard the input and the output dims.
+    """
+
+    specs: Mapping[str, ParamSpec]
+    axes_in: tuple[str, ...]
+    axes_out: tuple[str, ...]
+
+    def axes(self, side: str) -> tuple[str, ...]:
+        """Returns the mesh axes that shard the vectors u or v."""
+        return self.axes_in if side == "v" else self.axes_out
+
+    def matrix(
+        self, weights: Mapping[str, Array]
+    ) -> Float[Array, "count inputs outputs"]:
+        """Stacks all matrices; input dims of a parameter precede its output dims."""
+        flat = []
+        for path, spec in self.specs.items():
+            weight = weights[path]
+            outputs = math.prod(weight.shape[d] for d in spec.matrix_out or ())
+            flat.append(weight.reshape(_count(spec), -1, outputs))
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+    def stack(self, state: Collection, side: str) -> Float[Array, "count length"]:
+        """Stacks the vectors u or v of all matrices, one per row."""
+        rows = [state[p][side].reshape(_count(s), -1) for p, s in self.specs.items()]
+        return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
+
+    def elements(
+        self, weights: Mapping[str, Array], state: Collection
+    ) -> Float[Array, "count elements"]:
+        """Returns the terms u_o W_io v_i of sigma of each matrix."""
+        u, v = (self.stack(state, side) for side in ("u", "v"))
+        terms = self.matrix(weights) * v[:, :, None] * u[:, None, :]
+        return terms.reshape(len(terms), -1)
+
+    def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
+        """Yields (path, rows), without leading dim for parameters not stacked."""
+        counts = [_count(spec) for spec in self.specs.values()]
+        pieces = [rows] if len(counts) == 1 else lax.split(rows, counts)
+        for (path, spec), piece in zip(self.specs.items(), pieces, strict=True):
+            yield path, piece if spec.is_stacked else piece[0]
+
+
+# Groups that are sharded over the same mesh axes; their vectors are packed.
+Family: TypeAlias = Sequence[MatrixGroup]
+
+
+def matrix_families(
+    param_specs: Mapping[str, ParamSpec], specs: Mapping[str, PartitionSpec] | None
+) -> list[Family]:
+    """Groups matrices by shape and sharding, and the groups by sharding.
+
+    Args:
+        param_specs: specs of the parameters, by path.
+        specs: PartitionSpec of each parameter; None on one device.
+    """
+    groups: dict[tuple[Any, ...], dict[str, ParamSpec]] = {}
+    for path, param_spec in param_specs.items():
+        names = tuple(specs[path]) if specs else ()
+        inputs, outputs = param_spec.matrix_in, param_spec.matrix_out or ()
+        assert max(inputs) < min(outputs), f"{path}: outputs must be the last dims"
+        axes = [
+            tuple(a for d in dims if d < len(names) for a in split_axes(names[d]))
+            for dims in (inputs, outputs)
+        ]
+        rows, columns = (
+            math.prod(param_spec.shape[d] for d in dims) for dims in (inputs, outputs)
+        )
+        alone = path if rows * columns > LARGE else ""
+        key = (*axes, rows, columns, _count(param_spec), alone)
+        groups.setdefault(key, {})[path] = param_spec
+    families: dict[tuple[Any, ...], list[MatrixGroup]] = {}
+    for (axes_in, axes_out, *_), group_specs in groups.items():
+        group = MatrixGroup(group_specs, axes_in, axes_out)
+        families.setdefault((axes_in, axes_out), []).append(group)
+    return list(families.values())
+
+
+def _count(param_spec: ParamSpec) -> int:
+    return param_spec.shape[0] if param_spec.is_stacked else 1
+
 
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
@@ -39,7 +134,7 @@ class PackedMatrices:
         arrays: local shards (count, inputs, outputs) of the groups of each family.
     """
 
-    families: Sequence[MatrixFamily]
+    families: Sequence[Family]
     arrays: Sequence[tuple[Array, ...]]
 
     @classmethod
@@ -49,41 +144,34 @@ class PackedMatrices:
         param_specs: Mapping[str, ParamSpec],
         specs: Mapping[str, PartitionSpec] | None,
     ) -> PackedMatrices:
-        """The matrices among some weights.
-
-        Args:
-            weights: local shards of the parameters, by path.
-            param_specs: specs of the matrices, by path.
-            specs: PartitionSpec of each parameter; None on one device.
-        """
+        """The matrices with `param_specs` among local shards; see `matrix_families`."""
         families = matrix_families(param_specs, specs)
-        return cls(families, [family.matrices(weights) for family in families])
-
-    def without_gradient(self) -> PackedMatrices:
-        """The same values as constants."""
-        return replace(self, arrays=[lax.stop_gradient(ws) for ws in self.arrays])
+        arrays = [tuple(group.matrix(weights) for group in f) for f in families]
+        return cls(families, arrays)
 
     def vectors(self, state: Collection, side: Side) -> Vectors:
-        """The vectors u or v in a collection.
-
-        Args:
-            state: u and v of every matrix, by path.
-            side: "u" or "v".
-        """
-        return [packed.pack(family.rows(state, side)) for family in self.families]
+        """The vectors u or v of every matrix in a collection."""
+        return [
+            packed.pack([group.stack(state, side) for group in family])
+            for family in self.families
+        ]
 
     def with_vectors(
         self, us: Vectors, vs: Vectors, shapes: Shapes, into: Collection
     ) -> Collection:
         """Returns `into` plus these vectors, in their shapes by path and side."""
+        out = dict(into)
         both: dict[Side, Vectors] = {"u": us, "v": vs}
         for side, vectors in both.items():
             for family, rows, values in zip(
                 self.families, self._rows(side), vectors, strict=True
             ):
                 each = packed.unpack(values, rows)
-                into = family.with_rows(each, side, shapes, into)
-        return into
+                for group, group_rows in zip(family, each, strict=True):
+                    for path, part in group.parts(group_rows):
+                        vector = part.reshape(shapes[path][side])
+                        out[path] = {**out[path], side: vector}
+        return out
 
     def varying_as_matrices(self, us: Vectors) -> Vectors:
         """Marks u as varying over the axes over which a power iteration returns it.
@@ -91,8 +179,8 @@ class PackedMatrices:
         It varies as the matrices do, except where W v is summed.
         """
         return [
-            pvary(u, sorted(varying_axes(ws[0]) - {*family.axes("v")}))
-            for family, ws, u in zip(self.families, self.arrays, us, strict=True)
+            pvary(u, sorted(varying_axes(ws[0]) - {*axes}))
+            for axes, ws, u in zip(self._axes("v"), self.arrays, us, strict=True)
         ]
 
     def power_iteration(self, us: Vectors) -> tuple[Vectors, Vectors]:
@@ -119,7 +207,7 @@ class PackedMatrices:
                 packed.products(ws, x, side)
                 for ws, x in zip(self.arrays, vectors, strict=True)
             ],
-            [family.axes(side) for family in self.families],
+            self._axes(side),
         )
 
     def _unit(self, vectors: Vectors, side: Side) -> Vectors:
@@ -137,9 +225,13 @@ class PackedMatrices:
                 packed.dots(a, b, rows)
                 for a, b, rows in zip(ones, others, self._rows(side), strict=True)
             ],
-            [family.axes(side) for family in self.families],
+            self._axes(side),
         )
 
     def _rows(self, side: Side) -> list[packed.Rows]:
         """Number and length of the vectors of each group of each family."""
         return [packed.rows_of(ws, side) for ws in self.arrays]
+
+    def _axes(self, side: Side) -> list[tuple[str, ...]]:
+        """The mesh axes that shard the vectors of each family."""
+        return [family[0].axes(side) for family in self.families]

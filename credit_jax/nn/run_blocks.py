@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -54,26 +54,6 @@ Variables: TypeAlias = Any
 # returns the carry and its statistics.
 _Inputs: TypeAlias = tuple[Array, list[Array]]
 _Run: TypeAlias = Callable[[Any, _Inputs], tuple[Any, Variables]]
-
-
-@runtime_checkable
-class PreparedBlock(Protocol):
-    """A block with a function of its parameters alone, such as a table of biases.
-
-    In a stack, `ready()` is computed for all blocks at once before the scan, and each
-    block gets its result as the keyword argument `ready`. Small operations are then
-    few: with biases of attention computed so, a WXFormer step of 0.25 degrees on 8
-    shards launched 4,209 kernels instead of 6,000.
-
-    Attributes:
-        ready_of: names of the submodules whose parameters `ready()` reads.
-    """
-
-    ready_of: tuple[str, ...]
-
-    def ready(self) -> Any:
-        """Computes the function."""
-        ...
 
 
 def run_block(context: Context, block: nnx.Module, *args: Any, **static: Any) -> Any:
@@ -124,7 +104,10 @@ def scan_blocks(
 
     Args:
         context: context of the forward pass.
-        blocks: as returned by `nn.parameters.stack_blocks`; may be a `PreparedBlock`.
+        blocks: as returned by `nn.parameters.stack_blocks`. If it has a method
+            `ready()`, a function of the parameters below its submodules `ready_of`
+            alone, that is computed for all blocks at once before the scan, and each
+            block gets its result as the keyword argument `ready`.
         carry: input of the first block; blocks keep its structure and layout.
         num: number of blocks.
         variants: static keyword arguments; block i gets
@@ -133,19 +116,31 @@ def scan_blocks(
     Returns:
         The output of the last block.
     """
-    early = _parameters_of(blocks.ready_of if isinstance(blocks, PreparedBlock) else ())
-    graph, apart, params, stats = nnx.split(blocks, early, Parameter, nnx.BatchStat)
+    early: Sequence[str] = getattr(blocks, "ready_of", ())
+
+    def is_early(path: Any, value: Any) -> bool:
+        return isinstance(value, Parameter) and any(name in early for name in path)
+
+    graph, apart, params, stats = nnx.split(blocks, is_early, Parameter, nnx.BatchStat)
     on_gpu = implementation() == "gpu"
     if on_gpu:
         # One kernel casts a whole stack; within the scan each block has its own.
+        def cast(variable: nnx.Variable) -> nnx.Variable:
+            # What is gathered over dp_shard, a block casts before that.
+            if context.axes.num_shard > 1 and not param_spec_of(variable).is_small:
+                return variable
+            return variable.replace(context.precision.cast(variable[...]))
+
         with jax.named_scope(PARAMETERS):
-            params = _cast(context, params)
+            params = jax.tree.map(cast, params, is_leaf=_is_variable)
 
     def make_ready(apart: Variables) -> dict[str, Any]:
         # The other arrays only complete the module: `ready` reads none of them.
         block: Any = nnx.merge(graph, _gathered(context, apart), params, stats)
         return {"ready": block.ready()}
 
+    # Small operations are then few: with biases of attention computed so, a WXFormer
+    # step of 0.25 degrees on 8 shards launched 4,209 kernels instead of 6,000.
     ready = {}
     if jax.tree.leaves(apart):
         keep = context.axes.num_shard == 1
@@ -160,11 +155,15 @@ def scan_blocks(
         params, stats, ready = jax.tree.unflatten(tree, leaves)
         # `apart` is neither sliced nor gathered: the block takes `ready` instead.
         block: Any = nnx.merge(graph, apart, _gathered(context, params), stats)
-        carry = block(carry, _of_block(context, index), **static, **ready)
+        # Blocks of a stage are one traced function; the index alone tells their draws
+        # of dropout and noise apart.
+        indexed = replace(context.fold_in(index), block=index)
+        carry = block(carry, indexed, **static, **ready)
         return carry, nnx.state(block, nnx.BatchStat)
 
     one_by_one = on_gpu and num <= context.unroll_blocks
-    in_loop = not one_by_one and _may_loop(context)
+    may_loop = context.axes.num_devices == 1 or loops_hold_collectives()
+    in_loop = may_loop and not one_by_one
     gathered_again = num - _num_gathered(context, num)
     updates = []
     for part in (
@@ -184,18 +183,10 @@ def scan_blocks(
         else:
             carry, updated = part.scan(runs, carry, leaves, unroll=not in_loop)
         updates.append(updated)
-    nnx.update(blocks, _joined(updates))
+    if len(updates) > 1:
+        updates = [jax.tree.map(lambda *parts: jnp.concatenate(parts), *updates)]
+    nnx.update(blocks, *updates)
     return _captured(context, carry)
-
-
-def _may_loop(context: Context) -> bool:
-    return context.axes.num_devices == 1 or loops_hold_collectives()
-
-
-def _of_block(context: Context, index: Array) -> Context:
-    # Blocks of a stack are one traced function; the index alone tells their draws
-    # of dropout and noise apart.
-    return replace(context.fold_in(index), block=index)
 
 
 def _captured(context: Context, output: T) -> T:
@@ -213,17 +204,6 @@ def _num_gathered(context: Context, num: int) -> int:
     return context.remat.num_saved(
         first, num, context.blocks.total if context.blocks else 0
     )
-
-
-def _cast(context: Context, params: Variables) -> Variables:
-    """Casts stacked parameters for which no block gathers anything, all at once."""
-
-    def cast(variable: nnx.Variable) -> nnx.Variable:
-        if context.axes.num_shard > 1 and not param_spec_of(variable).is_small:
-            return variable
-        return variable.replace(context.precision.cast(variable[...]))
-
-    return jax.tree.map(cast, params, is_leaf=_is_variable)
 
 
 @jax.named_scope(PARAMETERS)
@@ -246,25 +226,9 @@ def _is_variable(node: Any) -> bool:
     return isinstance(node, nnx.Variable)
 
 
-def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
-    """Returns an `nnx` filter for the parameters below modules with these names."""
-
-    def below(path: Any, value: Any) -> bool:
-        return isinstance(value, Parameter) and any(name in modules for name in path)
-
-    return below
-
-
 @dataclass(frozen=True)
 class _Part:
-    """Consecutive blocks, `group` of which are different functions.
-
-    Attributes:
-        first: index of the first block.
-        turns: number of groups.
-        group: number of blocks of a group.
-        keep: whether the blocks save their gathered parameters.
-    """
+    """Consecutive blocks, `group` of which are different functions."""
 
     first: int
     turns: int
@@ -279,17 +243,7 @@ class _Part:
         *,
         unroll: bool,
     ) -> tuple[Any, Variables]:
-        """Runs the blocks by `lax.scan`, a group in each iteration.
-
-        Args:
-            runs: the blocks of a group.
-            carry: input of the first block.
-            stacked: arrays with a leading dim of blocks, also those of other parts.
-            unroll: whether the compiled program has no loop.
-
-        Returns:
-            The output of the last block, and the stacked statistics.
-        """
+        """Runs the blocks by `lax.scan`, a group in each iteration."""
 
         def turn(carry: Any, inputs: _Inputs) -> tuple[Any, Variables]:
             if self.group == 1:
@@ -300,7 +254,12 @@ class _Part:
                 stats.append(updated)
             return carry, _stacked(stats)
 
-        inputs = jax.tree.map(self._grouped, self._inputs(stacked))
+        def grouped(leaf: Array) -> Array:
+            if self.group == 1:
+                return leaf
+            return leaf.reshape(self.turns, self.group, *leaf.shape[1:])
+
+        inputs = jax.tree.map(grouped, self._inputs(stacked))
         carry, stats = jax.lax.scan(
             turn, carry, inputs, unroll=self.turns if unroll else 1
         )
@@ -328,12 +287,6 @@ class _Part:
         slices = [leaf[self.first : stop] for leaf in stacked]
         return jnp.arange(self.first, stop), slices
 
-    def _grouped(self, stacked: Array) -> Array:
-        """Splits the dim of blocks into (turns, group) if there are groups."""
-        if self.group == 1:
-            return stacked
-        return stacked.reshape(self.turns, self.group, *stacked.shape[1:])
-
 
 def _parts(first: int, stop: int, group: int, *, keep: bool) -> Iterator[_Part]:
     """Yields the full groups of blocks from `first` to `stop`, then the remainder."""
@@ -348,10 +301,3 @@ def _parts(first: int, stop: int, group: int, *, keep: bool) -> Iterator[_Part]:
 def _stacked(trees: Sequence[Variables]) -> Variables:
     """Stacks trees of arrays along a new leading dim."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def _joined(parts: Sequence[Variables]) -> Variables:
-    """Concatenates trees of stacked arrays along the stacked dim."""
-    if len(parts) == 1:
-        return parts[0]
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)

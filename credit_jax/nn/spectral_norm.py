@@ -16,7 +16,8 @@ call. In training the vectors then have a dim of calls, after that of stacked bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -25,9 +26,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.nn.matrix_groups import matrix_families
 from credit_jax.nn.model_state import Collection
-from credit_jax.nn.packed_matrices import PackedMatrices
+from credit_jax.nn.packed_matrices import PackedMatrices, matrix_families
 from credit_jax.ops import packed
 from credit_jax.ops.compensated import (
     compensated_sum,
@@ -231,24 +231,15 @@ def normalize(
     # often.
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
-        out |= _divided_for_calls(divided, state, alike, specs)
+        dims = {path: _calls_dim(param_spec) for path, param_spec in alike.items()}
+        sides = {path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()}
+        divide = jax.vmap(
+            lambda vectors, alike=alike: divided(vectors, alike, specs),
+            in_axes=(sides,),
+            out_axes=dims,
+        )
+        out |= divide({path: state[path] for path in alike})
     return out
-
-
-def _divided_for_calls(
-    divided: Callable[..., Weights],
-    state: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
-) -> Weights:
-    """These matrices, called equally often, divided for each call in a dim of calls."""
-    dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
-    divide = jax.vmap(
-        lambda call_state: divided(call_state, matrices, specs),
-        in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
-        out_axes=dims,
-    )
-    return divide({path: state[path] for path in matrices})
 
 
 def _calls_dim(param_spec: ParamSpec) -> int:
@@ -276,7 +267,9 @@ def _iterated(
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     # torch iterates under no_grad: of sigma = u' W v only W has a gradient.
-    constant = PackedMatrices.of(weights, matrices, specs).without_gradient()
+    constant = PackedMatrices.of(weights, matrices, specs)
+    arrays = [lax.stop_gradient(stacked) for stacked in constant.arrays]
+    constant = replace(constant, arrays=arrays)
     us, vs = constant.power_iteration(constant.vectors(state, "u"))
     shapes = {
         p: {side: array.shape for side, array in state[p].items()} for p in matrices
@@ -296,7 +289,7 @@ def _divided(
         together.vectors(state, "u"), together.vectors(state, "v")
     )
     for family, inverse in zip(together.families, inverses, strict=True):
-        stacked = {path: spec.is_stacked for path, spec in family.paths()}
+        stacked = {p: s.is_stacked for group in family for p, s in group.specs.items()}
         arrays = [weights[p] if stacked[p] else weights[p][None] for p in stacked]
         for path, scaled in zip(stacked, packed.scale(arrays, inverse), strict=True):
             out[path] = scaled if stacked[path] else scaled[0]
@@ -311,7 +304,7 @@ def _divided_exactly(
 ) -> Weights:
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
     families = matrix_families(matrices, specs)
-    groups = [group for family in families for group in family.groups]
+    groups = [group for family in families for group in family]
     sums = [group.elements(weights, state) for group in groups]
     # Each sum and the errors of its roundings, both summed over the shards.
     parts = [parts_to_sum(*compensated_sum(terms)) for terms in sums]
@@ -323,11 +316,8 @@ def _divided_exactly(
         for (path, sigma), (_, rest) in zip(
             group.parts(high), group.parts(low), strict=True
         ):
-            divisor = (_beside(weights[path], part) for part in (sigma, rest))
+            # With dims of length 1 for those of the matrix.
+            ones = (1,) * (weights[path].ndim - sigma.ndim)
+            divisor = (part.reshape(part.shape + ones) for part in (sigma, rest))
             out[path] = quotient(weights[path], *divisor)
     return out
-
-
-def _beside(weight: Array, numbers: Array) -> Array:
-    """The number of each matrix, with dims of length 1 for those of the matrix."""
-    return numbers.reshape(numbers.shape + (1,) * (weight.ndim - numbers.ndim))

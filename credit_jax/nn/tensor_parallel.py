@@ -45,11 +45,29 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
     """
     for _, block in nnx.iter_modules(module):
         _check_names(block)
+        what = f"{type(block).__name__}.tp_plan"
         for pair in getattr(block, "tp_plan", ()):
-            column, row = _pair(block, pair)
-            _check_widths(block, pair, column, row)
-            _split_columns(column)
-            _split_rows(row)
+            is_pair = isinstance(pair, tuple) and len(pair) == 2
+            if not is_pair or not all(isinstance(path, str) for path in pair):
+                raise ValueError(
+                    f"{what} has the entry {pair!r}; expected a pair of dotted paths, "
+                    "(column layer, row layer)"
+                )
+            column, row = (_layer(block, path, what) for path in pair)
+            output_width = param_spec_of(column.kernel).shape[-1]
+            input_width = param_spec_of(row.kernel).shape[-2]
+            if output_width != input_width:
+                raise ValueError(
+                    f"{what}: {pair[0]!r} makes {output_width} channels, but "
+                    f"{pair[1]!r} takes {input_width}; a pair shares its hidden "
+                    "channels"
+                )
+            column.split, row.split = "column", "row"
+            column.kernel = _named(column.kernel, -1)
+            if column.use_bias:
+                column.bias = _named(column.bias, -1)
+            # The row's bias stays whole: it is added once, after the sum over tp.
+            row.kernel = _named(row.kernel, -2)
     return module
 
 
@@ -65,90 +83,44 @@ def _check_names(block: nnx.Module) -> None:
         )
 
 
-def _pair(block: nnx.Module, pair: Any) -> tuple[Linear | Conv, Linear | Conv]:
-    what = f"{type(block).__name__}.tp_plan"
-    is_pair = isinstance(pair, tuple) and len(pair) == 2
-    if not is_pair or not all(isinstance(path, str) for path in pair):
-        raise ValueError(
-            f"{what} has the entry {pair!r}; expected a pair of dotted paths, "
-            "(column layer, row layer)"
-        )
-    return _layer(block, pair[0], what), _layer(block, pair[1], what)
-
-
-def _layer(block: nnx.Module, path: str, what: str) -> Linear | Conv:
+def _layer(block: nnx.Module, path: str, what: str) -> Any:
     """Returns the layer at a dotted path; raises ValueError if it cannot be split."""
     layer: Any = block
     for part in path.split("."):
-        children = _children(layer)
+        if isinstance(layer, nnx.List):
+            children: dict[str, Any] = {str(i): child for i, child in enumerate(layer)}
+        else:
+            modules = vars(layer).items()
+            children = {
+                n: child for n, child in modules if isinstance(child, nnx.Module)
+            }
         if part not in children:
             raise ValueError(
                 f"{what} names {path!r}, but {type(layer).__name__} has no {part!r}; "
                 f"there are: {', '.join(children) or 'none'}"
             )
         layer = children[part]
-    problem = _why_not(layer)
+    problem = None
+    if not isinstance(layer, Linear | Conv):
+        problem = f"which is a {type(layer).__name__}"
+    elif layer.split:
+        problem = f"which is split by {layer.split}s already"
+    elif isinstance(layer, Conv):
+        kernel = param_spec_of(layer.kernel).unstack().shape[:2]
+        padding = [list(pad) for pad in layer.padding]
+        if layer.groups > 1:
+            problem = "a Conv of several groups"
+        elif (*kernel, *layer.stride) != (1, 1, 1, 1) or any(map(any, padding)):
+            problem = (
+                f"a Conv of kernel {list(kernel)}, stride {list(layer.stride)}, "
+                f"padding {padding}"
+            )
     if problem:
         raise ValueError(
             f"{what} names {path!r}, {problem}; expected a Linear, or a Conv of kernel "
             "1 and stride 1 without padding, that no other pair names"
         )
     return layer
-
-
-def _children(module: Any) -> dict[str, Any]:
-    if isinstance(module, nnx.List):
-        return {str(index): child for index, child in enumerate(module)}
-    return {
-        name: child
-        for name, child in vars(module).items()
-        if isinstance(child, nnx.Module)
-    }
-
-
-def _why_not(layer: Any) -> str | None:
-    """Returns the reason why a layer cannot be split, or None."""
-    if not isinstance(layer, Linear | Conv):
-        return f"which is a {type(layer).__name__}"
-    if layer.split:
-        return f"which is split by {layer.split}s already"
-    if isinstance(layer, Linear):
-        return None
-    if layer.groups > 1:
-        return "a Conv of several groups"
-    kernel = param_spec_of(layer.kernel).unstack().shape[:2]
-    if kernel != (1, 1) or layer.stride != (1, 1) or any(map(any, layer.padding)):
-        return (
-            f"a Conv of kernel {list(kernel)}, stride {list(layer.stride)}, padding "
-            f"{[list(pad) for pad in layer.padding]}"
-        )
-    return None
-
-
-def _check_widths(
-    block: nnx.Module, pair: tuple[str, str], column: Any, row: Any
-) -> None:
-    output_width = param_spec_of(column.kernel).shape[-1]
-    input_width = param_spec_of(row.kernel).shape[-2]
-    if output_width != input_width:
-        raise ValueError(
-            f"{type(block).__name__}.tp_plan: {pair[0]!r} makes {output_width} "
-            f"channels, but {pair[1]!r} takes {input_width}; a pair shares its hidden "
-            "channels"
-        )
-
-
-def _split_columns(layer: Any) -> None:
-    layer.split = "column"
-    layer.kernel = _named(layer.kernel, -1)
-    if layer.use_bias:
-        layer.bias = _named(layer.bias, -1)
-
-
-def _split_rows(layer: Any) -> None:
-    # The bias stays whole: it is added once, after the sum over tp.
-    layer.split = "row"
-    layer.kernel = _named(layer.kernel, -2)
 
 
 def _named(variable: Any, dim: int) -> Any:

@@ -17,8 +17,8 @@ from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.packages.manifest import AdapterRecord
 from credit_jax.packages.weights import read_adapters
 from credit_jax.plan.finetune import Base, check_type, find_base, finetuned
+from credit_jax.state_dict.arrangement import compare_shapes
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.state_dict.problems import compare_shapes
 from credit_jax.training.base_weights import open_base
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from credit_jax.physics.arrays import by_level, namespace
 from credit_jax.physics.interpolation import SMALLEST_PRESSURE
 
-# Gas constants of CREDIT's geopotential.py; `physics.constants` has other values.
+# Gas constants of CREDIT's geopotential.py; `physics.arrays` has other values.
 _DRY, _VAPOR = 287.06, 461.51  # J / kg / K
 # Of CREDIT's interp.py: factor of humidity in the virtual temperature, and the pressure
 # (Pa) that stands for the top of the atmosphere, as in ECMWF's scripts for IFS.

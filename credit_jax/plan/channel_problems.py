@@ -11,9 +11,7 @@ from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data import ChannelGroup, ChannelSchema, Loader, Split
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.schema import num_levels
-from credit_jax.models.common.array_specs import VectorSpec
-from credit_jax.models.common.config import HasLevels, ModelConfig
-from credit_jax.models.common.padded_config import CorrectedConfig
+from credit_jax.models.common.config import CorrectedConfig, ModelConfig, VectorSpec
 from credit_jax.transforms import Pipeline
 
 # A time is encoded by sine and cosine of its hour of day and of its day of year.
@@ -31,7 +29,7 @@ def schema_of(
             levels; 1 if it is None or has no levels.
         pipeline: the transforms; None for the data without transforms.
     """
-    levels = model.levels if isinstance(model, HasLevels) else 1
+    levels = getattr(model, "levels", 1)
     schema = ChannelSchema.from_config(data, num_levels(data, levels))
     return schema if pipeline is None else schema.after(pipeline)
 

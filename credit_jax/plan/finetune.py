@@ -32,7 +32,7 @@ from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.findings import Findings
-from credit_jax.state_dict.problems import compare_shapes
+from credit_jax.state_dict.arrangement import compare_shapes
 
 _KEY = "trainer.finetune"
 _FROM = f"{_KEY}.from"

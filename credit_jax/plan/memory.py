@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.common.geometry import Geometry, StageGeometry
-from credit_jax.models.crossformer.wxformer_moe import WXFormerMoEConfig
+from credit_jax.models.common.config import Geometry, ModelConfig, StageGeometry
+from credit_jax.models.crossformer.crossformer import WXFormerMoEConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import (
     DOMAIN,

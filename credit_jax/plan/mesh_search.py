@@ -248,7 +248,7 @@ def replicas(model_def: ModelDef, num_devices: int, largest: int) -> list[Parall
         if (
             (degrees[EP] > 1 and not has_experts)
             or model_problems(model_def, degrees)
-            or model_def.validate(tp, domain)
+            or model_def.validate(tp)
         ):
             continue
         fits = (

@@ -106,11 +106,18 @@ def plan_model(
     with findings.collecting():
         config = parse_model(section)
     if config is not None:
-        findings.problems += model_problems(config, _degrees(parallelism))
-        if not config.problems():
+        degrees = {
+            TP: parallelism.tensor,
+            DOMAIN: parallelism.domain,
+            EP: parallelism.ep,
+            ULYSSES: parallelism.ulysses_degree,
+        }
+        misfits = model_problems(config, degrees)
+        findings.problems += misfits
+        if not any(config.problems()):
             model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
-            findings.problems += model_def.validate(
-                parallelism.tensor, parallelism.domain
+            findings.problems += (
+                [] if misfits else model_def.validate(parallelism.tensor)
             )
             findings.problems += [
                 f"trainer.fsdp.{line}" for line in model_def.unmatched()
@@ -128,12 +135,3 @@ def plan_model(
     return ModelPlan(
         dims, config, model_def, unique(findings.problems), unique(findings.notes)
     )
-
-
-def _degrees(parallelism: ParallelismConfig) -> dict[str, int | None]:
-    return {
-        TP: parallelism.tensor,
-        DOMAIN: parallelism.domain,
-        EP: parallelism.ep,
-        ULYSSES: parallelism.ulysses_degree,
-    }

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from credit_jax.kernels import use_implementation, use_platform
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec
+from credit_jax.models.common.config import FieldSpec, InputSpec
 from credit_jax.models.flops import equation_flops, inner_jaxprs, needed_part
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model

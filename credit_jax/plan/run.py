@@ -17,7 +17,7 @@ from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import LOSSES
 from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.float8 import float8_notes
+from credit_jax.models.model_def import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.parallel.mesh.devices import required_devices

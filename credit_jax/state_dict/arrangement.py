@@ -10,13 +10,41 @@ that the pattern is its own inverse, read from right to left.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from credit_jax.state_dict.problems import Shape
+Shape = tuple[int, ...]
+
+
+def compare_shapes(
+    actual: Mapping[str, Shape], expected: Mapping[str, Shape]
+) -> list[str]:
+    """Lists missing, unexpected and mismatched arrays, one line each.
+
+    Args:
+        actual: shape of every given array, by name.
+        expected: shape of every expected array, by name.
+    """
+    missing = [f"missing: {k} {expected[k]}" for k in expected if k not in actual]
+    unexpected = [f"unexpected: {k} {actual[k]}" for k in actual if k not in expected]
+    mismatched = [
+        f"shape: {k} is {actual[k]}, expected {expected[k]}"
+        for k in expected
+        if k in actual and actual[k] != expected[k]
+    ]
+    return missing + unexpected + mismatched
+
+
+def raise_problems(problems: Sequence[str], what: str) -> None:
+    """Raises one error that lists all problems; returns if there are none."""
+    if problems:
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise ValueError(f"{what}, {count}:\n{lines}")
+
 
 # The letters of each dim of an array.
 Groups = tuple[tuple[str, ...], ...]
@@ -46,15 +74,7 @@ class Arrangement:
             )
 
     def to_ours(self, array: np.ndarray, shape: Shape) -> np.ndarray:
-        """Converts PyTorch's array to our layout.
-
-        Args:
-            array: array in PyTorch's layout.
-            shape: shape of the result; it gives the size of every letter.
-
-        Raises:
-            ValueError: the array does not have the shape `torch_shape(shape)`.
-        """
+        """Converts PyTorch's array to our layout."""
         if array.shape != self.torch_shape(shape):
             raise ValueError(
                 f"{self.pattern!r} of {shape}: PyTorch's array has shape "
@@ -132,16 +152,3 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
 
 SAME = Arrangement("c -> c")
 LINEAR = Arrangement("o i -> i o")
-# A 1 x 1 convolution is a matrix in credit_jax.
-POINTWISE = Arrangement("o i 1 1 -> i o")
-CONV_2D = Arrangement("o i h w -> h w i o")
-# PyTorch's transposed convolutions have their input channels first; spectral norm still
-# takes the output channels as rows of the matrix.
-CONV_TRANSPOSE_2D = Arrangement("i o h w -> h w i o", torch_out=1)
-CONV_3D = Arrangement("o i t h w -> t h w i o")
-CHANNELS_OF_FIELD = Arrangement("1 c 1 1 -> c")
-QUERY_KEY_VALUE = Arrangement("(n h d) i 1 1 -> i n h d")
-HEADS_TO_CHANNELS = Arrangement("o (h d) 1 1 -> h d o")
-# The same of linear layers.
-HEADS = Arrangement("(h d) i -> i h d")
-HEADS_TO_CHANNELS_LINEAR = Arrangement("o (h d) -> h d o")

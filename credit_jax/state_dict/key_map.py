@@ -1,25 +1,32 @@
 """The mapping between a PyTorch state dict and the arrays of a model.
 
 A `KeyMap` reads and writes a PyTorch state dict; one error lists all keys and shapes
-that do not fit. `match_keys.make_key_map` makes it from a key table.
+that do not fit. `make_key_map` makes it from a key table: every parameter
+must match exactly one rule, and no PyTorch key may fill two parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS
+from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_jax.state_dict.arrangement import SAME, Arrangement
-from credit_jax.state_dict.key_table import Ignore
-from credit_jax.state_dict.problems import Shape, compare_shapes, raise_problems
-from credit_jax.state_dict.renames import RenamedKey, current_names
-from credit_jax.state_dict.torch_model import KeyRename
+from credit_jax.state_dict.arrangement import (
+    SAME,
+    Arrangement,
+    Shape,
+    compare_shapes,
+    raise_problems,
+)
+from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.torch_model import KeyRename, RenamedKey, current_names
 
 # Whole arrays on the host, by our path or by PyTorch's key.
 Arrays = dict[str, np.ndarray]
@@ -65,7 +72,6 @@ class KeyMap:
 
     Attributes:
         entries: one per PyTorch array, in the order of PyTorch's state dict.
-        ignored: PyTorch keys that may be present and are not used.
         renames: keys of older versions of CREDIT and their current names.
         frozen: paths of parameters that are not trained.
         lists_frozen: whether CREDIT's optimizer includes these, too.
@@ -74,7 +80,6 @@ class KeyMap:
     """
 
     entries: tuple[KeyEntry, ...]
-    ignored: tuple[Ignore, ...] = ()
     renames: tuple[KeyRename, ...] = ()
     frozen: frozenset[str] = frozenset()
     lists_frozen: bool = True
@@ -118,23 +123,29 @@ class KeyMap:
         return current_names(keys, self.keys, self.renames)
 
     def read(self, state: Mapping[str, Any]) -> tuple[Arrays, HostModelState]:
-        """Converts PyTorch's state dict to parameters and model state.
-
-        Args:
-            state: arrays, or objects that numpy converts to arrays, by PyTorch's key.
-
-        Returns:
-            path -> array, and the collections of `credit_jax.nn.model_state`.
-
-        Raises:
-            ValueError: keys or shapes do not fit; lists all of them.
-        """
+        """Converts PyTorch's state dict to parameters and model state."""
         self.check(state)
-        raise_problems(self._other_constants(state), "the config is another model's")
+        differ = [
+            f"{key}: the PyTorch state dict has other values than the config asks for"
+            for key, array in self.constants.items()
+            if not np.allclose(np.asarray(state[key]), array, CONSTANT, CONSTANT)
+        ]
+        raise_problems(differ, "the config is another model's")
         params: Arrays = {}
         model_state: HostModelState = {name: {} for name in COLLECTIONS}
         for entries in self._by_name.values():
-            first, array = entries[0], _filled(entries, state)
+            first = entries[0]
+            array = np.empty(0)
+            for layer, entry in enumerate(entries):
+                source = np.asarray(state[entry.key])
+                source = entry.arrangement.to_ours(source, entry.shape)
+                if first.layer is None:
+                    array = source
+                else:
+                    # Filled in place: a list of all layers would be a second copy.
+                    if layer == 0:
+                        array = np.empty((len(entries), *source.shape), source.dtype)
+                    array[layer] = source
             if first.collection == PARAMS:
                 params[first.path] = array
             else:
@@ -143,12 +154,8 @@ class KeyMap:
         return params, model_state
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Checks keys and shapes without reading values.
-
-        Raises:
-            ValueError: as `read`.
-        """
-        actual = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
+        """Checks keys and shapes without reading values."""
+        actual = {key: np.shape(array) for key, array in state.items()}
         expected = {key: np.shape(array) for key, array in self.constants.items()}
         expected |= {p.key: p.arrangement.torch_shape(p.shape) for p in self.entries}
         raise_problems(
@@ -161,13 +168,18 @@ class KeyMap:
         params: Mapping[str, np.ndarray],
         model_state: HostModelState,
     ) -> Arrays:
-        """Converts parameters and model state to PyTorch's state dict: inverts `read`.
-
-        Raises:
-            ValueError: paths or shapes do not fit; lists all of them.
-        """
-        arrays = _named(params, model_state)
-        expected = {name: _whole(entries) for name, entries in self._by_name.items()}
+        """Converts parameters and model state to PyTorch's state dict."""
+        arrays = {path: np.asarray(array) for path, array in params.items()}
+        for collection in model_state.values():
+            for path, leaves in collection.items():
+                for leaf, array in leaves.items():
+                    arrays[f"{path} [{leaf}]"] = np.asarray(array)
+        expected = {
+            # With the leading dim of stacked layers.
+            name: first.shape if first.layer is None else (len(entries), *first.shape)
+            for name, entries in self._by_name.items()
+            for first in entries[:1]
+        }
         raise_problems(
             compare_shapes({k: np.shape(v) for k, v in arrays.items()}, expected),
             "the parameters do not fit the architecture",
@@ -186,47 +198,6 @@ class KeyMap:
         for entry in self.entries:
             arrays.setdefault(entry.name, []).append(entry)
         return arrays
-
-    def _other_constants(self, state: Mapping[str, Any]) -> list[str]:
-        """Constants that differ from those of the state dict, one line each."""
-        return [
-            f"{key}: the PyTorch state dict has other values than the config asks for"
-            for key, array in self.constants.items()
-            if not np.allclose(np.asarray(state[key]), array, CONSTANT, CONSTANT)
-        ]
-
-    def _is_ignored(self, key: str) -> bool:
-        return any(ignore.match(key) for ignore in self.ignored)
-
-
-def _filled(entries: list[KeyEntry], state: Mapping[str, Any]) -> np.ndarray:
-    """Our array, filled from its entries."""
-    array: np.ndarray | None = None
-    for layer, entry in enumerate(entries):
-        source = entry.arrangement.to_ours(np.asarray(state[entry.key]), entry.shape)
-        if array is None:
-            array = np.empty(_whole(entries), source.dtype)
-        array[... if entry.layer is None else layer] = source
-    assert array is not None, "an array has entries"
-    return array
-
-
-def _named(
-    params: Mapping[str, np.ndarray],
-    model_state: HostModelState,
-) -> Arrays:
-    """Our arrays by `KeyEntry.name`."""
-    named = {path: np.asarray(array) for path, array in params.items()}
-    for collection in model_state.values():
-        for path, arrays in collection.items():
-            named |= {f"{path} [{leaf}]": np.asarray(a) for leaf, a in arrays.items()}
-    return named
-
-
-def _whole(entries: list[KeyEntry]) -> Shape:
-    """Shape of our array, with the leading dim of stacked layers."""
-    shape = entries[0].shape
-    return shape if entries[0].layer is None else (len(entries), *shape)
 
 
 @dataclass(frozen=True)
@@ -260,23 +231,128 @@ def with_statistics(
         key_map: key map of the parameters and of spectral norm.
         batch_stats: specs of the arrays of every batch norm, by path and name.
     """
-    after = {f"{path}/bias": path for path in batch_stats}
+    norms = {f"{path}/bias": path for path in batch_stats}
     entries: list[KeyEntry] = []
     for entry in key_map.entries:
         entries.append(entry)
-        if entry.path in after:
-            path = after[entry.path]
-            entries += _statistics(entry, path, batch_stats[path])
+        if (path := norms.get(entry.path)) is None:
+            continue
+        for torch, leaf, arrangement in _ARRAYS:
+            key = f"{entry.key.removesuffix('.bias')}.{torch}"
+            shape = batch_stats[path][leaf].unstack().shape
+            place = entry.layer, BATCH_STATS, leaf
+            entries.append(KeyEntry(key, path, arrangement, shape, *place))
     return replace(key_map, entries=tuple(entries))
 
 
-def _statistics(
-    bias: KeyEntry, path: str, specs: Mapping[str, ParamSpec]
+def torch_order(
+    templates: Iterable[str],
+) -> Callable[[str], list[tuple[bool, int, int]]]:
+    """Returns a sort key like PyTorch's: modules as in a table, layers by number.
+
+    The parameters of a module come before those of its submodules. Under spectral norm
+    PyTorch registers a parameter again, so that `weight_orig` comes after the others,
+    followed by the vectors `weight_u` and `weight_v`.
+
+    Args:
+        templates: keys of the table, "layers.{s}.0.convs.{i}.1.weight", in order.
+    """
+    ranks: dict[tuple[str, str], int] = {}
+    for template in templates:
+        for step in _steps(template):
+            ranks.setdefault(step, len(ranks))
+
+    def rank(parent: str, name: str, part: str) -> tuple[int, int]:
+        if part.isdigit():
+            return 0, int(part)
+        for late, suffix in enumerate(("_orig", "_u", "_v"), start=1):
+            plain = name.removesuffix(suffix)
+            if plain != name and (parent, plain) in ranks:
+                return late, ranks[parent, plain]
+        return 0, ranks[parent, name]
+
+    def order(key: str) -> list[tuple[bool, int, int]]:
+        parts = key.split(".")
+        pairs = zip(_steps(key), parts, strict=True)
+        return [
+            (i < len(parts) - 1, *rank(*step, part))
+            for i, (step, part) in enumerate(pairs)
+        ]
+
+    return order
+
+
+def _steps(key: str) -> Iterator[tuple[str, str]]:
+    """Yields (parent, name) of each part of a key or template, indices as stars."""
+    parts = ["*" if re.fullmatch(r"\d+|\{\w+\}", p) else p for p in key.split(".")]
+    for i, part in enumerate(parts):
+        yield ".".join(parts[:i]), part
+
+
+def make_key_map(
+    table: Iterable[Rule],
+    param_specs: Mapping[str, ParamSpec],
+    normalized: Collection[str] = (),
+) -> KeyMap:
+    """Applies a key table to a model.
+
+    Args:
+        table: table of the model.
+        param_specs: specs of every parameter, by path.
+        normalized: paths of the matrices under spectral norm; PyTorch then has
+            `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
+    """
+    rules = [*table]
+    by_outline: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_outline.setdefault(_outline(rule.ours), []).append(rule)
+    entries: list[KeyEntry] = []
+    order = torch_order(rule.torch for rule in rules)
+    problems = []
+    for path, param_spec in param_specs.items():
+        candidates = by_outline.get(_outline(path), ())
+        matches = [(r, at) for r in candidates if (at := r.match(path)) is not None]
+        if len(matches) != 1:
+            named = ", ".join(rule.ours for rule, _ in matches) or "none"
+            problems.append(f"{path}: {len(matches)} rules match ({named}), expected 1")
+        elif matches[0][0].is_stacked != param_spec.is_stacked:
+            problems.append(
+                f"{path}: {matches[0][0].torch} does not match the parameter spec "
+                f"whether layers are stacked {param_spec.dims}"
+            )
+        else:
+            entries += _entries(*matches[0], path, param_spec, path in normalized)
+    uses = Counter(entry.key for entry in entries)
+    problems += [f"{k}: fills {n} arrays, expected 1" for k, n in uses.items() if n > 1]
+    raise_problems(problems, "the key table does not fit the architecture")
+    entries.sort(key=lambda entry: order(entry.key))
+    return KeyMap(tuple(entries))
+
+
+def _entries(
+    rule: Rule,
+    at: dict[str, str],
+    path: str,
+    param_spec: ParamSpec,
+    normalized: bool,
 ) -> Iterator[KeyEntry]:
-    """The entries of the statistics of one norm, to follow that of its bias."""
-    key = bias.key.removesuffix(".bias")
-    for torch, leaf, arrangement in _ARRAYS:
-        shape = specs[leaf].unstack().shape
-        yield KeyEntry(
-            f"{key}.{torch}", path, arrangement, shape, bias.layer, BATCH_STATS, leaf
-        )
+    """The PyTorch arrays of one parameter of ours."""
+    shape = param_spec.unstack().shape
+    arrangement = rule.arrangement
+    for layer in range(param_spec.shape[0]) if rule.is_stacked else [None]:
+        key = rule.torch.format(**at, d=rule.first + (layer or 0))
+        if not normalized:
+            yield KeyEntry(key, path, arrangement, shape, layer)
+            continue
+        yield KeyEntry(f"{key}_orig", path, arrangement, shape, layer)
+        sizes = dict(zip(arrangement.letters, shape, strict=True))
+        for leaf, vector in zip(("u", "v"), arrangement.vectors(), strict=True):
+            dims = tuple(sizes[letter] for letter in vector.letters)
+            yield KeyEntry(
+                f"{key}_{leaf}", path, vector, dims, layer, SPECTRAL_NORM, leaf
+            )
+
+
+def _outline(template: str) -> str:
+    """A template or path with indices replaced; equal if both may match."""
+    return re.sub(r"(?:\{\w+\}|\d)+", "#", template)

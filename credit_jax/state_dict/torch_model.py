@@ -1,15 +1,19 @@
-"""CREDIT's names for the parts of a model: one for each architecture."""
+"""CREDIT's names for the parts of a model: one for each architecture.
+
+Parallel wrappers, torch.compile and older versions of CREDIT write the same parameter
+under other names; `current_names` maps them to the names in the key table.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from credit_jax.state_dict.key_table import KeyTable
+from credit_jax.state_dict.key_table import Rule
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class TorchModel:
         extra_keys: keys of the `model:` section that CREDIT's class does not accept.
     """
 
-    key_table: KeyTable
+    key_table: tuple[Rule, ...]
     block_names: Callable[[Any], list[str]]
     idle_modules: Callable[[Any], list[str]] = lambda _: []
     renames: tuple[KeyRename, ...] = ()
@@ -95,3 +99,84 @@ class TorchModel:
     constants: Callable[[Any], Mapping[str, np.ndarray]] = lambda _: {}
     signature: re.Pattern[str] | None = None
     extra_keys: tuple[str, ...] = ()
+
+
+# Prefixes and infixes of modules that wrap another one.
+_PREFIX = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
+_INNER = re.compile(
+    r"(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+    r"|^_checkpoint_wrapped_module\."
+)
+# A domain-parallel layer has the layer that it replaces as its attribute `conv`.
+_DOMAIN = KeyRename(re.compile(r"(.*)\.conv\.([^.]+)"), r"\1.\2")
+_IS_DOMAIN = re.compile(r"\.conv(?:s\.\d+)?\.conv\.")
+
+WRAPPER, DOMAIN, OLD_LAYOUT = "wrapper removed", "domain layer", "older layout"
+
+
+@dataclass(frozen=True)
+class RenamedKey:
+    """A key of a file and its name in the key table.
+
+    Attributes:
+        file_key: the key in the file.
+        name: the key in the table.
+        steps: what was changed, in order.
+    """
+
+    file_key: str
+    name: str
+    steps: tuple[str, ...] = ()
+
+
+def current_names(
+    keys: Iterable[str], known: Collection[str], renames: Iterable[KeyRename] = ()
+) -> list[RenamedKey]:
+    """Maps the keys of a file to names in the key table.
+
+    Wrappers are removed first. If the result is not in the table, it is tried without
+    the `.conv` of domain-parallel layers and under the renames of the model. A key that
+    remains unknown is kept, and is reported when the table is applied.
+
+    Args:
+        keys: keys of the file.
+        known: keys of the table.
+        renames: renames of older versions of the model.
+    """
+    known, renames = set(known), tuple(renames)
+    renamed = [_renamed(key, known, renames) for key in keys]
+    first: dict[str, str] = {}
+    for key in renamed:
+        if key.name in first:
+            raise ValueError(
+                f"{first[key.name]!r} and {key.file_key!r} are both {key.name!r}; "
+                "the file holds two models"
+            )
+        first[key.name] = key.file_key
+    return renamed
+
+
+def _renamed(key: str, known: set[str], renames: tuple[KeyRename, ...]) -> RenamedKey:
+    plain = _INNER.sub("", _PREFIX.sub("", key))
+    unwrapped = (WRAPPER,) if plain != key else ()
+    # Possible current names of the key, and the changes that lead to them.
+    starts: list[tuple[str, tuple[str, ...]]] = [(plain, ())]
+    names = [*starts]
+    if match := _DOMAIN.pattern.fullmatch(plain):
+        starts.insert(0, (match.expand(_DOMAIN.replacement), (DOMAIN,)))
+        names.append(starts[0])
+    names += [
+        (match.expand(rename.replacement), (*steps, OLD_LAYOUT))
+        for start, steps in starts
+        for rename in renames
+        if (match := rename.pattern.fullmatch(start))
+    ]
+    for name, steps in names:
+        if name in known:
+            return RenamedKey(key, name, unwrapped + steps)
+    return RenamedKey(key, plain, unwrapped)
+
+
+def is_domain_parallel(keys: Iterable[str]) -> bool:
+    """Whether a state dict comes from a domain-parallel run."""
+    return any(_IS_DOMAIN.search(key) for key in keys)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from credit_jax.state_dict.problems import Shape, raise_problems
+from credit_jax.state_dict.arrangement import Shape, raise_problems
 
 # Number of elements that are checked at a time.
 _CHUNK = 1 << 20

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.state_dict.arrangement import raise_problems
 from credit_jax.state_dict.key_map import Arrays, KeyMap
-from credit_jax.state_dict.problems import raise_problems
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_jax.training.schedules import keeps_rate
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite

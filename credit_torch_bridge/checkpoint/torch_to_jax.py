@@ -19,7 +19,7 @@ from credit_jax.state_dict.key_map import (
     HostModelState,
     KeyMap,
 )
-from credit_jax.state_dict.renames import RenamedKey
+from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
@@ -44,7 +44,7 @@ def recognized_model(keys: Collection[str]) -> str | None:
 
     See `TorchModel.signature`.
     """
-    for name, entry in MODELS.items():
+    for name, entry in sorted(MODELS.items()):
         model = torch_model(name) if entry.key_table else None
         if model is None or model.signature is None:
             continue

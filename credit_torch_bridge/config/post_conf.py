@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from credit_jax.models.common.gen1_post_conf import Gen1PostConf, PostConfData
+from credit_jax.models.common.post_conf import Gen1PostConf, PostConfData
 from credit_torch_bridge.config.editor import ConfigEditor
 
 GEN1, OURS = "model.post_conf", "model.gen1_post_conf"

@@ -13,6 +13,8 @@ from credit_jax.config.config import section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.models.registry import parse_model
+from credit_jax.parallel.mesh.axes import TP
+from credit_jax.parallel.mesh.model_fit import model_problems
 from credit_jax.plan.channel_problems import fit_problems
 from credit_jax.transforms import TRANSFORMS
 from credit_torch_bridge.config.editor import ConfigEditor
@@ -47,7 +49,7 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
     problems = section_conflicts(config, training=editor.has("trainer"))
     problems += fit_problems(config, model)
     parallel = config.trainer.parallelism
-    problems += model.problems(parallel.tensor, parallel.domain)
+    problems += model_problems(model, {TP: parallel.tensor})
     editor.problems += [line for line in problems if not _UNSET.match(line)]
 
 

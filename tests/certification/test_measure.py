@@ -17,7 +17,7 @@ from credit_jax.certification.meshes import ONE_DEVICE
 from credit_jax.certification.subject import NUM_SAMPLES, subject_of_model
 from credit_jax.certification.verdict import FLOAT64, compare
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn import batch_norm
+from credit_jax.nn import layers
 from credit_jax.training import restore, step
 from credit_jax.training.restore import RunStore
 from credit_jax.transforms import ONE_STEP
@@ -137,7 +137,7 @@ def test_a_running_statistic_of_a_shard(tmp_path):
         subject,
         "domain2",
         tmp_path,
-        batch_norm,
+        layers,
         "_as_invarying",
         statistics_of_a_shard,
     )

@@ -25,7 +25,7 @@ from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.local import open_local
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.losses import LOSSES
-from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
+from credit_jax.models.debugger import Debugger, DebuggerConfig
 from credit_jax.models.registry import ModelEntry
 
 class MyConfig(DebuggerConfig):

@@ -370,7 +370,7 @@ MISTAKES = {
     "heads over tp": (
         ("--devices", "3"),
         {"trainer__parallelism": {"data": "none", "tensor": 3, "domain": 1}},
-        "model.hidden 8 is not divisible by tensor 3",
+        "dense/down: 8 mlp are not divisible by tensor 3",
     ),
     "devices": (
         ("--devices", "3"),

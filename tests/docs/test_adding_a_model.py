@@ -89,13 +89,11 @@ def page(credit, monkeypatch, tmp_path, no_objects_left):
     return Page(objects, [str(theirs)])
 
 
-def test_the_entry_of_the_registry_has_the_same_parts(page):
-    """The line for `credit_jax/models/registry.py` names what the file defines."""
-    (line,) = re.findall(r'^    "resnet": ModelEntry\((.+)\),$', PAGE.read_text(), re.M)
+def test_the_decorator_names_the_parts_of_the_entry(page):
+    line = r"^    @register_model\((.+), TORCH_MODEL\)\n    class (\w+)\("
+    ((config, module),) = re.findall(line, PAGE.read_text(), re.M)
     entry = registry.MODELS[NAME]
-    config, module, table = line.split(", ")
     assert (config, module) == (entry.config.__name__, entry.module.__name__)
-    assert table == f"{NAME}_keys.TORCH_MODEL"
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from credit_jax.models.float8 import float8_notes, multiplies_float8
+from credit_jax.models.model_def import float8_notes, multiplies_float8
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy

@@ -77,4 +77,4 @@ def test_gradients_are_those_of_a_known_field(module):
 
 def test_scales_are_those_of_the_channels(module):
     config = module.SpectralTendencyConfig(**{**BLOCK, "scales": [0.1]})
-    assert config.problems() == ["model.scales has 1 numbers for 5 channels"]
+    assert [*config.problems()] == ["model.scales has 1 numbers for 5 channels"]

@@ -11,12 +11,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
-from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.config import (
+    FieldSpec,
+    InputSpec,
+    ModelConfig,
+    VectorSpec,
+)
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import Conv, Linear
+from credit_jax.nn.layers import BatchNorm, Conv, Linear
 from credit_jax.nn.parameters import of_call, parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.resize import resize_bilinear

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from credit_jax.config import build_config, load_config
-from credit_jax.models.crossformer.wxformer import WXFormerConfig
+from credit_jax.models.crossformer.crossformer import WXFormerConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims

@@ -79,7 +79,7 @@ def test_all_problems_at_once(plan):
     )
     expected = [
         "trainer.parallelism: world_size=6 not divisible by tensor*domain=4",
-        "model.hidden 6 is not divisible by tensor 4",
+        "dense/down: 6 mlp are not divisible by tensor 4; would fit: 1, 2, 3, 6",
         "trainer.fsdp.keep_whole has 'dance/*', which matches no parameter",
         "data.source.ERA5.variables.static.path: no file matches 'mask.nc'",
         "loss.latitude_weights: absent.nc does not exist",
@@ -207,7 +207,7 @@ def test_huge_depth_is_a_problem(plan, world, tmp_path):
         set_key(config, f"model__{key}", 2 if key == "channels" else 10**9)
     found = plan(with_data=False, model=config["model"])
     assert any(
-        line.endswith("expected at most 1000 blocks a stage") for line in found.problems
+        line.startswith("model.depth: must be at most 1000") for line in found.problems
     ), found.problems
 
 

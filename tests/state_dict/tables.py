@@ -2,14 +2,13 @@
 
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import LINEAR
-from credit_jax.state_dict.key_table import Ignore, Rule
+from credit_jax.state_dict.key_table import Rule
 
 DEPTH = 3
 TABLE = (
     Rule("stem.{i}.weight", "stem/{i}/kernel", LINEAR),
     Rule("stem.{i}.bias", "stem/{i}/bias"),
     Rule("layers.{s}.{d}.weight", "stages/{s}/kernel", LINEAR),
-    Ignore("stem.{i}.index", "a constant that is computed again"),
 )
 PARAM_SPECS = {
     "stem/0/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)),

@@ -3,17 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.state_dict.arrangement import (
-    CHANNELS_OF_FIELD,
-    CONV_2D,
-    CONV_3D,
-    HEADS_TO_CHANNELS,
-    LINEAR,
-    POINTWISE,
-    QUERY_KEY_VALUE,
-    SAME,
-    Arrangement,
-)
+from credit_jax.state_dict.arrangement import LINEAR, SAME, Arrangement
 
 TRANSPOSED_CONV_2D = Arrangement("i o h w -> h w i o", torch_out=1)
 
@@ -21,13 +11,17 @@ TRANSPOSED_CONV_2D = Arrangement("i o h w -> h w i o", torch_out=1)
 CASES = {
     "same": (SAME, (5,), (5,)),
     "linear": (LINEAR, (3, 5), (5, 3)),
-    "pointwise": (POINTWISE, (3, 5, 1, 1), (5, 3)),
-    "conv": (CONV_2D, (3, 5, 2, 4), (2, 4, 5, 3)),
-    "conv 3d": (CONV_3D, (3, 5, 2, 4, 6), (2, 4, 6, 5, 3)),
+    "pointwise": (Arrangement("o i 1 1 -> i o"), (3, 5, 1, 1), (5, 3)),
+    "conv": (Arrangement("o i h w -> h w i o"), (3, 5, 2, 4), (2, 4, 5, 3)),
+    "conv 3d": (
+        Arrangement("o i t h w -> t h w i o"),
+        (3, 5, 2, 4, 6),
+        (2, 4, 6, 5, 3),
+    ),
     "transposed conv": (TRANSPOSED_CONV_2D, (5, 3, 2, 4), (2, 4, 5, 3)),
-    "norm of a field": (CHANNELS_OF_FIELD, (1, 5, 1, 1), (5,)),
-    "q, k, v": (QUERY_KEY_VALUE, (24, 5, 1, 1), (5, 3, 2, 4)),
-    "heads out": (HEADS_TO_CHANNELS, (5, 8, 1, 1), (2, 4, 5)),
+    "norm of a field": (Arrangement("1 c 1 1 -> c"), (1, 5, 1, 1), (5,)),
+    "q, k, v": (Arrangement("(n h d) i 1 1 -> i n h d"), (24, 5, 1, 1), (5, 3, 2, 4)),
+    "heads out": (Arrangement("o (h d) 1 1 -> h d o"), (5, 8, 1, 1), (2, 4, 5)),
 }
 MATRICES = [name for name in CASES if name not in {"same", "norm of a field"}]
 
@@ -46,7 +40,8 @@ def test_shapes_and_the_way_back(rng, name):
 
 def test_rows_of_q_k_v_lie_as_credit_chunks_them(torch):
     rows = np.arange(24.0).reshape(24, 1, 1, 1)
-    ours = QUERY_KEY_VALUE.to_ours(rows, (1, 3, 2, 4))
+    arrangement = Arrangement("(n h d) i 1 1 -> i n h d")
+    ours = arrangement.to_ours(rows, (1, 3, 2, 4))
     q, k, v = torch.tensor(rows[:, 0, 0, 0]).chunk(3)
     for i, chunk in enumerate((q, k, v)):
         np.testing.assert_array_equal(ours[0, i], chunk.reshape(2, 4))

@@ -1,13 +1,10 @@
 """State dicts read and written by a key plan."""
 
-import re
-
 import chex
 import numpy as np
 import pytest
 
-from credit_jax.state_dict.key_table import Ignore
-from credit_jax.state_dict.match_keys import make_key_map
+from credit_jax.state_dict.key_map import make_key_map
 from tests.state_dict.tables import DEPTH, PARAM_SPECS, TABLE
 
 
@@ -51,13 +48,6 @@ def test_the_round_trip_is_bitwise(normalized_state):
     assert vectors["v"].shape == (DEPTH, 4)
     back = plan.write(params, model_state)
     chex.assert_trees_all_equal(back, normalized_state)
-
-
-def test_an_ignored_key_is_skipped_and_needs_a_reason(state):
-    state["stem.7.index"] = np.zeros(3)
-    make_key_map(TABLE, PARAM_SPECS).read(state)
-    with pytest.raises(ValueError, match=re.escape("'x' needs a reason")):
-        Ignore("x", " ")
 
 
 def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from credit_jax.state_dict.arrangement import LINEAR
+from credit_jax.state_dict.key_map import make_key_map
 from credit_jax.state_dict.key_table import Rule
-from credit_jax.state_dict.match_keys import make_key_map
 from tests.state_dict.tables import PARAM_SPECS, TABLE
 
 

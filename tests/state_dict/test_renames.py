@@ -2,8 +2,8 @@
 
 import pytest
 
-from credit_jax.models.crossformer.keys import WXFORMER
-from credit_jax.state_dict.renames import current_names
+from credit_jax.models.crossformer.crossformer import WXFORMER
+from credit_jax.state_dict.torch_model import current_names
 
 # (name in a file, known names, renaming)
 NAMES = [

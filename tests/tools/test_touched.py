@@ -33,7 +33,7 @@ def test_mirrors(file, tests):
 
 
 def test_a_module_without_a_mirror_has_the_nearest_tests():
-    path = Path("credit_jax/models/crossformer/stage.py")
+    path = Path("credit_jax/models/crossformer/blocks.py")
     assert not (ROOT / mirror_of(path)).exists()
     tests = quick_tests(path)
     assert len(tests) == touched.FEW

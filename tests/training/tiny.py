@@ -48,11 +48,6 @@ class TinyConfig(ModelConfig):
         only = getattr(self, f"{direction}_only_channels")
         return f"{self.channels} x {self.levels} + {self.surface_channels} + {only}"
 
-    def problems(self, tensor=1, domain=1):
-        if self.hidden % tensor:
-            return [f"model.hidden {self.hidden} is not divisible by tensor {tensor}"]
-        return []
-
 
 class Dense(nnx.Module):
     def __init__(self, num_in, hidden, num_out):

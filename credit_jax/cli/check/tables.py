@@ -10,7 +10,7 @@ from credit_jax.config import Config
 from credit_jax.config.data import DataConfig, num_samples
 from credit_jax.config.messages import counted, printable
 from credit_jax.data import ChannelSchema
-from credit_jax.models.common.geometry import Geometry
+from credit_jax.models.common.config import Geometry
 from credit_jax.models.model_def import ModelDef, parameter_count
 from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 from credit_jax.plan import RunPlan

@@ -329,7 +329,7 @@ def _num_problems(model: Mapping[str, Any]) -> int:
         with warnings.catch_warnings():
             # Keys of the example without effect are no news here.
             warnings.simplefilter("ignore", ConfigWarning)
-            return len(parse_model(model).problems())
+            return len([*parse_model(model).problems()])
     except ConfigError as error:
         return len(error.problems)
 

@@ -1,18 +1,147 @@
-"""Base class of model configs: the attributes that other packages read."""
+"""Configs of models: their arrays, stages, channels, padding and corrections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+)
 
+from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
 
 from credit_jax.config import StrictModel
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec
-from credit_jax.models.common.geometry import Geometry
+from credit_jax.config.components import Registry
+from credit_jax.models.common.post_conf import Gen1PostConf
 from credit_jax.nn.experts import Routing
+from credit_jax.parallel.domain.heads import attention_layouts
+from credit_jax.parallel.domain.padding import check_padding
+from credit_jax.parallel.domain.strips import Windows
+from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.placement import batch_spec, vector_spec
+from credit_jax.parallel.rows.layout import block_layout
+from credit_jax.state_dict.torch_model import TorchModel
+
+Module = TypeVar("Module", bound=Callable[[Any], nnx.Module])
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """Spec of a field (batch, channel, time, lat, lon).
+
+    Attributes:
+        channels: number of channels of a frame.
+        frames: number of time steps.
+        height, width: number of latitudes and of longitudes.
+    """
+
+    channels: int
+    frames: int
+    height: int
+    width: int
+
+    def shape(self, batch: int) -> tuple[int, ...]:
+        """Returns the shape of a global array of `batch` samples."""
+        return batch, self.channels, self.frames, self.height, self.width
+
+    def partition_spec(self, axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
+        """Samples over dp, rows over domain; if `stacked`, after micro-batches."""
+        return batch_spec(axes, stacked=stacked)
+
+
+@dataclass(frozen=True)
+class VectorSpec:
+    """Spec of vectors (batch, size), one for each sample.
+
+    Attributes:
+        size: length of a vector.
+    """
+
+    size: int
+
+    def shape(self, batch: int) -> tuple[int, ...]:
+        """Returns the shape of a global array of `batch` samples."""
+        return batch, self.size
+
+    def partition_spec(self, axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
+        """Samples over dp; if `stacked`, after micro-batches."""
+        return vector_spec(axes, stacked=stacked)
+
+
+InputSpec = FieldSpec | VectorSpec
+
+
+@dataclass(frozen=True)
+class StageGeometry:
+    """Sizes of one encoder stage.
+
+    Attributes:
+        height, width: number of latitudes and of longitudes of the fields.
+        channels: number of channels of the fields.
+        depth: number of transformer blocks; 0 for a stage without attention.
+        heads: number of heads of an attention.
+        head_channels: number of channels of a head.
+        local_window, global_window: tokens along each side of a window.
+        attentions: number of attentions, and of feed-forward layers, of a block: 2 for
+            short and long windows, else 1.
+    """
+
+    height: int
+    width: int
+    channels: int
+    depth: int
+    heads: int
+    head_channels: int
+    local_window: int
+    global_window: int
+    attentions: int = 2
+
+    def shares(self, domain: int, ulysses: int = 1) -> dict[str, float]:
+        """Returns the load of the busiest shard relative to an even share."""
+        blocks = block_layout(self.height, domain, DOMAIN)
+        sides = self.local_window, self.global_window
+        if self.attentions == 2:
+            windows = Windows(self.height, self.width, *sides)
+            both = attention_layouts(blocks, windows, ulysses)
+        else:
+            both = (window_layout(blocks, self.height, self.local_window),)
+        kinds = ("short", "long") if self.global_window > 1 else ("short",)
+        even = self.height / domain
+        lengths = [layout.length / layout.strips for layout in both]
+        return {k: n / even for k, n in zip(kinds, lengths, strict=False)}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Grid sizes along the layers of a model, (lat, lon) each.
+
+    Attributes:
+        grid: size of the input.
+        padded: size after padding.
+        patched: size after the patch embedding.
+        stages: sizes of the stages of the encoder.
+        decoded: size after the decoder.
+        output: size of the prediction.
+    """
+
+    grid: tuple[int, int]
+    padded: tuple[int, int]
+    patched: tuple[int, int]
+    stages: tuple[StageGeometry, ...]
+    decoded: tuple[int, int]
+    output: tuple[int, int]
+
 
 # Maximum number of rows or columns of a grid; the globe at 1 km has 40,000.
 MAX_SIDE = 100_000
@@ -20,26 +149,38 @@ MAX_SIDE = 100_000
 MAX_DEPTH = 1000
 
 
-@runtime_checkable
-class HasGrid(Protocol):
-    """A config with the size of its grid, as keys or properties."""
-
-    image_height: int
-    image_width: int
+# A dropout rate, and a number of blocks.
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Depth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 
 
-@runtime_checkable
-class HasLevels(Protocol):
-    """A config of a model that counts its channels by levels."""
+def repeated(count: int) -> Any:
+    """Returns a validator of a tuple field: an integer is repeated `count` times."""
 
-    levels: int
+    def repeat(value: Any) -> Any:
+        return (value,) * count if isinstance(value, int) else value
+
+    return BeforeValidator(repeat)
 
 
-@runtime_checkable
-class HasSpectralNorm(Protocol):
-    """A config of a model whose matrices may have spectral norm."""
+Ends = Annotated[tuple[int, int], repeated(2)]
 
-    use_spectral_norm: bool
+
+class PaddingConfig(StrictModel):
+    """`padding_conf`: rows beyond the poles and columns around the globe.
+
+    Attributes:
+        activate: whether to pad.
+        mode: "earth" (across the pole) or "mirror" (reflected); see
+            `parallel.domain.padding.pad_globe`.
+        pad_lat: number of rows to add (north, south); an integer for both.
+        pad_lon: number of columns to add (west, east); an integer for both.
+    """
+
+    activate: bool = True
+    mode: Literal["earth", "mirror"] = "earth"
+    pad_lat: Ends = (40, 40)
+    pad_lon: Ends = (40, 40)
 
 
 class ModelConfig(StrictModel):
@@ -84,28 +225,12 @@ class ModelConfig(StrictModel):
     @model_validator(mode="after")
     def _has_a_grid_of_the_earth(self) -> ModelConfig:
         # A model may define `inputs` and `output` instead of these keys.
-        if not isinstance(self, HasGrid):
-            return self
-        sides = {"image_height": self.image_height, "image_width": self.image_width}
-        for name, side in sides.items():
-            if side > MAX_SIDE:
+        for name in ("image_height", "image_width"):
+            if (side := getattr(self, name, 0)) > MAX_SIDE:
                 raise ValueError(
                     f"{name} is {side:.6g}; expected at most {MAX_SIDE:,} points"
                 )
         return self
-
-    def channel_problems(self) -> list[str]:
-        """Returns errors of the numbers of channels."""
-        return []
-
-    def rate_problems(self, *names: str) -> list[str]:
-        """Returns errors of keys that are dropout rates."""
-        return [
-            f"model.{name} is {rate}; expected 0 <= {name} < 1"
-            for name in names
-            for rate in [getattr(self, name)]
-            if not 0.0 <= rate < 1.0
-        ]
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -132,6 +257,17 @@ class ModelConfig(StrictModel):
         return None
 
     @property
+    def padding(self) -> PaddingConfig | None:
+        """The active padding, or None."""
+        return None
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows (north, south) and columns (west, east) to add; zeros for none."""
+        pad = self.padding
+        return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
+
+    @property
     def x(self) -> FieldSpec:
         """Spec of the input "x"."""
         x = self.inputs["x"]
@@ -146,32 +282,27 @@ class ModelConfig(StrictModel):
     def auxiliary_losses(
         self, batch_stats: Mapping[str, Mapping[str, Array]]
     ) -> dict[str, Float[Array, ""]]:
-        """Returns the terms that the model adds to the training loss, by name.
-
-        Args:
-            batch_stats: `nnx.BatchStat` variables of layers after the forward pass, by
-                path of the layer and name.
-        """
+        """Returns the terms that the model adds to the training loss, by name."""
         del batch_stats
         return {}
 
     def channel_sum(self, direction: str) -> str:
-        """Returns the terms of `input_channels` or `output_channels`, for errors.
-
-        Args:
-            direction: "input" or "output".
-        """
+        """Returns the terms of `input_channels` or `output_channels`, for errors."""
         return f"{direction}_channels"
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Returns errors of the sizes, one line each.
+    def problems(self) -> Iterator[str]:
+        """Yields errors of sizes that do not fit each other, one line each.
 
-        Args:
-            tensor: tensor-parallel degree.
-            domain: domain-parallel degree.
+        What a key by itself may be is the type of its field.
         """
-        del tensor, domain
-        return []
+        names = "input_channels", "output_channels"
+        numbers = [getattr(self, name, 1) for name in names]
+        if min(numbers) < 1:
+            yield (
+                f"model has {numbers[0]} input and {numbers[1]} output channels; "
+                f"expected at least 1 of each: {self.channel_sum('input')}; "
+                f"{self.channel_sum('output')}"
+            )
 
     @property
     def files(self) -> Mapping[str, str]:
@@ -179,13 +310,253 @@ class ModelConfig(StrictModel):
         return {}
 
     def check_files(self) -> None:
-        """Reads `files` and checks them against the model.
-
-        Raises:
-            OSError: a file cannot be read.
-            ValueError: a file does not fit the model.
-        """
+        """Reads `files` and checks them against the model."""
 
     def geometry(self) -> Geometry | None:
         """Returns the sizes of the stages; None for a model without stages."""
         return None
+
+
+def ignored_by(model: str, names: str = "", **reasons: str) -> dict[str, str]:
+    """Returns keys that CREDIT's constructor of a model accepts and does not read.
+
+    Args:
+        model: CREDIT's name of the model.
+        names: the keys, with spaces between.
+        **reasons: further keys, with what is to be said of them.
+    """
+    named = dict.fromkeys(names.split(), "") | reasons
+    return {key: f"CREDIT's {model} ignores it{why}" for key, why in named.items()}
+
+
+class ModelEntry(NamedTuple):
+    """A registered model.
+
+    Attributes:
+        config: class of the `model:` section.
+        module: NNX class of the model, called with the config.
+        key_table: names of the parameters in PyTorch; None for a model that PyTorch
+            lacks.
+    """
+
+    config: type[ModelConfig]
+    module: Callable[[Any], nnx.Module]
+    key_table: TorchModel | None = None
+
+
+# By `model.type`; filled as the modules of models are imported.
+MODELS: Registry[ModelEntry] = Registry("model", ModelEntry)
+
+
+def register_model(
+    config: type[ModelConfig], key_table: TorchModel | None = None
+) -> Callable[[Module], Module]:
+    """Returns a decorator of the class of a model, for all types of its config.
+
+    Args:
+        config, key_table: see `ModelEntry`.
+    """
+
+    def register(module: Module) -> Module:
+        for name in get_args(config.model_fields["type"].annotation):
+            MODELS[name] = ModelEntry(config, module, key_table)
+        return module
+
+    return register
+
+
+class VariableKeys(ModelConfig):
+    """Numbers of variables of input and output, with CREDIT's names and defaults.
+
+    Attributes:
+        channels: number of 3D variables.
+        surface_channels, input_only_channels, output_only_channels: number of 2D
+            variables of both input and output, of the input only, of the output only.
+        levels: number of levels of each 3D variable.
+    """
+
+    channels: int = 4
+    surface_channels: int = 7
+    input_only_channels: int = 3
+    output_only_channels: int = 0
+    levels: int = 15
+
+    @property
+    def input_channels(self) -> int:
+        """Number of channels of an input frame."""
+        variables = self.channels * self.levels + self.surface_channels
+        return variables + self.input_only_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Number of channels of an output frame."""
+        variables = self.channels * self.levels + self.surface_channels
+        return variables + self.output_only_channels
+
+    def channel_sum(self, direction: str) -> str:
+        """See `ModelConfig.channel_sum`."""
+        only = f"{direction}_only_channels"
+        return (
+            f"channels {self.channels} x levels {self.levels} + surface_channels "
+            f"{self.surface_channels} + {only} {getattr(self, only)}"
+        )
+
+
+class ChannelCounts(StrictModel):
+    """`model.channels`, which CREDIT computes from its `data.datasets`.
+
+    Attributes:
+        boundary: number of channels of the input only.
+        prognostic: number of channels of both input and output.
+        diagnostic: number of channels of the output only.
+    """
+
+    boundary: NonNegativeInt
+    prognostic: NonNegativeInt
+    diagnostic: NonNegativeInt
+
+
+class ChannelCountKeys(ModelConfig):
+    """Numbers of channels of downscaling models.
+
+    Attributes:
+        channels: numbers of channels of a frame, by kind.
+    """
+
+    channels: ChannelCounts
+
+    @property
+    def input_channels(self) -> int:
+        """Number of channels of an input frame."""
+        return self.channels.boundary + self.channels.prognostic
+
+    @property
+    def output_channels(self) -> int:
+        """Number of channels of an output frame."""
+        return self.channels.prognostic + self.channels.diagnostic
+
+    def channel_sum(self, direction: str) -> str:
+        """See `ModelConfig.channel_sum`."""
+        only = {"input": "boundary", "output": "diagnostic"}[direction]
+        return (
+            f"channels.prognostic {self.channels.prognostic} + channels.{only} "
+            f"{getattr(self.channels, only)}"
+        )
+
+
+def _active_blocks(value: Any) -> Any:
+    """Returns the names of the active blocks of a `post_conf`; None if not active."""
+    if not isinstance(value, Mapping):
+        return value
+    if not value.get("activate"):
+        return None
+    blocks = value.items()
+    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
+
+
+PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
+
+
+class CorrectedConfig(ModelConfig):
+    """Keys of corrections of the output, shared by CREDIT's models.
+
+    Attributes:
+        post_conf: names of the active blocks of `post_conf`, which has no effect, as in
+            CREDIT's gen2 training.
+        gen1_post_conf: corrections at the end of the forward pass, as in CREDIT's gen1
+            training; not a key of CREDIT's gen2.
+    """
+
+    post_conf: PostBlocks = None
+    gen1_post_conf: Gen1PostConf | None = None
+
+    def without_effect(self) -> dict[str, str]:
+        """Returns an active `post_conf`; see `StrictModel.without_effect`."""
+        if not self.post_conf:
+            return {}
+        why = (
+            f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
+            "correct in postblocks.per_step, or with gen1_post_conf as gen1 does"
+        )
+        return {"post_conf": why}
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """See `ModelConfig.files`."""
+        if self.gen1_post_conf is None:
+            return {}
+        named = self.gen1_post_conf.files.items()
+        return {f"gen1_post_conf.{key}": path for key, path in named}
+
+    def check_files(self) -> None:
+        """See `ModelConfig.check_files`."""
+        if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
+            self.gen1_post_conf.check_grid((self.output.height, self.output.width))
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
+        if self.gen1_post_conf is not None:
+            output = self.output
+            yield from self.gen1_post_conf.problems(output.channels, output.frames)
+
+
+class PaddedConfig(CorrectedConfig):
+    """Keys of padding and of corrections of the output, shared by CREDIT's models.
+
+    Attributes:
+        padding_conf: see `PaddingConfig`.
+    """
+
+    small_is_padded: ClassVar[bool] = True
+
+    padding_conf: PaddingConfig | None = None
+
+    @property
+    def padding(self) -> PaddingConfig | None:
+        """The active padding, or None."""
+        conf = self.padding_conf
+        return conf if conf is not None and conf.activate else None
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
+        pad, grid = self.padding, (self.output.height, self.output.width)
+        if pad is not None:
+            try:
+                check_padding(pad.mode, pad.pad_lat, pad.pad_lon, *grid)
+            except ValueError as error:
+                yield f"model.{error}"
+
+
+class FlatPaddingKeys(PaddedConfig):
+    """Padding keys of older configs of fuxi and crossformer.
+
+    Attributes:
+        pad_lat, pad_lon: an error without `padding_conf`, ignored with it.
+    """
+
+    pad_lat: int | None = None
+    pad_lon: int | None = None
+
+    def without_effect(self) -> dict[str, str]:
+        """Returns keys without effect; see `StrictModel.without_effect`."""
+        notes = super().without_effect()
+        if self.padding_conf is not None:
+            flat = [k for k in ("pad_lat", "pad_lon") if getattr(self, k) is not None]
+            notes |= dict.fromkeys(flat, "padding_conf is there and counts")
+        return notes
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        flat = {"pad_lat": self.pad_lat, "pad_lon": self.pad_lon}
+        if any(flat.values()) and self.padding_conf is None:
+            yield (
+                f"model has {' and '.join(f'{k}: {v}' for k, v in flat.items() if v)} "
+                "and no padding_conf: CREDIT's older programs pad by reflection then, "
+                "its newer ones not at all. For the weights of an older run write "
+                "padding_conf: {activate: true, mode: mirror, pad_lat: "
+                f"{[self.pad_lat or 0] * 2}, pad_lon: {[self.pad_lon or 0] * 2}}}, "
+                "else remove the keys"
+            )
+        yield from super().problems()

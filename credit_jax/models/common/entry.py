@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import jax
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.padded_config import (
+from credit_jax.models.common.config import (
     CorrectedConfig,
     PaddedConfig,
     PaddingConfig,
@@ -41,24 +42,21 @@ def fold_frames(
     return x.transpose(0, 3, 4, 1, 2).reshape(batch, rows, lon, channels * time)
 
 
-def mean_problems(frames: int) -> list[str]:
-    """Returns errors of a number of frames for the fold "mean"."""
-    if frames <= 3:
-        return []
-    return [
-        f"model.frames is {frames}; expected 1 to 3: the model takes the mean of two "
-        "frames, and CREDIT fails where a third and a fourth make another mean"
-    ]
+def mean_problems(frames: int) -> Iterator[str]:
+    """Yields an error of a number of frames for the fold "mean"."""
+    if frames > 3:
+        yield (
+            f"model.frames is {frames}; expected 1 to 3: the model takes the mean of "
+            "two frames, and CREDIT fails where a third and a fourth make another mean"
+        )
 
 
 def unseen_frames(frames: int) -> dict[str, str]:
     """Returns a note on the key `frames` if the fold "mean" ignores a third frame."""
-    if frames != 3:
-        return {}
-    return {
-        "frames": "3: the model takes the mean of the first two frames and does not "
-        "see the last, as in CREDIT"
-    }
+    why = (
+        "3: the model takes the mean of the first two frames and does not see the last"
+    )
+    return {"frames": f"{why}, as in CREDIT"} if frames == 3 else {}
 
 
 @jax.named_scope(INPUT)

@@ -69,12 +69,10 @@ class PositionBias(nnx.Module):
 
 
 class QueryKeyValue(nnx.Module):
-    """Column-parallel projection to q, k and v without bias; heads sharded over tp.
+    """Column-parallel projection to q, k and v without bias; heads sharded over tp."""
 
-    Args of the constructor:
-        channels: number of channels of the field.
-        heads, dim_head: number of heads, and of channels of a head.
-    """
+    # Whether the kernel that reads fields in place takes its results.
+    in_place = True
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
@@ -85,6 +83,10 @@ class QueryKeyValue(nnx.Module):
             ("embed", None, "heads", "head_dim"),
             matrix_out=(1, 2, 3),
         )
+
+    def kernels(self) -> tuple[Array, Array]:
+        """The matrix of q, k and v, and that of v alone."""
+        return self.kernel[...], self.kernel[...][:, 2]
 
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
@@ -97,28 +99,20 @@ class QueryKeyValue(nnx.Module):
     ) -> Float[Array, "*batch three heads head_dim"]:
         """Returns q, k and v of every local head at each point."""
         shape = (self.channels, 3 * self.width)
-        return matmul(x, self.kernel[...], context, shape=shape, split="column")
+        return matmul(x, self.kernels()[0], context, shape=shape, split="column")
 
     def values(
-        self, x: Float[Array, "batch windows tokens channel"], context: Context
-    ) -> Float[Array, "batch windows heads tokens head_dim"]:
-        """The values v alone."""
-        return jnp.swapaxes(self.values_side_by_side(x, context), 2, 3)
-
-    def values_side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context
     ) -> Float[Array, "*batch heads head_dim"]:
         """Returns only the values v of every local head at each point."""
-        shape, kernel = (self.channels, self.width), self.kernel[...][:, 2]
-        return matmul(x, kernel, context, shape=shape, split="column")
+        shape = (self.channels, self.width)
+        return matmul(x, self.kernels()[1], context, shape=shape, split="column")
 
 
-class SeparateQueryKeyValue(nnx.Module):
-    """`QueryKeyValue` with three matrices, each with its own spectral norm.
+class SeparateQueryKeyValue(QueryKeyValue):
+    """`QueryKeyValue` with three matrices, each with its own spectral norm."""
 
-    Args of the constructor:
-        channels, heads, dim_head: as for `QueryKeyValue`.
-    """
+    in_place = False
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
@@ -134,48 +128,14 @@ class SeparateQueryKeyValue(nnx.Module):
 
         self.q, self.k, self.v = matrix(), matrix(), matrix()
 
-    def __call__(
-        self, x: Float[Array, "batch windows tokens channel"], context: Context
-    ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        qkv = self.side_by_side(x, context)
-        return jnp.transpose(qkv, (3, 0, 1, 4, 2, 5))
-
-    def side_by_side(
-        self, x: Float[Array, "*batch channel"], context: Context
-    ) -> Float[Array, "*batch three heads head_dim"]:
-        """Returns q, k and v of every local head at each point."""
-        shape = (self.channels, 3 * self.width)
-        kernel = jnp.stack([self.q[...], self.k[...], self.v[...]], 1)
-        return matmul(x, kernel, context, shape=shape, split="column")
-
-    def values(
-        self, x: Float[Array, "batch windows tokens channel"], context: Context
-    ) -> Float[Array, "batch windows heads tokens head_dim"]:
-        """The values v alone."""
-        return jnp.swapaxes(self.values_side_by_side(x, context), 2, 3)
-
-    def values_side_by_side(
-        self, x: Float[Array, "*batch channel"], context: Context
-    ) -> Float[Array, "*batch heads head_dim"]:
-        """Returns only the values v of every local head at each point."""
-        shape = (self.channels, self.width)
-        return matmul(x, self.v[...], context, shape=shape, split="column")
-
-
-QKVProjection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
+    def kernels(self) -> tuple[Array, Array]:
+        """See `QueryKeyValue.kernels`."""
+        q, k, v = self.q[...], self.k[...], self.v[...]
+        return jnp.stack([q, k, v], 1), v
 
 
 class WindowAttention(nnx.Module):
-    """Attention in neighboring (short) or dilated (long) windows, with residual.
-
-    Args of the constructor:
-        channels: number of channels of the field; heads = channels // dim_head.
-        kind: "short" or "long".
-        window: tokens along each side of a window.
-        dim_head: number of channels of a head.
-        dropout: dropout rate of the attention weights.
-        query_key_value: class of the projection to q, k and v.
-    """
+    """Attention in neighboring (short) or dilated (long) windows, with residual."""
 
     def __init__(
         self,
@@ -185,7 +145,7 @@ class WindowAttention(nnx.Module):
         *,
         dim_head: int = 32,
         dropout: float = 0.0,
-        query_key_value: QKVProjection = QueryKeyValue,
+        query_key_value: type[QueryKeyValue] = QueryKeyValue,
     ) -> None:
         self.kind: Kind = kind
         self.window = window
@@ -205,13 +165,7 @@ class WindowAttention(nnx.Module):
     def __call__(
         self, field: Field, context: Context, bias: Bias | None = None
     ) -> Field:
-        """Attends within windows.
-
-        Args:
-            field: (batch, lat, lon, channel), on a layout of `attention_layouts`.
-            context: context of the forward pass.
-            bias: as returned by `bias()`, which is called if None.
-        """
+        """Attends within windows."""
         bias = self.bias() if bias is None else bias
 
         def attend(data: Array) -> Array:
@@ -224,12 +178,15 @@ class WindowAttention(nnx.Module):
         field = field.like(normal)
         # Dropout acts on the weights of attention, which the kernel never stores.
         drops = context.key is not None and self.dropout > 0.0
-        takes = isinstance(self.to_qkv, QueryKeyValue) and not drops
-        fused = takes and fuses(normal)
+        fused = self.to_qkv.in_place and not drops and fuses(normal)
         if self.window > 1 and context.axes.ulysses > 1:
             mixed = self._mix_by_heads(field, context, bias, fuses=fused)
+        elif fused and self.window == 1:
+            mixed = self.to_qkv.values(field.data, context)
         elif fused:
-            mixed = self._mix_in_place(field, context, bias)
+            # By a kernel that reads fields in place.
+            qkv = field.like(self.to_qkv.side_by_side(field.data, context))
+            mixed = self._window_attention(qkv, bias)
         else:
             return field.like(skip + self._mixed(field, context, bias).data)
         return field.like(skip + self.to_out(mixed, context))
@@ -239,21 +196,12 @@ class WindowAttention(nnx.Module):
         x = partition(field, self.kind, self.window)
         if self.window == 1:
             # The softmax over a single token is 1: only dropout and v are left of it.
-            v = self.to_qkv.values(x, context)
+            v = jnp.swapaxes(self.to_qkv.values(x, context), 2, 3)
             mixed = self._drop(jnp.ones_like(v[..., :1]), field, context) * v
         else:
             mixed = self._mix(self.to_qkv(x, context), bias, field, context)
         out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
         return merge(out, field, self.kind, self.window)
-
-    def _mix_in_place(
-        self, field: Field, context: Context, bias: Any
-    ) -> Float[Array, "batch rows columns heads head_dim"]:
-        """Returns the weighted sum of values by a kernel that reads fields in place."""
-        if self.window == 1:
-            return self.to_qkv.values_side_by_side(field.data, context)
-        qkv = field.like(self.to_qkv.side_by_side(field.data, context))
-        return self._window_attention(qkv, bias)
 
     def _window_attention(
         self, qkv: Field, bias: Bias

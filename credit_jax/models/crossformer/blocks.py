@@ -10,19 +10,21 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.models.crossformer.attention import (
-    QKVProjection,
     QueryKeyValue,
     WindowAttention,
 )
+from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, FeedForward
+from credit_jax.nn.parameters import stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.padding import IntPair, conv_out_size
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
 from credit_jax.parallel.domain.heads import attention_layouts
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
-from credit_jax.parallel.scopes import EMBEDDING
+from credit_jax.parallel.scopes import BLOCKS, EMBEDDING
 
 # Biases of short and of long attention; None for windows of one token.
 Biases = tuple[Float[Array, "short short"] | None, Float[Array, "long long"] | None]
@@ -37,12 +39,6 @@ class CrossEmbed(nnx.Module):
     Padding is that of `parallel.domain.conv.scale_padding`. Kernel i of ascending
     sizes (from 0) has channel_out // 2**(i + 1) output channels, the largest has the
     remaining ones.
-
-    Args of the constructor:
-        channel_in, channel_out: numbers of channels.
-        kernel_sizes: sizes of the square kernels, in any order.
-        stride: of both dims.
-        symmetric: see `scale_padding`.
     """
 
     def __init__(
@@ -66,17 +62,7 @@ class CrossEmbed(nnx.Module):
 
     @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context, *, windows: IntPair) -> Field:
-        """Embeds a field.
-
-        Args:
-            field: (batch, lat, lon, channel).
-            context: context of the forward pass.
-            windows: tokens along each side of the short and of the long windows of
-                the following attention.
-
-        Returns:
-            Field on the layout of short windows.
-        """
+        """Embeds a field."""
         kernels = [conv.kernel[...] for conv in self.convs]
         size = kernels[-1].shape[0]
         pad = scale_padding(size, self.stride, symmetric=self.symmetric)
@@ -102,14 +88,6 @@ class TransformerBlock(nnx.Module):
 
     Input and output have the layout of short windows. Long attention and the layer
     after it use the layout of long windows, so a block reshards twice.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        local_window, global_window: tokens along each side of a window.
-        dim_head, query_key_value: see `WindowAttention`.
-        attn_dropout, ff_dropout: dropout rates of attention weights and hidden units.
-        feed_forwards: constructors (channels, dropout=rate) -> layer of the layers
-            after short and after long attention.
     """
 
     ready_of = ("position_bias",)
@@ -123,7 +101,7 @@ class TransformerBlock(nnx.Module):
         dim_head: int,
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
-        query_key_value: QKVProjection = QueryKeyValue,
+        query_key_value: type[QueryKeyValue] = QueryKeyValue,
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
         attention: dict[str, Any] = {
@@ -148,13 +126,7 @@ class TransformerBlock(nnx.Module):
     def __call__(
         self, field: Field, context: Context, ready: Biases = (None, None)
     ) -> Field:
-        """Runs the block.
-
-        Args:
-            field: (batch, lat, lon, channel).
-            context: context of the forward pass.
-            ready: as returned by `ready()`; a bias that is None is computed.
-        """
+        """Runs the block."""
         layout = field.layout
         sides = self.short_attention.window, self.long_attention.window
         windows = Windows(layout.size, field.row_points, *sides)
@@ -166,3 +138,49 @@ class TransformerBlock(nnx.Module):
         field = self.long_attention(field, context.fold_in(2), ready[1])
         field = self.long_feed_forward(field, context.fold_in(3))
         return reshard(field, layout, scope=WINDOWS)
+
+
+class CrossFormerStage(nnx.Module):
+    """The embedding and the transformer blocks of a stage, run by `scan_blocks`."""
+
+    def __init__(
+        self,
+        config: StagesConfig,
+        index: int,
+        channel_in: int,
+        *,
+        query_key_value: type[QueryKeyValue] = QueryKeyValue,
+        feed_forwards: FeedForwards = DENSE,
+    ) -> None:
+        self.depth = depth = config.depth[index]
+        windows = config.local_window_size[index], config.global_window_size[index]
+        # Without attention, the output of the embedding is not in windows.
+        self.windows = windows if depth else (1, 1)
+
+        def block() -> TransformerBlock:
+            return TransformerBlock(
+                config.dim[index],
+                *windows,
+                dim_head=config.dim_head,
+                attn_dropout=getattr(config, "attn_dropout", 0.0),
+                ff_dropout=getattr(config, "ff_dropout", 0.0),
+                query_key_value=query_key_value,
+                feed_forwards=feed_forwards,
+            )
+
+        self.embed = CrossEmbed(
+            channel_in,
+            config.dim[index],
+            config.cross_embed_kernel_sizes[index],
+            config.cross_embed_strides[index],
+            symmetric=config.symmetric_embedding,
+        )
+        if depth:
+            self.blocks = stack_blocks(block, depth)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = run_block(context, self.embed, field, windows=self.windows)
+        if not self.depth:
+            return field
+        with jax.named_scope(BLOCKS):
+            return scan_blocks(context, self.blocks, field, self.depth)

@@ -9,27 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.config import MAX_DEPTH, ModelConfig
-from credit_jax.models.common.entry import FrameFold, mean_problems, unseen_frames
-from credit_jax.models.common.geometry import Geometry, StageGeometry
-from credit_jax.models.common.padded_config import (
+from credit_jax.models.common.config import (
+    Depth,
+    Geometry,
+    ModelConfig,
     PaddedConfig,
-    PaddingConfig,
-    padding_problems,
+    Rate,
+    StageGeometry,
+    VariableKeys,
     repeated,
 )
-from credit_jax.models.common.variables import VariableKeys
+from credit_jax.models.common.entry import FrameFold, mean_problems, unseen_frames
 from credit_jax.ops.padding import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
 PerStage = Annotated[
     tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], repeated(4)
 ]
-Depths = Annotated[tuple[int, int, int, int], repeated(4)]
-Kernels = tuple[tuple[PositiveInt, ...], ...]
+Depths = Annotated[tuple[Depth, Depth, Depth, Depth], repeated(4)]
+Kernels = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class StagesConfig(ModelConfig):
@@ -68,7 +69,12 @@ class StagesConfig(ModelConfig):
     dim_head: PositiveInt = 32
     global_window_size: PerStage = (5, 5, 2, 1)
     local_window_size: PerStage = (10, 10, 10, 10)
-    cross_embed_kernel_sizes: Kernels = ((4, 8, 16, 32), (2, 4), (2, 4), (2, 4))
+    cross_embed_kernel_sizes: tuple[Kernels, Kernels, Kernels, Kernels] = (
+        (4, 8, 16, 32),
+        (2, 4),
+        (2, 4),
+        (2, 4),
+    )
     cross_embed_strides: PerStage = (4, 2, 2, 2)
     use_spectral_norm: bool = True
 
@@ -78,28 +84,12 @@ class StagesConfig(ModelConfig):
         return 1, 1
 
     @property
-    def padding(self) -> PaddingConfig | None:
-        """The active padding, or None."""
-        return None
-
-    @property
     def fits_grid(self) -> bool:
         """Whether the output is interpolated to the grid."""
         return True
 
-    @property
-    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows (north, south) and columns (west, east) to add; zeros for none."""
-        pad = self.padding
-        return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
-
     def scale_sizes(self, index: int, size: int) -> list[int]:
-        """Returns the output size of each kernel of the embedding of a stage.
-
-        Args:
-            index: index of the stage.
-            size: number of input points along a dim.
-        """
+        """Returns the output size of each kernel of the embedding of a stage."""
         stride = self.cross_embed_strides[index]
         sizes = []
         for kernel in sorted(self.cross_embed_kernel_sizes[index]):
@@ -135,140 +125,75 @@ class StagesConfig(ModelConfig):
                 self.global_window_size[index],
             )
 
-    def shape_problems(self) -> list[str]:
-        """Returns errors of keys that do not depend on the grid."""
-        problems = []
-        if len(self.cross_embed_kernel_sizes) != 4:
-            problems.append(
-                "model.cross_embed_kernel_sizes has "
-                f"{len(self.cross_embed_kernel_sizes)} entries; expected 4, one list "
-                "of kernel sizes a stage"
-            )
-        empty = [
-            i for i, sizes in enumerate(self.cross_embed_kernel_sizes) if not sizes
-        ]
-        for index in empty:
-            problems.append(
-                f"model.cross_embed_kernel_sizes[{index}] is empty; expected at least "
-                "one kernel size"
-            )
-        if min(self.depth) < 0:
-            problems.append(
-                f"model.depth is {list(self.depth)}; expected no negative entry"
-            )
-        if max(self.depth) > MAX_DEPTH:
-            problems.append(
-                f"model.depth is {list(self.depth)}; expected at most {MAX_DEPTH} "
-                "blocks a stage"
-            )
-        problems += self.channel_problems()
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`; any size of a domain shard is right."""
+        yield from super().problems()
         for index, channels in enumerate(self.dim):
             if channels < self.dim_head:
-                problems.append(
+                yield (
                     f"model.dim[{index}] is {channels}, smaller than dim_head "
                     f"{self.dim_head}; set dim_head to at most {min(self.dim)}"
                 )
-        return problems
-
-    def stage_problems(self) -> list[str]:
-        """Returns errors of embedding kernels, their channels, and window sizes."""
-        problems = []
         geometry = self.geometry()
         above = geometry.patched
         for index, stage in enumerate(geometry.stages):
-            problems += self._embed_problems(index, above)
+            yield from dict.fromkeys(self._embed_problems(index, above))
             above = stage.height, stage.width
-            if self.depth[index]:
-                problems += self._window_problems(index, stage)
-        return problems
+            for name, size in zip(("height", "width"), above, strict=True):
+                for kind in ("local", "global"):
+                    window = getattr(stage, f"{kind}_window")
+                    if stage.depth and (size < 1 or size % window):
+                        yield (
+                            f"model.{kind}_window_size[{index}] is {window}, which "
+                            f"does not divide the {name} {size} of stage {index} "
+                            f"({self._trail(name, index)}); would fit: {divisors(size)}"
+                        )
+        for index in (1, 2, 3):
+            channels = self.dim[3] // 2**index
+            if not channels or channels % self.dim[0]:
+                yield (
+                    f"decoder block {index} has dim[3] / {2**index} = {channels} "
+                    f"channels, which the {self.dim[0]} groups (model.dim[0]) of its "
+                    "GroupNorm do not divide; choose dim[3] a multiple of "
+                    f"{8 * self.dim[0]}"
+                )
 
-    def _window_problems(self, index: int, stage: StageGeometry) -> list[str]:
-        """Returns errors of windows that do not divide the sides of a stage."""
-        return [
-            f"model.{kind}_window_size[{index}] is {window}, which does not divide the "
-            f"{name} {size} of stage {index} ({self._trail(name, index)}); would fit: "
-            f"{divisors(size)}"
-            for name, size in (("height", stage.height), ("width", stage.width))
-            for kind in ("local", "global")
-            for window in [getattr(stage, f"{kind}_window")]
-            if size < 1 or size % window
-        ]
-
-    def _embed_problems(self, index: int, above: tuple[int, int]) -> list[str]:
-        """Returns errors of kernels that do not fit the field of the previous stage."""
-        problems = []
+    def _embed_problems(self, index: int, above: tuple[int, int]) -> Iterator[str]:
+        """Yields errors of kernels that do not fit the field of the previous stage."""
         kernels = sorted(self.cross_embed_kernel_sizes[index])
         stride = self.cross_embed_strides[index]
         where = f"model.cross_embed_kernel_sizes[{index}]"
+        if self.symmetric_embedding and kernels[0] < stride:
+            yield (
+                f"{where} is {kernels} with stride {stride}; expected kernels of at "
+                "least the stride"
+            )
         for points in above:
             sizes = self.scale_sizes(index, points)
-            problems += [
-                f"{where} has {kernel}, but stage {index} gets {above[0]} x {above[1]} "
-                f"points and its stride is {stride}: no output point is left; use a "
-                "larger grid or padding"
-                for kernel, size in zip(kernels, sizes, strict=True)
-                if size < 1
-            ]
+            for kernel, size in zip(kernels, sizes, strict=True):
+                if size < 1:
+                    yield (
+                        f"{where} has {kernel}, but stage {index} gets {above[0]} x "
+                        f"{above[1]} points and its stride is {stride}: no output "
+                        "point is left; use a larger grid or padding"
+                    )
             if len(set(sizes)) > 1:
-                problems.append(
+                yield (
                     f"{where} is {kernels}, which make {sizes} of {points} points with "
                     f"stride {stride}; they are joined, so they must make the same: "
                     f"choose kernels that are all odd or all even"
                 )
         if self.dim[index] < 2 ** len(kernels) // 2:
-            problems.append(
+            yield (
                 f"{where} has {len(kernels)} kernels for {self.dim[index]} channels; "
                 f"expected 1 to {self.dim[index].bit_length()}"
             )
-        return list(dict.fromkeys(problems))
-
-    def group_problems(self) -> list[str]:
-        """Returns errors of channels that the groups of decoder norms do not divide."""
-        problems = []
-        for index in range(3):
-            channels = self.dim[3] // 2 ** (index + 1)
-            if not channels or channels % self.dim[0]:
-                problems.append(
-                    f"decoder block {index + 1} has dim[3] / {2 ** (index + 1)} = "
-                    f"{channels} channels, which the {self.dim[0]} groups "
-                    "(model.dim[0]) of its GroupNorm do not divide; choose dim[3] a "
-                    f"multiple of {8 * self.dim[0]}"
-                )
-        return problems
-
-    def tensor_problems(self, tensor: int) -> list[str]:
-        """Returns errors of heads and units that the tp degree does not divide."""
-        problems = []
-        for index, channels in enumerate(self.dim):
-            heads, hidden = channels // self.dim_head, 4 * channels
-            if self.depth[index] and heads % tensor:
-                problems.append(
-                    f"stage {index} has {channels} // {self.dim_head} = {heads} heads, "
-                    f"which tensor = {tensor} of the parallelism does not divide; "
-                    f"would fit: {divisors(heads)}, or a smaller model.dim_head"
-                )
-            elif self.depth[index] and hidden % tensor:
-                problems.append(
-                    f"stage {index} has 4 * {channels} = {hidden} feed-forward units, "
-                    f"which tensor = {tensor} of the parallelism does not divide"
-                )
-        return problems
-
-    def kernel_problems(self) -> list[str]:
-        """Returns errors of kernels below their stride, for symmetric padding."""
-        return [
-            f"model.cross_embed_kernel_sizes[{index}] is {list(sizes)} with stride "
-            f"{stride}; expected kernels of at least the stride"
-            for index, sizes in enumerate(self.cross_embed_kernel_sizes[:4])
-            for stride in [self.cross_embed_strides[index]]
-            if any(size < stride for size in sizes)
-        ]
 
     def _trail(self, name: str, index: int) -> str:
         """Returns the arithmetic of the size of a stage: "45 + 19 padding / 2 / 2"."""
         size = self.image_height if name == "height" else self.image_width
-        pad, dim = self.padding, 0 if name == "height" else 1
-        added = sum((pad.pad_lat, pad.pad_lon)[dim]) if pad else 0
+        dim = 0 if name == "height" else 1
+        added = sum(self.pads[dim])
         patch = self.patch[dim]
         steps = [f"{size} + {added} padding" if added else str(size)]
         steps += [f"/ patch {patch}"] if patch > 1 else []
@@ -293,8 +218,8 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
 
     patch_height: PositiveInt = 1
     patch_width: PositiveInt = 1
-    attn_dropout: float = 0.0
-    ff_dropout: float = 0.0
+    attn_dropout: Rate = 0.0
+    ff_dropout: Rate = 0.0
     interp: bool = True
 
     def without_effect(self) -> dict[str, str]:
@@ -314,53 +239,32 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
         """See `StagesConfig.fits_grid`."""
         return self.interp
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Returns errors of the sizes, with arithmetic and values that would fit.
-
-        Args:
-            tensor: tensor-parallel degree.
-            domain: domain-parallel degree; any degree works, but shards may be idle.
-        """
-        return [
-            *self.shape_problems(),
-            *self.patch_problems(),
-            *self.rate_problems("attn_dropout", "ff_dropout"),
-        ] or [
-            *padding_problems(self.padding, self.image_height, self.image_width),
-            *self.stage_problems(),
-            *self.decoder_problems(),
-            *self.tensor_problems(tensor),
-            *self.post_problems(),
-        ]
-
-    def patch_problems(self) -> list[str]:
-        """Returns errors of patches and of frames."""
-        problems = []
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`: patches, frames, and what the decoder joins."""
+        before = [*super().problems()]
+        yield from before
         if (self.patch_height == 1) != (self.patch_width == 1):
-            problems.append(
+            yield (
                 f"model.patch_height is {self.patch_height} and model.patch_width is "
                 f"{self.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
                 "patches only then)"
             )
         mean = self.frame_fold == "mean"
         if self.patch != (1, 1) and self.frames > 1 and not mean:
-            problems.append(
+            yield (
                 f"model.frames is {self.frames} with patches of {self.patch_height} x "
                 f"{self.patch_width}; expected frames: 1 (CREDIT's patch embedding "
                 "cannot take more), or patch_height: 1 and patch_width: 1"
             )
         if self.patch == (1, 1) and mean:
-            problems += mean_problems(self.frames)
-        return problems
-
-    def decoder_problems(self) -> list[str]:
-        """Returns errors of skip connections, groups and cropping."""
-        problems = []
-        stages = self.geometry().stages
+            yield from mean_problems(self.frames)
+        geometry = self.geometry()
+        joined = True
         for index in (1, 2, 3):
-            small, large = stages[index], stages[index - 1]
+            small, large = geometry.stages[index], geometry.stages[index - 1]
             if (small.height * 2, small.width * 2) != (large.height, large.width):
-                problems.append(
+                joined = False
+                yield (
                     f"stage {index} has {small.height} x {small.width} points; the "
                     f"decoder doubles it to {small.height * 2} x {small.width * 2}, "
                     f"but stage {index - 1}, which it is joined with, has "
@@ -368,23 +272,20 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
                     f"model.cross_embed_strides[{index}] must be 2 and height and "
                     "width of the stage above even: change the padding"
                 )
-        problems += self.group_problems()
-        pad, decoded = self.padding, self.geometry().decoded
-        if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
-            problems.append(
+        pad, decoded = [sum(ends) for ends in self.pads], geometry.decoded
+        if any(pad) and (decoded[0] <= pad[0] or decoded[1] <= pad[1]):
+            yield (
                 f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
-                f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
-                "left; use less padding or smaller strides"
+                f"to remove is {pad[0]} x {pad[1]}: nothing is left; use less padding "
+                "or smaller strides"
             )
-        output = self.geometry().output
-        grid = self.image_height, self.image_width
-        if not problems and output != grid:
-            problems.append(
+        elif joined and not before and geometry.output != geometry.grid:
+            output, grid = geometry.output, geometry.grid
+            yield (
                 f"model.interp is false and the decoder makes {output[0]} x "
                 f"{output[1]} points of the {grid[0]} x {grid[1]} of the grid; set "
                 "interp: true, or model.cross_embed_strides[0]: 2 without patches"
             )
-        return problems
 
 
 class EncoderConfig(VariableKeys, EncoderDecoderConfig):
@@ -395,3 +296,12 @@ class EncoderConfig(VariableKeys, EncoderDecoderConfig):
     """
 
     output_frames: PositiveInt = 1
+
+
+def without_patches(config: EncoderDecoderConfig) -> Iterator[str]:
+    """Yields an error if a model with which CREDIT fails then has patches."""
+    if config.patch != (1, 1):
+        yield (
+            f"model.patch_height and model.patch_width are {config.patch[0]} and "
+            f"{config.patch[1]}; expected 1: CREDIT's {config.type} fails with patches"
+        )

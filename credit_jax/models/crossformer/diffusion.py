@@ -6,7 +6,7 @@ is a sample of the diffusion process of `model.diffusion`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import jax
@@ -14,15 +14,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
-from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.crossformer.config import EncoderDecoderConfig
+from credit_jax.models.common.config import VariableKeys, ignored_by, register_model
+from credit_jax.models.common.resampling import ResidualUpBlock, UpsampleHead
+from credit_jax.models.crossformer.config import EncoderDecoderConfig, without_patches
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
-from credit_jax.models.diffusion.config import DiffusionKeys
+from credit_jax.models.crossformer.keys import (
+    DECODER,
+    EMBEDDINGS,
+    STAGES,
+    block_names,
+    unused_patch_embedding,
+)
+from credit_jax.models.diffusion.config import DiffusionKeys, process_buffers
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.run_blocks import run_block
+from credit_jax.state_dict.key_table import below, key_table
+from credit_jax.state_dict.torch_model import TorchModel
 
 
 class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConfig):
@@ -31,36 +40,51 @@ class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConf
     Differs from CREDIT: `frames` defaults to 1, as CREDIT's default of 2 fails.
     """
 
-    ignored: ClassVar[Mapping[str, str]] = {
-        key: f"CREDIT's crossformer-diffusion ignores it{more}"
-        for key, more in {
-            "output_frames": ": the output has one frame",
-            "frame_patch_size": "",
-            "static_channels": "",
-            "upsample_v_conv": ": the decoder has transposed convolutions",
-            "upsample_with_ps": ": the decoder has transposed convolutions",
-            "attention_type": "",
-            "decoder_attention_type": "",
-            "pad_lat": "; use padding_conf",
-            "pad_lon": "; use padding_conf",
-        }.items()
-    }
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "crossformer-diffusion",
+        "frame_patch_size static_channels attention_type decoder_attention_type",
+        output_frames=": the output has one frame",
+        upsample_v_conv=": the decoder has transposed convolutions",
+        upsample_with_ps=": the decoder has transposed convolutions",
+        pad_lat="; use padding_conf",
+        pad_lon="; use padding_conf",
+    )
     symmetric_embedding: ClassVar[bool] = True
 
     type: Literal["crossformer-diffusion"] = "crossformer-diffusion"
     frames: Literal[1] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `EncoderDecoderConfig.problems`."""
-        problems = [*self.process_problems(), *self.kernel_problems()]
-        if self.patch != (1, 1):
-            problems.append(
-                f"model.patch_height and model.patch_width are {self.patch[0]} and "
-                f"{self.patch[1]}; expected 1: CREDIT's {self.type} fails with patches"
-            )
-        return [*problems, *super().problems(tensor, domain)]
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
+        yield from without_patches(self)
 
 
+# As its trainer writes them: the buffers of the process, then the network's keys under
+# "model.".
+DIFFUSION = TorchModel(
+    key_table=below(
+        "model",
+        (
+            *EMBEDDINGS,
+            *STAGES,
+            *key_table("""
+                time_to_emb.0        time_embedding/first       linear
+                time_to_emb.2        time_embedding/second      linear
+                time_emb_proj.{s}.1  time_embedding/stages/{s}  linear
+            """),
+            *DECODER,
+        ),
+    ),
+    block_names=lambda config: [f"model.{name}" for name in block_names(config)],
+    idle_modules=lambda config: [
+        f"model.{name}" for name in unused_patch_embedding(config)
+    ],
+    constants=process_buffers,
+)
+
+
+@register_model(DiffusionCrossFormerConfig, DIFFUSION)
 class DiffusionCrossFormer(EncoderDecoder):
     """The denoising network; see `DiffusionCrossFormerConfig` for its keys."""
 
@@ -88,9 +112,6 @@ class StageTimeEmbedding(nnx.Module):
     CREDIT computes the embedding twice in a forward pass and discards the second
     result. Spectral norm therefore iterates twice, and the weights are those of the
     first call.
-
-    Args of the constructor:
-        dim: number of channels of each stage.
     """
 
     def __init__(self, dim: tuple[int, ...]) -> None:

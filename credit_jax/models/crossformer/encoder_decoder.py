@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.array_specs import FieldSpec
+from credit_jax.models.common.config import FieldSpec
 from credit_jax.models.common.entry import correct, enter, leave
-from credit_jax.models.common.patch_embed import PatchEmbed
-from credit_jax.models.crossformer.blocks import DENSE, FeedForwards
+from credit_jax.models.common.resampling import PatchEmbed
+from credit_jax.models.crossformer.blocks import DENSE, CrossFormerStage, FeedForwards
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
-from credit_jax.models.crossformer.stage import CrossFormerStage
 from credit_jax.nn.context import Context
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.domain.rearrange import join
@@ -26,15 +25,7 @@ from credit_jax.parallel.rows.layout import Field
 
 
 class EncoderDecoder(nnx.Module):
-    """Base class of the models of the family.
-
-    Args of the constructor:
-        config: see `EncoderDecoderConfig` for its keys.
-        make_up: constructor (channel_in, channel_out, num_groups) -> block that doubles
-            the grid.
-        make_head: constructor (channel_in, channel_out) -> last block.
-        feed_forwards: constructors of the feed-forward layers, see `TransformerBlock`.
-    """
+    """Base class of the models of the family."""
 
     def __init__(
         self,
@@ -55,7 +46,8 @@ class EncoderDecoder(nnx.Module):
         folded += sum(s.channels for s in others if isinstance(s, FieldSpec))
         widths = (folded if config.patch == (1, 1) else config.dim[0], *config.dim)
         self.stages = nnx.List(
-            _stage(config, index, widths[index], feed_forwards) for index in range(4)
+            CrossFormerStage(config, i, widths[i], feed_forwards=feed_forwards)
+            for i in range(4)
         )
         last, groups = config.dim[3], config.dim[0]
         skips = config.dim[2], config.dim[1], config.dim[0]
@@ -70,12 +62,7 @@ class EncoderDecoder(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Args:
-            inputs: "x", (batch, channel, time, rows, lon), and those of a process.
-            context: context of the forward pass.
-        """
+        """Predicts from local samples and rows, in blocks over the domain axis."""
         config, x = self.config, self._entering(inputs)
         fold = config.frame_fold if config.patch == (1, 1) else "channel"
         field = enter(
@@ -124,25 +111,3 @@ class EncoderDecoder(nnx.Module):
         """Hook that transforms the output of a block of the decoder."""
         del index, context
         return field
-
-
-def _stage(
-    config: EncoderDecoderConfig,
-    index: int,
-    channel_in: int,
-    feed_forwards: FeedForwards,
-) -> CrossFormerStage:
-    return CrossFormerStage(
-        channel_in,
-        config.dim[index],
-        depth=config.depth[index],
-        kernel_sizes=config.cross_embed_kernel_sizes[index],
-        stride=config.cross_embed_strides[index],
-        symmetric=config.symmetric_embedding,
-        local_window=config.local_window_size[index],
-        global_window=config.global_window_size[index],
-        dim_head=config.dim_head,
-        attn_dropout=config.attn_dropout,
-        ff_dropout=config.ff_dropout,
-        feed_forwards=feed_forwards,
-    )

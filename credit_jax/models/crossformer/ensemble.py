@@ -6,7 +6,7 @@ draw gives a member of an ensemble. Source: models/wxformer/crossformer_ensemble
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,13 @@ from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.kernels import dense
-from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerKeys
+from credit_jax.models.common.config import ignored_by, register_model
+from credit_jax.models.crossformer.config import without_patches
+from credit_jax.models.crossformer.crossformer import (
+    CROSSFORMER,
+    CrossFormer,
+    CrossFormerKeys,
+)
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import (
     Parameter,
@@ -27,6 +33,7 @@ from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.state_dict.key_table import key_table
 
 
 class EnsembleConfig(CrossFormerKeys):
@@ -49,9 +56,9 @@ class EnsembleConfig(CrossFormerKeys):
     ignored: ClassVar[Mapping[str, str]] = {
         **CrossFormerKeys.ignored,
         "pretrained_weights": "CREDIT ignores it; use trainer.load_weights",
-        "noise_scheduler": "CREDIT's crossformer-ensemble ignores it",
-        "noise_input_dim": "CREDIT's crossformer-ensemble ignores it",
-        "state_latent_dim": "CREDIT's crossformer-ensemble ignores it",
+        **ignored_by(
+            "crossformer-ensemble", "noise_scheduler noise_input_dim state_latent_dim"
+        ),
     }
 
     draws_noise: ClassVar[bool] = True
@@ -64,34 +71,45 @@ class EnsembleConfig(CrossFormerKeys):
     freeze: bool = True
     correlated: bool = False
 
-    def _family_problems(self) -> list[str]:
-        return [*self._noise_problems(), *super()._family_problems()]
-
-    def _noise_problems(self) -> list[str]:
-        """Returns errors of settings with which CREDIT's forward pass fails."""
-        problems = []
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`; CREDIT's forward pass fails with these, too."""
         for key in ("frames", "output_frames"):
             if getattr(self, key) != 1:
-                problems.append(
+                yield (
                     f"model.{key} is {getattr(self, key)}; expected 1: CREDIT's "
                     f"{self.type} takes and gives one frame"
                 )
-        if self.patch != (1, 1):
-            problems.append(
-                f"model.patch_height and model.patch_width are {self.patch[0]} and "
-                f"{self.patch[1]}; expected 1: CREDIT's {self.type} fails with patches"
-            )
+        yield from without_patches(self)
         for index in range(3):
             channels = self.dim[3] // 2 ** (3 - index)
             if self.encoder_noise and self.dim[index] != channels:
-                problems.append(
+                yield (
                     f"model.dim[{index}] is {self.dim[index]}; expected {channels}, "
                     f"dim[3] / {2 ** (3 - index)}: the noise of a stage has the "
                     "channels of the block of the decoder, as in CREDIT"
                 )
-        return problems
+        yield from super().problems()
 
 
+_INJECTION = """
+    modulation       modulation  1 c 1 1 -> c
+    noise_factor     factor
+    noise_transform  .           linear
+"""
+ENSEMBLE = replace(
+    CROSSFORMER,
+    key_table=(
+        *CROSSFORMER.key_table,
+        *key_table(_INJECTION, "encoder_noise_layers.{i}", "encoder_noise/{i}"),
+        *key_table(_INJECTION, "noise_inject1", "decoder_noise/0"),
+        *key_table(_INJECTION, "noise_inject2", "decoder_noise/1"),
+        *key_table(_INJECTION, "noise_inject3", "decoder_noise/2"),
+    ),
+    lists_frozen=False,
+)
+
+
+@register_model(EnsembleConfig, ENSEMBLE)
 class EnsembleCrossFormer(CrossFormer):
     """The ensemble model; see `EnsembleConfig` for its keys."""
 
@@ -100,7 +118,10 @@ class EnsembleCrossFormer(CrossFormer):
     def __init__(self, config: EnsembleConfig) -> None:
         super().__init__(config)
         if config.freeze:
-            _freeze(self)
+            # All but the layers of the noise, which follow.
+            for _, variable in named_variables(self, Parameter):
+                spec = replace(param_spec_of(variable), frozen=True)
+                variable.set_metadata(param_spec=spec)
         self.correlated, self.latent = config.correlated, config.noise_latent_dim
 
         def layer(name: str, index: int, factor: float) -> NoiseInjection:
@@ -132,24 +153,11 @@ class EnsembleCrossFormer(CrossFormer):
         return field.like(run_block(context, layer, field, latent))
 
 
-def _freeze(module: nnx.Module) -> None:
-    """Marks all parameters as frozen."""
-    for _, variable in named_variables(module, Parameter):
-        spec = replace(param_spec_of(variable), frozen=True)
-        variable.set_metadata(param_spec=spec)
-
-
 class NoiseInjection(nnx.Module):
     """CREDIT's StochasticDecompositionLayer.
 
     x + factor * noise * style(z) * modulation, with noise N(0, 1) at every point and
     channel, and a linear layer `style` of the latent noise z of each sample.
-
-    Args of the constructor:
-        name: name of the noise, unique within the model.
-        latent: size of z.
-        channels: number of channels of the field.
-        factor: a constant, stored as a frozen parameter as in CREDIT's checkpoints.
     """
 
     def __init__(self, name: str, latent: int, channels: int, factor: float) -> None:

@@ -7,37 +7,118 @@ added to the output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.pixel_shuffle import PixelShuffleBlock, PixelShuffleHead
-from credit_jax.models.common.variables import VariableKeys
+from credit_jax.kernels import dense
+from credit_jax.models.common.config import VariableKeys, ignored_by, register_model
+from credit_jax.models.common.resampling import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
+from credit_jax.models.crossformer.blocks import CrossFormerStage
 from credit_jax.models.crossformer.config import StagesConfig
-from credit_jax.models.crossformer.level_attention import (
-    BiasedLevelAttention,
-    LevelAttention,
+from credit_jax.models.crossformer.keys import (
+    BRANCH,
+    PADDED_EMBEDDINGS,
+    PIXEL_SHUFFLE_DECODER,
+    block_names,
+    transformer_layers,
 )
-from credit_jax.models.crossformer.stage import CrossFormerStage
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import GroupNorm, Linear
+from credit_jax.nn.layers import GroupNorm, LayerNorm, Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.activations import gelu
 from credit_jax.parallel.collectives import psum
+from credit_jax.parallel.domain.pool import avg_pool2d_field
 from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.domain.resize import resize_bilinear
-from credit_jax.parallel.params.initializers import Initializer
+from credit_jax.parallel.params.initializers import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import in_rows, reshard
-from credit_jax.parallel.scopes import INPUT, OUTPUT
+from credit_jax.parallel.scopes import ATTENTION, INPUT, OUTPUT
+from credit_jax.state_dict.key_table import Rule, key_table
+from credit_jax.state_dict.torch_model import TorchModel, Upgrade
+
+
+class LevelAttention(nnx.Module):
+    """CREDIT's ColumnAttention: tokens are levels, their channels the variables.
+
+    Its result is added to the field. The linear layers have no bias and no spectral
+    norm.
+    """
+
+    def __init__(self, variables: int, levels: int, heads: int, stride: int) -> None:
+        self.variables, self.levels, self.stride = variables, levels, stride
+        size = variables // heads
+        self.norm = LayerNorm(variables)
+        self.to_qkv = parameter(
+            Initializer("uniform", math.sqrt(6.0 / (4 * variables))),
+            (variables, 3, heads, size),
+            ("embed", None, None, "head_dim"),
+        )
+        init = torch_uniform(variables)
+        self.to_out = parameter(init, (variables, variables), ("embed", "embed"))
+        self.proj = parameter(init, (variables, variables), ("embed", "embed"))
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        """Adds the attention to a field with channels (variable * level)."""
+        seen, stride = field, (self.stride, self.stride)
+        if self.stride > 1:
+            seen = avg_pool2d_field(field, stride, stride=stride)
+
+        def attend(data: Array) -> Array:
+            return self._attend(data, context)
+
+        change = seen.like(context.remat.attention(attend)(seen.data))
+        if self.stride > 1:
+            size = field.layout.size, field.data.shape[2]
+            change = resize_bilinear(change, size, out=field.layout)
+        return field.like(field.data + change.data)
+
+    @jax.named_scope(ATTENTION)
+    def _attend(
+        self, x: Float[Array, "batch rows lon channel"], context: Context
+    ) -> Float[Array, "batch rows lon channel"]:
+        lead = x.shape[:-1]
+        tokens = x.reshape(*lead, self.variables, self.levels)
+        tokens = self.norm(jnp.swapaxes(tokens, -1, -2))
+        q, k, v = jnp.moveaxis(dense(tokens, self.to_qkv[...]), -3, 0)
+        logits = jnp.einsum(
+            "...qhd,...khd->...hqk",
+            q * q.shape[-1] ** -0.5,
+            k,
+            preferred_element_type=context.precision.wide,
+        )
+        weights = jax.nn.softmax(logits, -1).astype(v.dtype)
+        mixed = jnp.einsum("...hqk,...khd->...qhd", weights, v)
+        out = dense(mixed.reshape(*tokens.shape), self.to_out[...])
+        return jnp.swapaxes(dense(out, self.proj[...]), -1, -2).reshape(x.shape)
+
+
+class BiasedLevelAttention(nnx.Module):
+    """Adds a bias for every variable and level, then applies `LevelAttention`."""
+
+    def __init__(self, variables: int, levels: int, heads: int, stride: int) -> None:
+        channels = variables * levels
+        self.bias = parameter(constant(0.0), (channels,), ("embed",))
+        self.attention = LevelAttention(variables, levels, heads, stride)
+
+    def __call__(
+        self, field: Field, context: Context
+    ) -> Float[Array, "batch rows lon channel"]:
+        data = field.data + self.bias[...][None, None, None]
+        return self.attention(field.like(data), context).data
+
 
 EXPANSION = 2
 
@@ -47,11 +128,6 @@ class SpectralNodes(nnx.Module):
 
     Each shard sums over its own rows, and a `psum` of (batch, node, channel) sums over
     shards. The weights depend on the grid, as they have a value for every point.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        height, width: number of latitudes and of longitudes of the field.
-        nodes: number of nodes.
     """
 
     tp_plan = (("up", "down"),)
@@ -70,25 +146,19 @@ class SpectralNodes(nnx.Module):
 
     def __call__(self, field: Field, context: Context) -> Field:
         field = in_rows(field)
-        normal, layout = self.norm(field).data, field.layout
-        nodes = self._gathered(field.like(normal), context)
+        layout = field.layout
+        # The nodes are equal on all shards; padding rows have weight 0.
+        part = jnp.einsum(
+            "brwc,rwk->bkc",
+            self.norm(field).data,
+            layout.local(jnp.moveaxis(self.gather[...], 0, -1)),
+            preferred_element_type=context.precision.wide,
+        )
+        nodes = psum(part, layout.axis).astype(field.data.dtype)
         nodes = self.down(gelu(self.up(nodes, context)), context)
         weights = layout.local(self.scatter[...])
         change = jnp.einsum("bkc,rwk->brwc", nodes, weights)
         return field.like(field.data + change.astype(field.data.dtype))
-
-    def _gathered(
-        self, field: Field, context: Context
-    ) -> Float[Array, "batch node channel"]:
-        """Returns the nodes, equal on all shards; padding rows have weight 0."""
-        weights = field.layout.local(jnp.moveaxis(self.gather[...], 0, -1))
-        part = jnp.einsum(
-            "brwc,rwk->bkc",
-            field.data,
-            weights,
-            preferred_element_type=context.precision.wide,
-        )
-        return psum(part, field.layout.axis).astype(field.data.dtype)
 
 
 class NextGenWXFormerConfig(VariableKeys, StagesConfig):
@@ -108,26 +178,21 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
         "num_spectral_nodes": 4,
     }
 
-    ignored: ClassVar[Mapping[str, str]] = {
-        key: f"CREDIT's nextgen_wxformer ignores it{more}"
-        for key, more in {
-            "padding_conf": ": nothing is padded",
-            "post_conf": "; correct in postblocks.per_step",
-            "interp": ": the output is always interpolated to the grid",
-            "attn_dropout": ": there is no dropout",
-            "ff_dropout": ": there is no dropout",
-            "output_frames": ": the output has one frame",
-            "patch_height": ": there are no patches",
-            "patch_width": ": there are no patches",
-            "frame_patch_size": "",
-            "attention_type": "",
-            "decoder_attention_type": "",
-            "upsample_with_ps": ": the decoder is always the pixel-shuffle one",
-            "upsample_v_conv": "",
-            "pad_lat": ": nothing is padded",
-            "pad_lon": ": nothing is padded",
-        }.items()
-    }
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "nextgen_wxformer",
+        "frame_patch_size attention_type decoder_attention_type upsample_v_conv",
+        padding_conf=": nothing is padded",
+        post_conf="; correct in postblocks.per_step",
+        interp=": the output is always interpolated to the grid",
+        attn_dropout=": there is no dropout",
+        ff_dropout=": there is no dropout",
+        output_frames=": the output has one frame",
+        patch_height=": there are no patches",
+        patch_width=": there are no patches",
+        upsample_with_ps=": the decoder is always the pixel-shuffle one",
+        pad_lat=": nothing is padded",
+        pad_lon=": nothing is padded",
+    )
     output_frames: ClassVar[int] = 1
 
     type: Literal["nextgen_wxformer"] = "nextgen_wxformer"
@@ -147,36 +212,103 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
         )
         return {"output_only_channels": why}
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `EncoderDecoderConfig.problems`."""
-        return [*self.shape_problems(), *self._level_problems()] or [
-            *self.stage_problems(),
-            *self.group_problems(),
-            *self.tensor_problems(tensor),
-        ]
-
-    def _level_problems(self) -> list[str]:
-        problems = []
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
         if self.channels < 1 or self.levels < 1:
-            problems.append(
+            yield (
                 f"model has {self.channels} channels on {self.levels} levels; expected "
                 "at least 1 of each: the model has attention over levels"
             )
         elif self.channels % self.col_attn_heads:
-            problems.append(
+            yield (
                 f"model.channels is {self.channels}, which model.col_attn_heads = "
                 f"{self.col_attn_heads} does not divide; would fit: "
                 f"{divisors(self.channels)}"
             )
         smallest = min(self.image_height, self.image_width)
         if self.col_attn_stride > smallest:
-            problems.append(
+            yield (
                 f"model.col_attn_stride is {self.col_attn_stride}; expected at most "
                 f"{smallest}, the smaller side of the grid"
             )
-        return problems
 
 
+_LEVEL_ATTENTION = """
+    norm                  norm    norm
+    attn.in_proj_weight   to_qkv  (n h d) i -> i n h d
+    attn.out_proj.weight  to_out  o i -> i o
+    proj.weight           proj    o i -> i o
+"""
+_NODES = """
+    agg_w      gather   k (h w) -> k h w
+    scatter_w  scatter  (h w) k -> h w k
+    norm       norm     norm
+    mlp.0      up       linear
+    mlp.2      down     linear
+"""
+
+
+def _block_names(config: NextGenWXFormerConfig) -> list[str]:
+    names = block_names(config)
+    names.insert(names.index("up_block1"), "spectral_bottleneck")
+    return [*names, *(["dec_col_attn"] if config.decoder_col_attn else [])]
+
+
+# Projections of the older version: 1 x 1 convolutions, with q, k and v in one.
+_FUSED = re.compile(r"(.*)\.to_qkv\.(weight|weight_orig|weight_u|weight_v)")
+_CONVOLUTION = re.compile(r".*\.(to_out|layers\.1|layers\.4)\.weight(_orig)?")
+
+
+def _is_older(key: str, array: Any) -> bool:
+    """Whether an entry is a projection of the version with convolutions."""
+    if _FUSED.fullmatch(key):
+        return True
+    return bool(_CONVOLUTION.fullmatch(key)) and np.shape(array)[2:] == (1, 1)
+
+
+def _split(key: str, array: Any) -> dict[str, Any]:
+    """Splits q, k and v, with the same `weight_v`; 1 x 1 kernels become matrices."""
+    match = _FUSED.fullmatch(key)
+    if match is None:
+        return {key: array.reshape(array.shape[:2])}
+    stem, leaf = match.groups()
+    if leaf == "weight_v":
+        parts = [array] * 3
+    else:
+        third = array.shape[0] // 3
+        matrix = array.reshape(array.shape[:2]) if leaf != "weight_u" else array
+        parts = [matrix[i * third : (i + 1) * third] for i in range(3)]
+    return {f"{stem}.to_{n}.{leaf}": p for n, p in zip("qkv", parts, strict=True)}
+
+
+NEXTGEN = TorchModel(
+    key_table=(
+        Rule("level_embedding.bias", "levels/bias"),
+        *key_table(_LEVEL_ATTENTION, "col_attn", "levels/attention"),
+        *PADDED_EMBEDDINGS,
+        *transformer_layers(linear=True),
+        *key_table(_NODES, "spectral_bottleneck", "nodes"),
+        *PIXEL_SHUFFLE_DECODER,
+        *key_table(_LEVEL_ATTENTION, "dec_col_attn", "output_levels"),
+    ),
+    block_names=_block_names,
+    renames=(BRANCH,),
+    upgrade=Upgrade(
+        _is_older,
+        _split,
+        "the checkpoint is of the version with convolutions: q, k and v are thirds of "
+        "one matrix, as CREDIT reads it. Under spectral norm the thirds of its u are "
+        "no unit vectors, and evaluation divides by too small a sigma until training "
+        "forwards have moved them",
+    ),
+    signature=re.compile(
+        r"(^|\.)(level_embedding|col_attn|spectral_bottleneck|to_q)\."
+    ),
+)
+
+
+@register_model(NextGenWXFormerConfig, NEXTGEN)
 class NextGenWXFormer(nnx.Module):
     """The NextGen WXFormer model; see `NextGenWXFormerConfig` for its keys."""
 
@@ -191,7 +323,10 @@ class NextGenWXFormer(nnx.Module):
         self.levels = BiasedLevelAttention(*levels)
         widths = (config.input_channels * config.frames, *config.dim)
         self.stages = nnx.List(
-            _stage(config, index, widths[index]) for index in range(4)
+            CrossFormerStage(
+                config, i, widths[i], query_key_value=SeparateQueryKeyValue
+            )
+            for i in range(4)
         )
         last, groups = config.dim[3], config.dim[0]
         grid = config.geometry().stages[-1]
@@ -214,10 +349,6 @@ class NextGenWXFormer(nnx.Module):
         """Predicts from local samples and rows, in block layout over the domain axis.
 
         Frames are folded into channels as (time * channel).
-
-        Args:
-            inputs: "x", (batch, channel, time, rows, lon).
-            context: context of the forward pass.
         """
         x = inputs["x"]
         field = self._enter(context.precision.cast(x), context)
@@ -272,19 +403,3 @@ class NextGenWXFormer(nnx.Module):
             base = jnp.pad(base, ((0, 0), (0, absent), (0, 0), (0, 0)))
             change = field.data.transpose(0, 3, 1, 2).astype(x.dtype)
             return (change + base)[:, :, None]
-
-
-def _stage(
-    config: NextGenWXFormerConfig, index: int, channel_in: int
-) -> CrossFormerStage:
-    return CrossFormerStage(
-        channel_in,
-        config.dim[index],
-        depth=config.depth[index],
-        kernel_sizes=config.cross_embed_kernel_sizes[index],
-        stride=config.cross_embed_strides[index],
-        local_window=config.local_window_size[index],
-        global_window=config.global_window_size[index],
-        dim_head=config.dim_head,
-        query_key_value=SeparateQueryKeyValue,
-    )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+import numpy as np
+from pydantic import Field, PositiveInt, model_validator
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
-from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.common.padded_config import repeated
-from credit_jax.models.diffusion.process import NOISED, TIME, Process
-from credit_jax.models.diffusion.schedule import SCHEDULES
+from credit_jax.models.common.config import (
+    FieldSpec,
+    InputSpec,
+    ModelConfig,
+    VectorSpec,
+    repeated,
+)
+from credit_jax.models.diffusion.process import NOISED, SCHEDULES, TIME, Process
 
 # Minimum number of steps of the linear schedule: with fewer, betas are above 1.
 FEWEST_LINEAR = 21
@@ -62,7 +66,7 @@ class DiffusionConfig(StrictModel):
     beta_schedule: Literal["sigmoid", "linear", "cosine"] = "sigmoid"
     schedule_fn_kwargs: dict[str, float] = Field(default_factory=dict)
     noise_type: Literal["normal", "log-uniform"] = "normal"
-    ddim_sampling_eta: float = 0.0
+    ddim_sampling_eta: float = Field(0.0, ge=0.0, le=1.0)
     offset_noise_strength: float = 0.0
     min_snr_loss_weight: bool = False
     min_snr_gamma: float = 5.0
@@ -79,55 +83,42 @@ class DiffusionConfig(StrictModel):
         )
         return {"sampling_timesteps": why}
 
-    def problems(self, height: int, width: int) -> list[str]:
-        """Returns errors of the process for a grid (height, width), one line each."""
-        problems = []
-        if self.image_size != (height, width):
-            problems.append(
-                f"model.diffusion.image_size is {list(self.image_size)}; expected "
-                f"the grid of the model, [{height}, {width}]"
-            )
+    @model_validator(mode="after")
+    def _fits(self) -> DiffusionConfig:
+        """Checks the steps and the arguments of the schedule."""
+        problems, steps = [], self.sampling_timesteps
         if not self.condition:
             problems.append(
-                "model.diffusion.condition is false; expected true: without the input "
-                "there is nothing to forecast from, and CREDIT's samplers fail"
+                "condition is false; expected true: without the input there is nothing "
+                "to forecast from, and CREDIT's samplers fail"
             )
-        steps = self.sampling_timesteps
         if steps is not None and not 0 <= steps <= self.timesteps:
             problems.append(
-                f"model.diffusion.sampling_timesteps is {steps}; expected 1 to "
-                f"timesteps = {self.timesteps}, or null for all of them"
+                f"sampling_timesteps is {steps}; expected 1 to timesteps = "
+                f"{self.timesteps}, or null for all of them"
             )
         if self.beta_schedule == "linear" and self.timesteps < FEWEST_LINEAR:
             problems.append(
-                f"model.diffusion.timesteps is {self.timesteps} with the linear "
-                f"schedule; expected at least {FEWEST_LINEAR}: the last beta is 20 / "
-                "timesteps, which must be below 1"
+                f"timesteps is {self.timesteps} with the linear schedule; expected at "
+                f"least {FEWEST_LINEAR}: the last beta is 20 / timesteps, which must "
+                "be below 1"
             )
-        if not 0.0 <= self.ddim_sampling_eta <= 1.0:
-            problems.append(
-                f"model.diffusion.ddim_sampling_eta is {self.ddim_sampling_eta}; "
-                "expected 0 (no noise) to 1 (that of DDPM)"
-            )
-        return [*problems, *self._schedule_problems()]
-
-    def _schedule_problems(self) -> list[str]:
         schedule = SCHEDULES[self.beta_schedule]
         known = list(inspect.signature(schedule).parameters)[1:]
         if self.beta_schedule == "sigmoid":
             known.append("clamp_min")  # which CREDIT takes and does not read
-        return [
-            f"model.diffusion.schedule_fn_kwargs has {name!r}; the "
-            f"{self.beta_schedule} schedule takes {', '.join(known) or 'none'}"
+        problems += [
+            f"schedule_fn_kwargs has {name!r}; the {self.beta_schedule} schedule takes "
+            f"{', '.join(known) or 'none'}"
             for name in self.schedule_fn_kwargs
             if name not in known
         ]
+        if problems:
+            raise ValueError("; and ".join(problems))
+        return self
 
     def process(self, output: FieldSpec) -> Process:
-        """Builds the process for targets with the spec `output`.
-
-        It is valid only if `problems` is empty.
-        """
+        """Builds the process for targets with the spec `output`."""
         arguments = {
             name: value
             for name, value in self.schedule_fn_kwargs.items()
@@ -172,13 +163,22 @@ class DiffusionKeys(ModelConfig):
         """See `ModelConfig.network_inputs`."""
         return {**self.inputs, NOISED: self.output, TIME: VectorSpec(1)}
 
-    def process_problems(self) -> list[str]:
-        """Returns errors of the process, and of settings with which CREDIT fails."""
-        keys: Any = self
-        problems = self.diffusion.problems(keys.image_height, keys.image_width)
-        if keys.frames != 1:
-            problems.append(
-                f"model.frames is {keys.frames}; expected 1: CREDIT's {keys.type} "
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`, and settings with which CREDIT fails."""
+        yield from super().problems()
+        size, grid = self.diffusion.image_size, (self.output.height, self.output.width)
+        if size != grid:
+            yield (
+                f"model.diffusion.image_size is {list(size)}; expected the grid of the "
+                f"model, {list(grid)}"
+            )
+        if self.x.frames != 1:
+            yield (
+                f"model.frames is {self.x.frames}; expected 1: CREDIT's {self.type} "
                 "joins the input and the noised target, which has one frame"
             )
-        return problems
+
+
+def process_buffers(config: DiffusionKeys) -> Mapping[str, np.ndarray]:
+    """The buffers of the process, which precede the keys of the network."""
+    return config.process.tables

@@ -84,14 +84,7 @@ class Gates(nnx.Module):
 
 
 class GraphAttention(nnx.Module):
-    """PyTorch Geometric's TransformerConv, without spectral norm.
-
-    Args of the constructor:
-        channels: number of channels, a multiple of `dim_head`.
-        dim_head: number of channels of a head.
-        dropout: dropout rate of the attention weights.
-        attributes: whether edge embeddings are added to keys and values.
-    """
+    """PyTorch Geometric's TransformerConv, without spectral norm."""
 
     def __init__(
         self, channels: int, dim_head: int, *, dropout: float, attributes: bool
@@ -149,9 +142,6 @@ class GraphBlock(nnx.Module):
 
     The carry has the field "x", which after the first block is the state of the gates,
     the parameters "gates", and the edge embeddings "along".
-
-    Args of the constructor:
-        channels, dim_head, dropout, attributes: as for `GraphAttention`.
     """
 
     def __init__(

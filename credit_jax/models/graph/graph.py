@@ -5,7 +5,7 @@ The nodes are the points of the grid, the edges those of a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -15,10 +15,20 @@ from jaxtyping import Array, Float
 from pydantic import Field as Key
 from pydantic import PositiveInt, model_validator
 
-from credit_jax.models.common.config import MAX_DEPTH
+from credit_jax.models.common.config import (
+    MAX_DEPTH,
+    ModelConfig,
+    Rate,
+    register_model,
+)
 from credit_jax.models.common.entry import fold_frames
-from credit_jax.models.common.variables import ChannelKeys
-from credit_jax.models.graph.blocks import EdgeEmbedding, Gates, GraphBlock, NodeNorm
+from credit_jax.models.graph.blocks import (
+    GATES,
+    EdgeEmbedding,
+    Gates,
+    GraphBlock,
+    NodeNorm,
+)
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
@@ -27,9 +37,11 @@ from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.edges import ShardEdges, shard_edges
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.scopes import BLOCKS, INPUT, OUTPUT
+from credit_jax.state_dict.key_table import key_table
+from credit_jax.state_dict.torch_model import TorchModel
 
 
-class GraphConfig(ChannelKeys):
+class GraphConfig(ModelConfig):
     """Constructor keys of CREDIT's GraphResTransfGRU, with its defaults.
 
     Attributes:
@@ -62,7 +74,7 @@ class GraphConfig(ChannelKeys):
     levels: int = 15
     hidden_size: PositiveInt = 128
     dim_head: PositiveInt = 32
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     n_blocks: int = Key(3, ge=1, le=MAX_DEPTH)
     history_len: int = 2
     edge_path: str
@@ -91,16 +103,16 @@ class GraphConfig(ChannelKeys):
 
     @property
     def input_channels(self) -> int:
-        """See `ChannelKeys`."""
+        """Number of channels of an input frame."""
         return self.output_channels + self.n_static_variables
 
     @property
     def output_channels(self) -> int:
-        """See `ChannelKeys`."""
+        """Number of channels of an output frame."""
         return self.n_variables * self.levels + self.n_surface_variables
 
     def channel_sum(self, direction: str) -> str:
-        """See `ChannelKeys.channel_sum`."""
+        """See `ModelConfig.channel_sum`."""
         more = f" + n_static_variables {self.n_static_variables}"
         return (
             f"n_variables {self.n_variables} x levels {self.levels} + "
@@ -122,23 +134,20 @@ class GraphConfig(ChannelKeys):
                 f"nodes; expected the grid {self.image_height} x {self.image_width}"
             )
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`; any tp and domain degree is valid."""
-        del tensor, domain
-        problems = self.channel_problems()
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
         if self.history_len != 2:
-            problems.append(
+            yield (
                 f"model.history_len is {self.history_len}; expected 2: CREDIT's graph "
                 "adds its output to the frames after the first, of which the output "
                 "has one"
             )
         if self.hidden_size % self.dim_head:
-            problems.append(
+            yield (
                 f"model.hidden_size is {self.hidden_size}, which model.dim_head = "
                 f"{self.dim_head} does not divide"
             )
-        problems += self.rate_problems("dropout")
-        return problems
 
 
 @lru_cache(8)
@@ -149,6 +158,56 @@ def _edges_on(layout: Layout, columns: int, path: str) -> tuple[ShardEdges, Any]
     return plan, file.attributes[plan.number]
 
 
+_KEYS = """
+    encoder          encoder/linear  linear
+    decoder          decoder/linear  linear
+    edge_ln          edges/linear    linear
+    edge_layer_norm  edges/norm      norm
+    graph_blocks.{d}.transformer.lin_key.weight    blocks/attention/key    o i -> i o
+    graph_blocks.{d}.transformer.lin_key.bias      blocks/attention/key_bias
+    graph_blocks.{d}.transformer.lin_query.weight  blocks/attention/query  o i -> i o
+    graph_blocks.{d}.transformer.lin_query.bias    blocks/attention/query_bias
+    graph_blocks.{d}.transformer.lin_value.weight  blocks/attention/value  o i -> i o
+    graph_blocks.{d}.transformer.lin_value.bias    blocks/attention/value_bias
+    graph_blocks.{d}.transformer.lin_edge.weight   blocks/attention/edge   o i -> i o
+    graph_blocks.{d}.transformer.lin_skip.weight   blocks/attention/skip   o i -> i o
+    graph_blocks.{d}.transformer.lin_skip.bias     blocks/attention/skip_bias
+    graph_blocks.{d}.physics_linear  blocks/inner       linear
+    graph_blocks.{d}.merge_linear    blocks/outer       linear
+    graph_blocks.{d}.norm_layer      blocks/inner_norm  norm
+    gated_unit.z_x_ln                gates/z_x          linear
+    gated_unit.z_h_ln                gates/z_h          linear
+    gated_unit.r_x_ln                gates/r_x          linear
+    gated_unit.r_h_ln                gates/r_h          linear
+    gated_unit.h_x_ln                gates/h_x          linear
+    gated_unit.h_h_ln                gates/h_h          linear
+    graph_norm_layers.{d}            blocks/norm        norm
+    enc_norm                         encoder/norm       norm
+    dec_norm                         unused_norm        norm
+"""
+
+
+def _idle_modules(config: GraphConfig) -> list[str]:
+    norms = ["edge_layer_norm", "enc_norm", "dec_norm"]
+    for i in range(config.n_blocks):
+        norms += [f"graph_blocks.{i}.norm_layer", f"graph_norm_layers.{i}"]
+    if config.n_blocks > 1:
+        return norms
+    return [*norms, *(f"gated_unit.{name}_ln" for name in GATES if name != "h_x")]
+
+
+GRAPH = TorchModel(
+    key_table=key_table(_KEYS),
+    # Not compared: in credit_jax norms are parts of blocks, and CREDIT has the node dim
+    # first.
+    block_names=lambda _: ["encoder, normalized", "decoder, on the grid"],
+    idle_modules=_idle_modules,
+    # CREDIT's class reads the grid from its file.
+    extra_keys=("image_height", "image_width"),
+)
+
+
+@register_model(GraphConfig, GRAPH)
 class Graph(nnx.Module):
     """The graph model; see `GraphConfig` for its keys."""
 
@@ -174,12 +233,7 @@ class Graph(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Args:
-            inputs: "x", (batch, channel, time, rows, lon).
-            context: context of the forward pass.
-        """
+        """Predicts from local samples and rows, in blocks over the domain axis."""
         config, x = self.config, inputs["x"]
         layout = context.rows(config.image_height)
         edges, attributes = _edges_on(layout, config.image_width, config.edge_path)

@@ -1,30 +1,90 @@
-"""CREDIT's `fuxi` (models/fuxi.py): cube embedding, U-Transformer, unpatching."""
+"""CREDIT's `fuxi`, `dscale` and `wrf`: embedding of patches, U-Transformer, unpatching.
+
+`dscale` (models/dscale_wrf.py) is fuxi (models/fuxi.py) modulated by an encoding of
+time; `wrf` (models/swin_wrf.py) is that of a region, with the fields around it added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
+from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
+from credit_jax.models.common.config import (
+    FieldSpec,
+    FlatPaddingKeys,
+    InputSpec,
+    Rate,
+    VariableKeys,
+    VectorSpec,
+    ignored_by,
+    register_model,
+)
 from credit_jax.models.common.entry import enter
-from credit_jax.models.common.padded_config import flat_padding_problems
-from credit_jax.models.common.patch_embed import PatchEmbed
-from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.swin.u_transformer_model import (
+from credit_jax.models.common.resampling import PatchEmbed
+from credit_jax.models.swin.u_transformer import (
+    Film,
     UTransformerConfig,
     UTransformerModel,
+    frame_problems,
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.run_blocks import run_block
+from credit_jax.parallel.domain.rearrange import add
+from credit_jax.state_dict.key_table import key_table
+from credit_jax.state_dict.torch_model import TorchModel
 
-IGNORED = "CREDIT's fuxi ignores it"
+# wrf embeds the region and its surroundings apart.
+WRF_EMBEDDINGS = ("cube_embedding_inside", "cube_embedding_outside")
+
+_BLOCK = """
+    attn.logit_scale       attention/logit_scale           h 1 1 -> h
+    attn.q_bias            attention/qkv/q_bias            (h d) -> h d
+    attn.v_bias            attention/qkv/v_bias            (h d) -> h d
+    attn.cpb_mlp.0         attention/position_bias/hidden  linear
+    attn.cpb_mlp.2.weight  attention/position_bias/out     o i -> i o
+    attn.qkv.weight        attention/qkv/kernel            (n h d) i -> i n h d
+    attn.proj              attention/proj                  from_heads
+    norm1                  norm_0                          norm
+    mlp.fc1                feed_forward/fc1                linear
+    mlp.fc2                feed_forward/fc2                linear
+    norm2                  norm_1                          norm
+"""
+_FILM = key_table("film film linear")
 
 
-class FuxiConfig(VariableKeys, UTransformerConfig):
-    """Constructor keys of CREDIT's Fuxi, with its defaults; see `UTransformerConfig`.
+def _torch_model(*embeddings: str, film: bool = False) -> TorchModel:
+    """CREDIT's names of a model with these embeddings, which may be modulated."""
+
+    def block_names(config: UTransformerConfig) -> list[str]:
+        # The output of "film" is the modulated field in credit_jax, but the modulating
+        # vector in CREDIT. The changed name is no module, so it is not compared.
+        first = [*embeddings, *(["film, applied"] if film else [])]
+        layer = ["u_transformer.layer"] if config.depth else []
+        return [*first, "u_transformer.down", *layer, "u_transformer.up", "fc"]
+
+    rows = "\n".join(f"{name} {name} patch_embedding" for name in embeddings)
+    table = f"""
+        {rows}
+        u_transformer.down.conv  u_transformer/down/conv  conv
+        u_transformer.down       u_transformer/down       residual
+    """
+    later = """
+        u_transformer.up.conv  u_transformer/up/up  transposed_conv
+        u_transformer.up       u_transformer/up     residual
+        fc                     head/linear          linear
+    """
+    blocks = key_table(_BLOCK, "u_transformer.layer.blocks.{d}", "u_transformer/blocks")
+    rules = (*key_table(table), *blocks, *key_table(later), *(_FILM if film else ()))
+    return TorchModel(rules, block_names)
+
+
+class GridKeys(UTransformerConfig):
+    """Keys of fuxi and dscale, with CREDIT's defaults; see `UTransformerConfig`.
 
     Attributes:
         image_height, image_width: grid of input and output.
@@ -33,9 +93,26 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
         frame_patch_size: number of frames of a patch; `frames` must make one patch.
         dim: number of channels of all fields.
         proj_drop, attn_drop: dropout rates of projections and attention weights.
-        pad_lat, pad_lon: padding keys of older configs; an error without
-            `padding_conf`, ignored with it.
     """
+
+    image_height: PositiveInt = 640
+    image_width: PositiveInt = 1280
+    patch_height: PositiveInt = 16
+    patch_width: PositiveInt = 16
+    frames: PositiveInt = 2
+    frame_patch_size: PositiveInt = 2
+    dim: PositiveInt = 1536
+    proj_drop: Rate = 0.0
+    attn_drop: Rate = 0.0
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Rows and columns of a patch."""
+        return self.patch_height, self.patch_width
+
+
+class FuxiConfig(VariableKeys, FlatPaddingKeys, GridKeys):
+    """Constructor keys of CREDIT's Fuxi, with its defaults; see `GridKeys`."""
 
     small_keys: ClassVar[Mapping[str, Any]] = {
         **UTransformerConfig.small_keys,
@@ -47,7 +124,7 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
     }
 
     ignored: ClassVar[Mapping[str, str]] = {
-        "output_frames": IGNORED,
+        "output_frames": "CREDIT's fuxi ignores it",
         "noise_latent_dim": "only use_noise reads it",
         "noise_factor": "only use_noise reads it",
         "noise_scheduler": "only use_noise reads it",
@@ -65,26 +142,118 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
     }
 
     type: Literal["fuxi"] = "fuxi"
-    image_height: PositiveInt = 640
-    image_width: PositiveInt = 1280
-    patch_height: PositiveInt = 16
-    patch_width: PositiveInt = 16
-    frames: PositiveInt = 2
-    frame_patch_size: PositiveInt = 2
-    dim: PositiveInt = 1536
     input_only_channels: int = 0
-    proj_drop: float = 0.0
-    attn_drop: float = 0.0
-    pad_lat: int | None = None
-    pad_lon: int | None = None
 
-    def without_effect(self) -> dict[str, str]:
-        """Returns keys without effect; see `StrictModel.without_effect`."""
-        notes = super().without_effect()
-        if self.padding_conf is not None:
-            flat = [k for k in ("pad_lat", "pad_lon") if getattr(self, k) is not None]
-            notes |= dict.fromkeys(flat, "padding_conf is there and counts")
-        return notes
+
+@register_model(FuxiConfig, _torch_model("cube_embedding"))
+class Fuxi(UTransformerModel):
+    """The Fuxi model; see `FuxiConfig` for its keys."""
+
+    config: GridKeys
+    film: Film | None = None
+
+    def __init__(self, config: GridKeys) -> None:
+        super().__init__(config)
+        self.cube_embedding = PatchEmbed(
+            config.x.channels, config.dim, config.frame_patch_size, config.patch
+        )
+
+    def __call__(
+        self, inputs: Mapping[str, Any], context: Context
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """Predicts from local samples and rows, in blocks over the domain axis."""
+        config, cast, x = self.config, context.precision.cast, inputs["x"]
+        seen = cast(x)[:, :, : config.frame_patch_size]
+        field = enter(seen, config.image_height, context, config.padding)
+        field = run_block(context, self.cube_embedding, field)
+        if self.film is not None:
+            field = run_block(context, self.film, field, cast(inputs["x_extra"]))
+        return self.predict(field, x, context)
+
+
+class DscaleConfig(GridKeys):
+    """Constructor keys of CREDIT's DscaleTransformer; see `GridKeys`.
+
+    Attributes:
+        total_input_channels, total_target_channels: number of channels of a frame of
+            input and output.
+        time_encode_dim: length of the input "x_extra", such as sines of the hour.
+    """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **UTransformerConfig.small_keys,
+        "dim": 16,
+    }
+    small_is_padded: ClassVar[bool] = False
+
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "dscale",
+        "channels surface_channels input_only_channels output_only_channels levels "
+        "output_frames pad_lat pad_lon",
+    )
+
+    type: Literal["dscale"] = "dscale"
+    total_input_channels: PositiveInt = 50
+    total_target_channels: PositiveInt = 80
+    time_encode_dim: PositiveInt = 4
+
+    @property
+    def input_channels(self) -> int:
+        """Number of channels of an input frame."""
+        return self.total_input_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Number of channels of an output frame."""
+        return self.total_target_channels
+
+    def channel_sum(self, direction: str) -> str:
+        """See `ModelConfig.channel_sum`."""
+        key = {"input": "total_input_channels", "output": "total_target_channels"}
+        return f"{key[direction]} {getattr(self, key[direction])}"
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """See `ModelConfig.inputs`."""
+        grid = self.image_height, self.image_width
+        return {
+            "x": FieldSpec(self.input_channels, self.frames, *grid),
+            "x_extra": VectorSpec(self.time_encode_dim),
+        }
+
+
+@register_model(DscaleConfig, _torch_model("cube_embedding", film=True))
+class Dscale(Fuxi):
+    """The Dscale model; see `DscaleConfig` for its keys."""
+
+    def __init__(self, config: DscaleConfig) -> None:
+        super().__init__(config)
+        self.film = Film(config.time_encode_dim, config.dim)
+
+
+class OutsideConfig(StrictModel):
+    """`param_outside`: the fields around the region. Every key is required.
+
+    Attributes:
+        image_height, image_width: size of their grid.
+        patch_height, patch_width: rows and columns of a patch.
+        levels, channels: number of levels, and of 3D variables.
+        surface_channels: number of 2D variables.
+        frames: number of time steps, which must make one patch.
+        frame_patch_size: number of frames of a patch.
+        dim: number of channels of the embedding.
+    """
+
+    image_height: PositiveInt
+    image_width: PositiveInt
+    patch_height: PositiveInt
+    patch_width: PositiveInt
+    levels: int
+    channels: int
+    surface_channels: int
+    frames: PositiveInt
+    frame_patch_size: PositiveInt
+    dim: PositiveInt
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -92,45 +261,166 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
         return self.patch_height, self.patch_width
 
     @property
-    def dropouts(self) -> tuple[float, float]:
-        """See `UTransformerConfig.dropouts`."""
-        return self.proj_drop, self.attn_drop
+    def variables(self) -> int:
+        """Number of channels of a frame."""
+        return self.channels * self.levels + self.surface_channels
+
+
+class InteriorConfig(OutsideConfig):
+    """`param_interior`: the fields of the region. Every key is required.
+
+    Attributes:
+        input_only_channels, output_only_channels: number of 2D variables of the input
+            only, and of the output only.
+    """
+
+    input_only_channels: int
+    output_only_channels: int
+
+
+class WRFConfig(UTransformerConfig):
+    """Constructor keys of CREDIT's WRFTransformer; see `UTransformerConfig`.
+
+    Attributes:
+        param_interior: the region, which is predicted.
+        param_outside: the fields around the region.
+        time_encode_dim: length of the input "x_extra", an encoding of time.
+    """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **UTransformerConfig.small_keys,
+        "param_interior": {"image_height": 32, "image_width": 64, "dim": 16},
+        "param_outside": {"image_height": 8, "image_width": 16, "dim": 16},
+    }
+
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "wrf", "proj_drop attn_drop output_frames pad_lat pad_lon"
+    )
+
+    type: Literal["wrf"] = "wrf"
+    param_interior: InteriorConfig
+    param_outside: OutsideConfig
+    time_encode_dim: PositiveInt = 12
 
     @property
-    def rates(self) -> tuple[str, ...]:
-        """See `UTransformerConfig.rates`."""
-        return "proj_drop", "attn_drop", "drop_path"
+    def image_height(self) -> int:
+        """Number of rows of the region."""
+        return self.param_interior.image_height
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `UTransformerConfig.problems`."""
-        return [
-            *flat_padding_problems(self.padding_conf, self.pad_lat, self.pad_lon),
-            *self.channel_problems(),
-            *super().problems(tensor, domain),
-        ]
+    @property
+    def image_width(self) -> int:
+        """Number of columns of the region."""
+        return self.param_interior.image_width
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Rows and columns of a patch of the region."""
+        return self.param_interior.patch
+
+    @property
+    def frames(self) -> int:
+        """Number of time steps of the region."""
+        return self.param_interior.frames
+
+    @property
+    def frame_patch_size(self) -> int:
+        """Number of frames of a patch of the region."""
+        return self.param_interior.frame_patch_size
+
+    @property
+    def dim(self) -> int:
+        """Number of channels of all fields."""
+        return self.param_interior.dim
+
+    @property
+    def input_channels(self) -> int:
+        """Number of channels of a frame of the region."""
+        return self.param_interior.variables + self.param_interior.input_only_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Number of channels of an output frame."""
+        return self.param_interior.variables + self.param_interior.output_only_channels
+
+    def channel_sum(self, direction: str) -> str:
+        """See `ModelConfig.channel_sum`."""
+        conf = self.param_interior
+        only = f"{direction}_only_channels"
+        return (
+            f"param_interior: channels {conf.channels} x levels {conf.levels} + "
+            f"surface_channels {conf.surface_channels} + {only} {getattr(conf, only)}"
+        )
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """See `ModelConfig.inputs`."""
+        outside, grid = self.param_outside, (self.image_height, self.image_width)
+        around = outside.image_height, outside.image_width
+        return {
+            "x": FieldSpec(self.input_channels, self.frames, *grid),
+            "x_outside": FieldSpec(outside.variables, outside.frames, *around),
+            "x_extra": VectorSpec(self.time_encode_dim),
+        }
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        outside = self.param_outside
+        patches = (
+            outside.image_height // outside.patch_height,
+            outside.image_width // outside.patch_width,
+        )
+        for line in frame_problems(outside.frames, outside.frame_patch_size):
+            yield f"{line} (model.param_outside)"
+        if patches != self.patches:
+            yield (
+                f"model.param_outside makes {patches[0]} x {patches[1]} patches of "
+                f"{outside.image_height} x {outside.image_width} points, "
+                f"param_interior {self.patches[0]} x {self.patches[1]} of "
+                f"{self.padded[0]} x {self.padded[1]} with padding; they are added, so "
+                "they must be equal"
+            )
+        if outside.dim != self.dim:
+            yield (
+                f"model.param_outside.dim is {outside.dim} and param_interior.dim "
+                f"{self.dim}; the embeddings are added, so they must be equal"
+            )
+        if outside.variables < 1:
+            yield (
+                f"model has {outside.variables} channels around the region; expected "
+                "at least 1"
+            )
+        yield from super().problems()
 
 
-class Fuxi(UTransformerModel[FuxiConfig]):
-    """The Fuxi model; see `FuxiConfig` for its keys."""
+@register_model(WRFConfig, _torch_model(*WRF_EMBEDDINGS, film=True))
+class WRF(UTransformerModel):
+    """The WRF model; see `WRFConfig` for its keys."""
 
-    def __init__(self, config: FuxiConfig) -> None:
+    config: WRFConfig
+
+    def __init__(self, config: WRFConfig) -> None:
         super().__init__(config)
-        self.cube_embedding = PatchEmbed(
+        outside = config.param_outside
+        self.cube_embedding_inside = PatchEmbed(
             config.input_channels, config.dim, config.frame_patch_size, config.patch
         )
+        self.cube_embedding_outside = PatchEmbed(
+            outside.variables, outside.dim, outside.frame_patch_size, outside.patch
+        )
+        self.film = Film(config.time_encode_dim, config.dim)
 
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Args:
-            inputs: "x", (batch, channel, time, rows, lon).
-            context: context of the forward pass.
-        """
+        """Predicts from local samples and rows, in blocks over the domain axis."""
         config = self.config
+        outside, cast = config.param_outside, context.precision.cast
         x = inputs["x"]
-        seen = context.precision.cast(x)[:, :, : config.frame_patch_size]
+        seen = cast(x)[:, :, : config.frame_patch_size]
         field = enter(seen, config.image_height, context, config.padding)
-        field = run_block(context, self.cube_embedding, field)
-        return self.predict(field, x, context)
+        field = run_block(context, self.cube_embedding_inside, field)
+        seen = cast(inputs["x_outside"])[:, :, : outside.frame_patch_size]
+        around = enter(seen, outside.image_height, context)
+        around = run_block(context, self.cube_embedding_outside, around)
+        around = run_block(context, self.film, around, cast(inputs["x_extra"]))
+        return self.predict(add(field, around), x, context)

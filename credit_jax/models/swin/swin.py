@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
+from pydantic import Field as Key
 from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.array_specs import FieldSpec, InputSpec
-from credit_jax.models.common.config import MAX_DEPTH
-from credit_jax.models.common.entry import correct, enter, leave
-from credit_jax.models.common.geometry import Geometry, StageGeometry
-from credit_jax.models.common.padded_config import (
+from credit_jax.models.common.config import (
+    MAX_DEPTH,
+    FieldSpec,
+    Geometry,
+    InputSpec,
     PaddedConfig,
-    padding_problems,
+    Rate,
+    StageGeometry,
+    VariableKeys,
+    ignored_by,
+    register_model,
     repeated,
 )
-from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.swin.attention import BiasedQueryKeyValue, ShiftedWindowAttention
-from credit_jax.models.swin.blocks import PLAIN, SHIFTED, Mlp, SwinBlock
-from credit_jax.models.swin.position_bias import PairBias
+from credit_jax.models.common.entry import (
+    correct,
+    enter,
+    leave,
+    mean_problems,
+    unseen_frames,
+)
+from credit_jax.models.swin.blocks import (
+    PLAIN,
+    SHIFTED,
+    BiasedQueryKeyValue,
+    Mlp,
+    PairBias,
+    ShiftedWindowAttention,
+    SwinBlock,
+)
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, LayerNorm, matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
@@ -35,10 +52,12 @@ from credit_jax.parallel.params.initializers import Initializer, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING
+from credit_jax.state_dict.arrangement import LINEAR
+from credit_jax.state_dict.key_table import Rule, key_table
+from credit_jax.state_dict.torch_model import TorchModel
 
 Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
-
-IGNORED = "CREDIT's swin ignores it"
+Blocks = Annotated[int, Key(ge=1, le=MAX_DEPTH)]
 
 
 class SwinConfig(VariableKeys, PaddedConfig):
@@ -77,27 +96,13 @@ class SwinConfig(VariableKeys, PaddedConfig):
     }
     small_is_padded: ClassVar[bool] = False
 
-    ignored: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                "drop_rate",
-                "extra_norm_period",
-                "extra_norm_stage",
-                "sequential_attn",
-                "global_pool",
-                "weight_init",
-                "interp",
-                "in_chans",
-                "out_chans",
-                "image_height",
-                "image_width",
-                "pad_lat",
-                "pad_lon",
-            ),
-            IGNORED,
-        ),
-        "checkpoint_stages": "see trainer.activation_checkpoint",
-    }
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "swin",
+        "drop_rate extra_norm_period extra_norm_stage sequential_attn global_pool "
+        "weight_init interp in_chans out_chans image_height image_width pad_lat "
+        "pad_lon",
+        checkpoint_stages="; see trainer.activation_checkpoint",
+    )
 
     type: Literal["swin"] = "swin"
     img_size: tuple[PositiveInt, PositiveInt] = (224, 224)
@@ -106,13 +111,13 @@ class SwinConfig(VariableKeys, PaddedConfig):
     img_window_ratio: PositiveInt = 32
     frames: PositiveInt = 1
     embed_dim: PositiveInt = 96
-    depths: tuple[PositiveInt, ...] = (2, 2, 6, 2)
+    depths: Annotated[tuple[Blocks, ...], Key(min_length=1)] = (2, 2, 6, 2)
     num_heads: tuple[PositiveInt, ...] = (3, 6, 12, 24)
     mlp_ratio: float = 4.0
     init_values: float | None = 0.0
-    proj_drop_rate: float = 0.0
-    attn_drop_rate: float = 0.0
-    drop_path_rate: float = 0.0
+    proj_drop_rate: Rate = 0.0
+    attn_drop_rate: Rate = 0.0
+    drop_path_rate: Rate = 0.0
     full_pos_embed: bool = False
     rel_pos: bool = True
     residual: bool = False
@@ -120,13 +125,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        notes = super().without_effect()
-        if self.frames == 3:
-            notes["frames"] = (
-                "3: the model takes the mean of the first two frames and does not see "
-                "the last, as in CREDIT"
-            )
-        return notes
+        return super().without_effect() | unseen_frames(self.frames)
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -202,93 +201,84 @@ class SwinConfig(VariableKeys, PaddedConfig):
         grid = self.img_size
         return Geometry(grid, self.padded, self.patches, stages, self.padded, grid)
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Returns errors of the sizes, with arithmetic and values that would fit.
-
-        Args:
-            tensor: tensor-parallel degree.
-            domain: domain-parallel degree; any degree works, but shards may be idle.
-        """
-        rates = ("proj_drop_rate", "attn_drop_rate", "drop_path_rate")
-        return [
-            *self.channel_problems(),
-            *self.rate_problems(*rates),
-            *padding_problems(self.padding, *self.img_size),
-            *self._grid_problems(),
-            *self._head_problems(tensor),
-            *self.post_problems(),
-        ]
-
-    def _grid_problems(self) -> list[str]:
-        """Returns errors of patches, windows, frames and channels of `swin`."""
-        problems = []
-        patch = self.patch_size
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`: patches, windows, frames, channels, stages."""
+        yield from super().problems()
+        patch, dim = self.patch_size, self.embed_dim
         for name, size, count, window in zip(
             ("rows", "columns"), self.padded, self.patches, self.window, strict=True
         ):
             if size % patch:
-                problems.append(
+                yield (
                     f"model.patch_size is {patch}, which does not divide the {size} "
                     f"{name} of the padded grid; would fit: {divisors(size)}"
                 )
             elif window < 2:
-                problems.append(
+                yield (
                     f"the windows have {window} {name}: {size} points // "
                     f"img_window_ratio {self.img_window_ratio}, or model.window_size; "
                     "expected at least 2"
                 )
             elif count % window:
-                problems.append(
+                yield (
                     f"the {count} {name} of patches are not whole windows of {window} "
                     f"({size} points // img_window_ratio {self.img_window_ratio}, or "
                     f"model.window_size); would fit: {divisors(count)}"
                 )
-        if self.frames > 3:
-            problems.append(
-                f"model.frames is {self.frames}; expected 1 to 3: the model takes the "
-                "mean of two frames, and CREDIT fails where a third and a fourth make "
-                "another mean"
-            )
+        yield from mean_problems(self.frames)
         if self.residual and self.input_channels < self.output_channels:
-            problems.append(
+            yield (
                 f"model.residual adds the input to the output, but they have "
                 f"{self.input_channels} and {self.output_channels} channels; expected "
                 "at least as many channels in as out"
             )
-        return problems
-
-    def _head_problems(self, tensor: int) -> list[str]:
-        """Returns errors of the stages of `swin`.
-
-        Args:
-            tensor: tensor-parallel degree.
-        """
-        depths, heads, dim = self.depths, self.num_heads, self.embed_dim
-        if len(depths) != len(heads) or not depths:
-            return [
-                f"model.depths has {len(depths)} entries and model.num_heads "
-                f"{len(heads)}; expected as many, one for each stage"
-            ]
-        problems = [
-            f"model.num_heads has {number}, which does not divide embed_dim {dim}; "
-            f"would fit: {divisors(dim)}"
-            for number in dict.fromkeys(heads)
-            if dim % number
-        ]
-        if max(depths) > MAX_DEPTH:
-            problems.append(
-                f"model.depths has {max(depths)}; expected at most {MAX_DEPTH}"
+        if len(self.depths) != len(self.num_heads):
+            yield (
+                f"model.depths has {len(self.depths)} entries and model.num_heads "
+                f"{len(self.num_heads)}; expected as many, one for each stage"
             )
+        for number in dict.fromkeys(self.num_heads):
+            if dim % number:
+                yield (
+                    f"model.num_heads has {number}, which does not divide embed_dim "
+                    f"{dim}; would fit: {divisors(dim)}"
+                )
         if self.mlp_ratio * dim < 1:
-            problems.append(
-                f"model.mlp_ratio is {self.mlp_ratio}; expected more than 0"
-            )
-        return problems or [
-            f"model.num_heads has {number}, which tensor = {tensor} of the "
-            f"parallelism does not divide; would fit: {divisors(number)}"
-            for number in dict.fromkeys(heads)
-            if number % tensor
-        ]
+            yield f"model.mlp_ratio is {self.mlp_ratio}; expected more than 0"
+
+
+def _block_names(config: SwinConfig) -> list[str]:
+    # With `full_pos_embed` our output includes the position, unlike that of CREDIT's
+    # patch_embed. "pos_embed" is no module, so it is not compared.
+    embedding = "pos_embed" if config.full_pos_embed else "patch_embed"
+    return [embedding, *(f"stages.{i}" for i in range(len(config.depths))), "head"]
+
+
+_BLOCK = """
+    attn.logit_scale          attention/logit_scale
+    attn.qkv.weight           attention/qkv/kernel            (n h d) i -> i n h d
+    attn.qkv.bias             attention/qkv/bias              (n h d) -> n h d
+    attn.proj                 attention/proj                  from_heads
+    attn.meta_mlp.fc1         attention/position_bias/hidden  linear
+    attn.meta_mlp.fc2.weight  attention/position_bias/out     o i -> i o
+    attn.meta_mlp.fc2.bias    attention/position_bias/bias
+    norm1                     norm_0                          norm
+    mlp.fc1                   feed_forward/fc1                linear
+    mlp.fc2                   feed_forward/fc2                linear
+    norm2                     norm_1                          norm
+"""
+SWIN = TorchModel(
+    key_table=(
+        *key_table("""
+            pos_embed         embedding/position  1 e h w -> h w e
+            patch_embed.proj  embedding/proj      conv
+            patch_embed.norm  embedding/norm      norm
+        """),
+        *key_table(_BLOCK, "stages.{s}.blocks.{d}", "stages/{s}"),
+        Rule("head.weight", "head/kernel", LINEAR),
+    ),
+    block_names=_block_names,
+)
 
 
 class Embedding(nnx.Module):
@@ -331,6 +321,7 @@ class PatchExpansion(nnx.Module):
         return field.like(matmul(field.data, self.kernel[...]))
 
 
+@register_model(SwinConfig, SWIN)
 class Swin(nnx.Module):
     """The Swin model; see `SwinConfig` for its keys."""
 
@@ -348,10 +339,6 @@ class Swin(nnx.Module):
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Args:
-            inputs: "x", (batch, channel, time, rows, lon).
-            context: context of the forward pass.
 
         Differs from CREDIT: padding, with which CREDIT's model fails, is added before
         the patch embedding and cropped after unpatching, as its source intends.

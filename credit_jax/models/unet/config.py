@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from credit_jax.config import StrictModel, not_available
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.entry import mean_problems, unseen_frames
-from credit_jax.models.common.padded_config import CorrectedConfig
-from credit_jax.models.common.variables import (
+from credit_jax.models.common.config import (
     ChannelCountKeys,
-    ChannelKeys,
+    CorrectedConfig,
     VariableKeys,
+    ignored_by,
 )
+from credit_jax.models.common.entry import mean_problems, unseen_frames
 from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 
-# Minimum number of decoder channels: gates have channels // 16 hidden units.
-LEAST_CHANNELS = 16
+# Gates have channels // 16 hidden units.
+DecoderChannels = Annotated[int, Field(ge=16)]
 
 InterpolationMode = Literal["nearest", "nearest-exact", "area", "bilinear"]
 Activation = Literal["identity", "sigmoid", "tanh"]
@@ -81,14 +87,14 @@ class DecoderNorm(StrictModel):
     momentum: float | None = 0.1
     affine: bool | None = None
 
-    def problems(self) -> list[str]:
-        """Returns errors, one line each."""
+    @model_validator(mode="after")
+    def _fits(self) -> DecoderNorm:
         if self.type == "batchnorm" and self.affine is False:
-            return [
-                "model.architecture.decoder_use_norm.affine: batchnorm without scales "
-                "and biases is not available; remove the key"
-            ]
-        return []
+            raise ValueError(
+                "affine is false: batchnorm without scales and biases is not "
+                "available; remove the key"
+            )
+        return self
 
 
 class ArchitectureConfig(StrictModel):
@@ -124,7 +130,7 @@ class ArchitectureConfig(StrictModel):
     encoder_weights: str | None = "imagenet"
     decoder_use_norm: Annotated[DecoderNorm, BeforeValidator(_norm)] = DecoderNorm()
     decoder_use_batchnorm: Annotated[DecoderNorm | None, BeforeValidator(_norm)] = None
-    decoder_channels: tuple[PositiveInt, ...] = (256, 128, 64, 32, 16)
+    decoder_channels: tuple[DecoderChannels, ...] = (256, 128, 64, 32, 16)
     decoder_interpolation: InterpolationMode = "nearest"
     activation: Activation = "identity"
 
@@ -148,27 +154,18 @@ class ArchitectureConfig(StrictModel):
         """The normalization of the decoder."""
         return self.decoder_use_batchnorm or self.decoder_use_norm
 
-    def problems(self) -> list[str]:
-        """Returns errors of the decoder, one line each."""
-        return [*self.decoder_norm.problems(), *self._channel_problems()]
-
-    def _channel_problems(self) -> list[str]:
-        where = "model.architecture.decoder_channels"
+    @model_validator(mode="after")
+    def _fits(self) -> ArchitectureConfig:
         channels = list(self.decoder_channels)
         if len(channels) != self.encoder_depth:
-            return [
-                f"{where} has {len(channels)} entries; expected encoder_depth "
+            raise ValueError(
+                f"decoder_channels has {len(channels)} entries; expected encoder_depth "
                 f"{self.encoder_depth}"
-            ]
-        if min(channels) < LEAST_CHANNELS:
-            return [
-                f"{where} is {channels}; expected at least {LEAST_CHANNELS} each, of "
-                f"which gates have {LEAST_CHANNELS} times fewer"
-            ]
-        return []
+            )
+        return self
 
 
-class UNetKeys(CorrectedConfig, ChannelKeys):
+class UNetKeys(CorrectedConfig):
     """Keys of `unet` and `unet_downscaling`, with CREDIT's defaults.
 
     Unknown keys are ignored with a warning, as CREDIT's model accepts any keys.
@@ -195,12 +192,11 @@ class UNetKeys(CorrectedConfig, ChannelKeys):
     }
 
     passes_over: ClassVar[bool] = True
-    ignored: ClassVar[Mapping[str, str]] = {
-        "output_frames": "the output has one frame",
-        "padding_conf": "CREDIT's unet ignores it",
-        "use_spectral_norm": "CREDIT's unet ignores it",
-        "interp": "CREDIT's unet ignores it",
-    }
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "unet",
+        "padding_conf use_spectral_norm interp",
+        output_frames=": the output has one frame",
+    )
     output_frames: ClassVar[int] = 1
 
     image_height: PositiveInt = 640
@@ -213,23 +209,17 @@ class UNetKeys(CorrectedConfig, ChannelKeys):
         """Returns keys without effect; see `StrictModel.without_effect`."""
         return super().without_effect() | unseen_frames(self.frames)
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`; any tp and domain degree is valid."""
-        del tensor, domain
-        problems = [
-            *self.architecture.problems(),
-            *mean_problems(self.frames),
-            *self.channel_problems(),
-            *self.post_problems(),
-        ]
-        channels = self.input_channels, self.output_channels
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
+        yield from mean_problems(self.frames)
+        channels = self.x.channels, self.output.channels
         if self.rk4_integration and channels[0] != channels[1]:
-            problems.append(
+            yield (
                 "model.rk4_integration adds the output to the input, but there are "
                 f"{channels[0]} input and {channels[1]} output channels: "
                 f"{self.channel_sum('input')}; {self.channel_sum('output')}"
             )
-        return problems
 
 
 class UNetConfig(VariableKeys, UNetKeys):

@@ -66,12 +66,7 @@ class RMSNorm(nnx.Module):
 
 
 class TimeEmbedding(nnx.Module):
-    """Sinusoidal embedding of the diffusion step, then two linear layers.
-
-    Args of the constructor:
-        channels: number of sines and cosines, half of them each; even.
-        theta: inverse of the smallest frequency.
-    """
+    """Sinusoidal embedding of the diffusion step, then two linear layers."""
 
     def __init__(self, channels: int, theta: float) -> None:
         half = channels // 2
@@ -92,14 +87,7 @@ class TimeEmbedding(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """(conv, norm, scale and shift by time, SiLU), (conv, norm, SiLU), with residual.
-
-    Args of the constructor:
-        channel_in, channel_out: numbers of channels; if they differ, the residual has a
-            1 x 1 convolution.
-        time: number of channels of the embedded time.
-        dropout: dropout rate after the first half.
-    """
+    """(conv, norm, scale and shift by time, SiLU), (conv, norm, SiLU), residual."""
 
     def __init__(
         self, channel_in: int, channel_out: int, time: int, dropout: float = 0.0
@@ -118,14 +106,7 @@ class ResidualBlock(nnx.Module):
     def __call__(
         self, field: Field, other: Field | None, time: Vector, context: Context
     ) -> Field:
-        """Applies the block.
-
-        Args:
-            field: (batch, lat, lon, channel).
-            other: field to concatenate with the first one, or None.
-            time: (batch, channel), the embedded time.
-            context: context of the forward pass.
-        """
+        """Applies the block."""
         if other is not None:
             field = join(field, other)
         layout = field.layout
@@ -140,14 +121,7 @@ class ResidualBlock(nnx.Module):
 
 
 class GlobalAttention(nnx.Module):
-    """Attention between all points, with residual.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        heads, dim_head: number of heads, and of channels of a head.
-        full: whether the attention is `full_attention` or `linear_attention` of
-            `parallel.domain.global_attention`.
-    """
+    """Attention between all points, with residual."""
 
     def __init__(self, channels: int, heads: int, dim_head: int, *, full: bool) -> None:
         self.full, self.heads = full, heads
@@ -192,11 +166,13 @@ class PeriodicConv(nnx.Module):
         return field.like(add_bias(field.data, self.conv.bias[...]))
 
 
-class Downsample(nnx.Module):
-    """Halves the grid by a 2 x 2 convolution of stride 2."""
+class Convolution(nnx.Module):
+    """A convolution as a block: the first, the last, or one that halves the grid."""
 
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.conv = conv(channel_in, channel_out, 2, stride=2)
+    def __init__(
+        self, channel_in: int, channel_out: int, size: int = 2, stride: int = 1
+    ) -> None:
+        self.conv = conv(channel_in, channel_out, size, stride=stride)
 
     def __call__(self, field: Field, context: Context) -> Field:
         del context

@@ -5,33 +5,42 @@ A prediction is a sample of the diffusion process of `model.diffusion`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import BeforeValidator, PositiveInt
+from pydantic import Field as Key
 
 from credit_jax.config.base import Unavailable
+from credit_jax.models.common.config import (
+    PaddedConfig,
+    Rate,
+    VariableKeys,
+    ignored_by,
+    register_model,
+)
 from credit_jax.models.common.entry import enter, leave
-from credit_jax.models.common.padded_config import PaddedConfig, padding_problems
-from credit_jax.models.common.variables import VariableKeys
-from credit_jax.models.diffusion.config import DiffusionKeys
+from credit_jax.models.diffusion.config import DiffusionKeys, process_buffers
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.unet.denoiser import (
-    Downsample,
+    Convolution,
     GlobalAttention,
     PeriodicConv,
     ResidualBlock,
     TimeEmbedding,
     Upsample,
-    conv,
 )
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import Conv
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.state_dict.key_table import Rule, below, key_table
+from credit_jax.state_dict.torch_model import TorchModel
+
+Positives = Annotated[tuple[PositiveInt, ...], Key(min_length=1)]
 
 
 def _full_attention(value: Any) -> Any:
@@ -39,12 +48,14 @@ def _full_attention(value: Any) -> Any:
     return value or None
 
 
-class Level:
-    """Sizes of a level: channels (in, out), attention (heads, dim_head, full)."""
+class Level(NamedTuple):
+    """Sizes of a level: channels in and out, and those of its attention."""
 
-    def __init__(self, channels: tuple[int, int], attention: tuple[int, int, bool]):
-        self.channel_in, self.channel_out = channels
-        self.heads, self.dim_head, self.full = attention
+    channel_in: int
+    channel_out: int
+    heads: int
+    dim_head: int
+    full: bool
 
 
 class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
@@ -75,22 +86,18 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         "attn_heads": 2,
     }
 
-    ignored: ClassVar[Mapping[str, str]] = {
-        key: f"CREDIT's unet-diffusion ignores it{more}"
-        for key, more in {
-            "depth": "",
-            "dim_head": "; see attn_dim_head",
-            "conditional_dimensions": "",
-            "learned_variance": "",
-            "learned_sinusoidal_dim": "",
-            "use_spectral_norm": ": there is none",
-            "interp": ": the output is on the grid",
-            "patch_height": ": there are no patches",
-            "patch_width": ": there are no patches",
-            "frame_patch_size": "",
-            "output_frames": ": the output has one frame",
-        }.items()
-    } | {"flash_attn": "the implementation is chosen by the device"}
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "unet-diffusion",
+        "depth conditional_dimensions learned_variance learned_sinusoidal_dim "
+        "frame_patch_size",
+        dim_head="; see attn_dim_head",
+        use_spectral_norm=": there is none",
+        interp=": the output is on the grid",
+        patch_height=": there are no patches",
+        patch_width=": there are no patches",
+        output_frames=": the output has one frame",
+        flash_attn=": the implementation is chosen by the device",
+    )
     unavailable: ClassVar[Mapping[str, Unavailable]] = dict.fromkeys(
         ("learned_sinusoidal_cond", "random_fourier_features"),
         Unavailable("CREDIT's process refuses it; remove the key", harmless=(False,)),
@@ -101,10 +108,10 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
     image_width: PositiveInt = 1280
     frames: Literal[1] = 1
     init_dim: PositiveInt | None = None
-    dim: tuple[PositiveInt, ...] = (64, 128, 256, 512)
-    dim_mults: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+    dim: Positives = (64, 128, 256, 512)
+    dim_mults: Positives = (1, 2, 4, 8)
     sinusoidal_pos_emb_theta: float = 10000
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     attn_dim_head: PositiveInt | tuple[PositiveInt, ...] = 32
     attn_heads: PositiveInt | tuple[PositiveInt, ...] = 4
     full_attn: Annotated[
@@ -127,7 +134,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         )
         widths = [self.first, *(self.dim[0] * factor for factor in self.dim_mults)]
         return [
-            Level((widths[i], widths[i + 1]), (heads[i], dims[i], bool(full[i])))
+            Level(widths[i], widths[i + 1], heads[i], dims[i], bool(full[i]))
             for i in range(count)
         ]
 
@@ -147,60 +154,113 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
             notes["dim"] = "only its first entry counts, as in CREDIT; see dim_mults"
         return notes
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`; any tp and domain degree is valid."""
-        del tensor, domain
-        problems = [
-            *self.process_problems(),
-            *self.channel_problems(),
-            *padding_problems(self.padding, self.image_height, self.image_width),
-            *self._size_problems(),
-        ]
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
         if self.gen1_post_conf is not None:
-            problems.append(
+            yield (
                 "model.gen1_post_conf: CREDIT's unet-diffusion corrects nothing inside "
                 "the model; remove it, and correct samples in postblocks.per_step"
             )
-        return problems
-
-    def _size_problems(self) -> list[str]:
-        count, problems = len(self.dim_mults), []
-        if not self.dim or not count:
-            return ["model.dim and model.dim_mults: expected at least one entry each"]
+        count = len(self.dim_mults)
         if self.dim[0] < 4 or self.dim[0] % 2:
-            problems.append(
+            yield (
                 f"model.dim[0] is {self.dim[0]}; expected an even number of at least "
                 "4: half of the embedding of the time are sines, half cosines"
             )
         for key in ("attn_heads", "attn_dim_head", "full_attn"):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != count:
-                problems.append(
+                yield (
                     f"model.{key} has {len(value)} entries; expected one for each of "
                     f"the {count} levels of dim_mults"
                 )
-        problems += self.rate_problems("dropout")
         factor = 2 ** (count - 1)
-        for name, size, pad in zip(
-            ("height", "width"),
-            (self.image_height, self.image_width),
-            self.pads,
-            strict=True,
-        ):
+        for name, pad in zip(("height", "width"), self.pads, strict=True):
+            size = getattr(self, f"image_{name}")
             padded = size + sum(pad)
             if padded % factor or padded // factor < 2:
-                problems.append(
+                yield (
                     f"model.image_{name} is {size} + {sum(pad)} padding = {padded}; "
                     f"expected a multiple of {factor} (2^{count - 1}, for {count} "
                     f"levels), at least {2 * factor}: change the padding"
                 )
-        return problems
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,) * count
 
 
+_RESIDUAL = """
+    mlp.1          time    linear
+    block1.proj    conv_1  conv
+    block1.norm    norm_1  rms_norm
+    block2.proj    conv_2  conv
+    block2.norm    norm_2  rms_norm
+    res_conv       skip    conv
+"""
+_FULL = """
+    mem_kv         memory       k h n d -> k n h d
+    norm           norm         rms_norm
+    to_qkv.weight  to_qkv       o i 1 1 -> i o
+    to_out.weight  to_out       o i 1 1 -> i o
+    to_out.bias    to_out_bias
+"""
+# In linear attention tokens are the last dim of the memory.
+_LINEAR = """
+    mem_kv           memory       k h d n -> k n h d
+    norm             norm         rms_norm
+    to_qkv.weight    to_qkv       o i 1 1 -> i o
+    to_out.0.weight  to_out       o i 1 1 -> i o
+    to_out.0.bias    to_out_bias
+    to_out.1         out_norm     rms_norm
+"""
+
+
+def _rules() -> Iterator[Rule]:
+    yield from key_table("""
+        init_conv   entry/conv   conv
+        time_mlp.1  time/first   linear
+        time_mlp.3  time/second  linear
+    """)
+    for name, resize in (("downs", "halving"), ("ups", "conv")):
+        torch, ours = f"{name}.{{i}}", f"{name}/{{i}}"
+        yield from key_table(_RESIDUAL, f"{torch}.0", f"{ours}/block_1")
+        yield from key_table(_RESIDUAL, f"{torch}.1", f"{ours}/block_2")
+        yield from key_table(_LINEAR, f"{torch}.2", f"{ours}/attention")
+        yield from key_table(_FULL, f"{torch}.2", f"{ours}/full_attention")
+        yield from key_table(f"1 resize/conv {resize}", f"{torch}.3", ours)
+        yield from key_table("conv periodic/conv conv", f"{torch}.3", ours)
+    yield from key_table(_RESIDUAL, "mid_block1", "middle/0")
+    yield from key_table(_FULL, "mid_attn", "middle_attention")
+    yield from key_table(_RESIDUAL, "mid_block2", "middle/1")
+    yield from key_table(_RESIDUAL, "final_res_block", "final_block")
+    yield from key_table("final_conv final/conv conv")
+
+
+def _block_names(config: DiffusionUNetConfig) -> list[str]:
+    # Our output of attention includes the residual, unlike CREDIT's. The changed name
+    # is no module, so it is not compared.
+    level = ("0", "1", "2, added", "3")
+    downs, ups = (
+        [f"{kind}.{i}.{name}" for i in range(len(config.dim_mults)) for name in level]
+        for kind in ("downs", "ups")
+    )
+    middle = ["mid_block1", "mid_attn, added", "mid_block2"]
+    names = ["init_conv", *downs, *middle, *ups, "final_res_block", "final_conv"]
+    return [f"model.{name}" for name in names]
+
+
+# As its trainer writes them: the buffers of the process, then the network's keys under
+# "model.".
+DIFFUSION = TorchModel(
+    key_table=below("model", _rules()),
+    block_names=_block_names,
+    constants=process_buffers,
+)
+
+
+@register_model(DiffusionUNetConfig, DIFFUSION)
 class DiffusionUNet(nnx.Module):
     """The denoising network; see `DiffusionUNetConfig` for its keys."""
 
@@ -212,22 +272,21 @@ class DiffusionUNet(nnx.Module):
             return ResidualBlock(channel_in, channel_out, time, config.dropout)
 
         channels = config.input_channels + config.output_channels
-        self.entry = InitialConv(channels, config.first)
+        self.entry = Convolution(channels, config.first, 7)
         self.time = TimeEmbedding(config.dim[0], config.sinusoidal_pos_emb_theta)
         downs, ups = [], []
         for level in levels:
-            resize = PeriodicConv if level is levels[-1] else Downsample
+            halve = (
+                PeriodicConv if level is levels[-1] else partial(Convolution, stride=2)
+            )
             width, wider = level.channel_in, level.channel_out
-            first, second = residual(width, width), residual(width, width)
-            attention = _attention(level, width)
-            downs.append(LevelBlocks(first, second, attention, resize(width, wider)))
+            resize = halve(width, wider)
+            downs.append(LevelBlocks(level, residual, width, width, resize))
         for level in reversed(levels):
-            resize = PeriodicConv if level is levels[0] else Upsample
+            double = PeriodicConv if level is levels[0] else Upsample
             width, wider = level.channel_in, level.channel_out
-            joined = wider + width
-            first, second = residual(joined, wider), residual(joined, wider)
-            attention = _attention(level, wider)
-            ups.append(LevelBlocks(first, second, attention, resize(wider, width)))
+            resize = double(wider, width)
+            ups.append(LevelBlocks(level, residual, wider + width, wider, resize))
         self.downs, self.ups = nnx.List(downs), nnx.List(ups)
         widest, last = levels[-1].channel_out, levels[-1]
         self.middle = nnx.List(residual(widest, widest) for _ in range(2))
@@ -235,18 +294,12 @@ class DiffusionUNet(nnx.Module):
             widest, last.heads, last.dim_head, full=True
         )
         self.final_block = residual(2 * config.first, config.first)
-        self.final = Final(config.first, config.output_channels)
+        self.final = Convolution(config.first, config.output_channels, 1)
 
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Predicts the objective of the process, for local samples and rows.
-
-        Args:
-            inputs: "x" and "noised", (batch, channel, 1, rows, lon), and "time",
-                (batch, 1).
-            context: context of the forward pass.
-        """
+        """Predicts the objective of the process, for local samples and rows."""
         config, cast, condition = self.config, context.precision.cast, inputs["x"]
         x = cast(jnp.concatenate([inputs[NOISED], condition], 1))
         field = enter(x, config.image_height, context, config.padding)
@@ -284,30 +337,25 @@ class DiffusionUNet(nnx.Module):
         return leave(field, config, interpolate=False).astype(condition.dtype)
 
 
-def _attention(level: Level, channels: int) -> GlobalAttention:
-    return GlobalAttention(channels, level.heads, level.dim_head, full=level.full)
-
-
 class LevelBlocks(nnx.Module):
     """The blocks of a level, which the model runs one by one.
 
     Layers of different kinds have different paths, as in the keys of checkpoints.
-
-    Args of the constructor:
-        block_1, block_2: residual blocks.
-        attention: attention after the residual blocks.
-        resize: the last layer.
     """
 
     def __init__(
         self,
-        block_1: ResidualBlock,
-        block_2: ResidualBlock,
-        attention: GlobalAttention,
-        resize: Downsample | Upsample | PeriodicConv,
+        level: Level,
+        residual: Callable[[int, int], ResidualBlock],
+        channel_in: int,
+        channels: int,
+        resize: Convolution | Upsample | PeriodicConv,
     ) -> None:
-        self.block_1, self.block_2 = block_1, block_2
-        full, periodic = attention.full, isinstance(resize, PeriodicConv)
+        self.block_1 = residual(channel_in, channels)
+        self.block_2 = residual(channel_in, channels)
+        sizes = channels, level.heads, level.dim_head
+        attention = GlobalAttention(*sizes, full=level.full)
+        full, periodic = level.full, isinstance(resize, PeriodicConv)
         self.attention = None if full else attention
         self.full_attention = attention if full else None
         self.resize = None if periodic else resize
@@ -321,25 +369,3 @@ class LevelBlocks(nnx.Module):
         assert attention is not None, "one of them is there"
         assert resize is not None, "one of them is there"
         return attention, resize
-
-
-class InitialConv(nnx.Module):
-    """The first convolution, 7 x 7."""
-
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.conv = conv(channel_in, channel_out, 7)
-
-    def __call__(self, field: Field, context: Context) -> Field:
-        del context
-        return self.conv(field)
-
-
-class Final(nnx.Module):
-    """The last convolution, 1 x 1."""
-
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.conv: Conv = conv(channel_in, channel_out, 1)
-
-    def __call__(self, field: Field, context: Context) -> Field:
-        del context
-        return self.conv(field)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import jax
 from flax import nnx
 
-from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import Conv
+from credit_jax.nn.layers import BatchNorm, Conv
 from credit_jax.nn.parameters import stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.domain.pool import max_pool2d_field
@@ -66,24 +65,17 @@ RESNETS = {
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias that keeps or halves the grid, and a batch norm.
-
-    Args of the constructor:
-        channel_in, channel_out: numbers of channels.
-        kernel_size, stride: of both dims.
-        kernel_init: initializer of the kernel.
-        groups: number of channel groups.
-    """
+    """A convolution without bias that keeps or halves the grid, and a batch norm."""
 
     def __init__(
         self,
         channel_in: int,
         channel_out: int,
         kernel_size: int,
-        *,
-        kernel_init: Initializer,
         stride: int = 1,
         groups: int = 1,
+        *,
+        kernel_init: Initializer | None = None,
     ) -> None:
         self.conv = Conv(
             channel_in,
@@ -93,7 +85,7 @@ class ConvNorm(nnx.Module):
             padding=kernel_size // 2,
             groups=groups,
             use_bias=False,
-            kernel_init=kernel_init,
+            kernel_init=kernel_init or kaiming_normal(channel_out * kernel_size**2),
             spectral_norm=False,
         )
         self.norm = BatchNorm(channel_out)
@@ -108,34 +100,24 @@ def relu(field: Field) -> Field:
 
 
 class ResNetBlock(nnx.Module):
-    """torchvision's BasicBlock, or its Bottleneck.
-
-    Args of the constructor:
-        channel_in: number of channels of the input.
-        width: base number of channels; the output has width * sizes.expansion, inner
-            convolutions of a bottleneck width * group_width // 64 * groups channels.
-        stride: stride of the 3 x 3 convolution; 2 halves the grid.
-        sizes: sizes of the network.
-    """
+    """torchvision's BasicBlock, or its Bottleneck."""
 
     def __init__(
         self, channel_in: int, width: int, stride: int, sizes: ResNetSizes
     ) -> None:
         channels = width * sizes.expansion
         inner = width * sizes.group_width // 64 * sizes.groups
-        # kernel, input and output channels, stride, groups
+        # Input and output channels, kernel, stride, groups.
         kernels: Sequence[tuple[int, int, int, int, int]] = (
-            (1, channel_in, inner, 1, 1),
-            (3, inner, inner, stride, sizes.groups),
-            (1, inner, channels, 1, 1),
+            (channel_in, inner, 1, 1, 1),
+            (inner, inner, 3, stride, sizes.groups),
+            (inner, channels, 1, 1, 1),
         )
         if sizes.expansion == 1:
-            kernels = (3, channel_in, width, stride, 1), (3, width, channels, 1, 1)
-        self.branch = nnx.List(_conv_norm(*kernel) for kernel in kernels)
+            kernels = (channel_in, width, 3, stride, 1), (width, channels, 3, 1, 1)
+        self.branch = nnx.List(ConvNorm(*kernel) for kernel in kernels)
         changes = stride != 1 or channel_in != channels
-        self.shortcut = (
-            _conv_norm(1, channel_in, channels, stride, 1) if changes else None
-        )
+        self.shortcut = ConvNorm(channel_in, channels, 1, stride) if changes else None
 
     def __call__(self, field: Field, context: Context) -> Field:
         out = field
@@ -144,20 +126,6 @@ class ResNetBlock(nnx.Module):
         if self.shortcut is not None:
             field = self.shortcut(field, context)
         return relu(add(out, field))
-
-
-def _conv_norm(
-    kernel: int, channel_in: int, channel_out: int, stride: int, groups: int
-) -> ConvNorm:
-    init = kaiming_normal(channel_out * kernel**2)
-    return ConvNorm(
-        channel_in,
-        channel_out,
-        kernel,
-        kernel_init=init,
-        stride=stride,
-        groups=groups,
-    )
 
 
 class Stem(nnx.Module):
@@ -174,12 +142,7 @@ class Stem(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Residual blocks; the first may halve the grid, `scan_blocks` runs the others.
-
-    Args of the constructor:
-        channel_in, width, stride, sizes: of the first block, see `ResNetBlock`.
-        depth: number of blocks.
-    """
+    """Residual blocks; the first may halve the grid, `scan_blocks` runs the others."""
 
     def __init__(
         self, channel_in: int, width: int, depth: int, stride: int, sizes: ResNetSizes
@@ -198,12 +161,7 @@ class Layer(nnx.Module):
 
 
 class ResNetEncoder(nnx.Module):
-    """Encodes a field to fields on successively coarser grids.
-
-    Args of the constructor:
-        channel_in: number of channels of the input.
-        sizes: sizes of the network.
-    """
+    """Encodes a field to fields on successively coarser grids."""
 
     def __init__(self, channel_in: int, sizes: ResNetSizes) -> None:
         self.stem = Stem(channel_in)

@@ -1,11 +1,11 @@
 """Checks model sizes against the parallel degrees."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from credit_jax.config.messages import divisors
-from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP
+from credit_jax.parallel.mesh.axes import EP, TP
 
 # Keys that a model may have, and the axis whose degree must divide them.
 _DIVIDED = {
@@ -31,12 +31,12 @@ class ModelSizes(Protocol):
     # Whether domain shards can exchange heads for rows.
     trades_heads: ClassVar[bool]
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Errors of the sizes on a mesh with these degrees, one line each."""
+    def problems(self) -> Iterable[str]:
+        """Errors of sizes that do not fit each other, one line each."""
         ...
 
     def geometry(self) -> Any:
-        """The stages (`models.common.geometry.Geometry`); None for no stages."""
+        """The stages (`models.common.config.Geometry`); None for no stages."""
         ...
 
 
@@ -60,8 +60,15 @@ def model_problems(
         degrees: degree of each mesh axis, and `ULYSSES`; missing degrees are 1.
     """
     config = _config(model)
-    tp, domain, ep = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP))
-    problems = [*config.problems(tp, domain)]
+    tp, ep = (degrees.get(axis) or 1 for axis in (TP, EP))
+    problems = [*config.problems()]
+    # The sizes of stages are those of a config without problems.
+    for index, stage in enumerate(() if problems else _stages(config)):
+        if stage.depth and stage.heads % tp:
+            problems.append(
+                f"stage {index} has {stage.heads} heads, which tensor = {tp} of the "
+                f"parallelism does not divide; would fit: {divisors(stage.heads)}"
+            )
     sizes = {key: getattr(config, key, None) for key in _DIVIDED}
     for key, axis in _DIVIDED.items():
         size, degree = sizes[key], degrees.get(axis) or 1

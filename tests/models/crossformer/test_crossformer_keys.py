@@ -6,7 +6,7 @@ import yaml
 
 from credit_jax import from_state_dict
 from credit_jax.models.registry import build
-from credit_jax.nn.field_attention import KINDS
+from credit_jax.nn.field_attention import FIELD_ATTENTION
 from credit_torch_bridge.__main__ import main
 from tests.models.crossformer.cases import CROSSFORMER_CASES, DOWNSCALING_CASES
 from tests.state_dict.round_trip import assert_round_trip
@@ -21,7 +21,7 @@ VARIANTS = {
     "interpolating": {"upsample_v_conv": True},
     "no spectral norm": {"use_spectral_norm": False},
     "frames": {"frames": 2, "output_frames": 2},
-    **{kind: {"attention_type": kind} for kind in KINDS},
+    **{kind: {"attention_type": kind} for kind in FIELD_ATTENTION},
 }
 
 

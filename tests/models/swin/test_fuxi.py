@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from credit_jax.models.registry import build, parse_model
-from credit_jax.models.swin import attention
+from credit_jax.models.swin import blocks
 from credit_jax.models.swin.fuxi import FuxiConfig
 from credit_jax.nn.context import Context
+from credit_jax.parallel.mesh.model_fit import model_problems
 from tests.models.parity import (
     FLOAT64,
     FORWARD,
@@ -63,7 +64,7 @@ def _raise_scales(model: Any) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("logit_scale"):
-                parameter[0], parameter[1] = 9.0, attention.MAX_LOGIT_SCALE
+                parameter[0], parameter[1] = 9.0, blocks.MAX_LOGIT_SCALE
 
 
 @pytest.mark.slow
@@ -77,7 +78,7 @@ def test_the_mask_leaks_at_the_clamp_as_in_credit(
     case = credit.credit_case(BASE, seed=3, dtype=torch.float64, prepare=_raise_scales)
     with jax.enable_x64(True):
         y, _, by_input, gradients = run_with_credits_weights(BASE, case)
-        monkeypatch.setattr(attention, "MASKED", -1e9)
+        monkeypatch.setattr(blocks, "MASKED", -1e9)
         hidden, *_ = run_with_credits_weights(BASE, case)
     assert_close(y, case.y, FLOAT64, "at the clamp: forward")
     assert_close(by_input["x"], case.x_gradient, FLOAT64, "at the clamp: input")
@@ -120,11 +121,11 @@ WRONG = {
         "frames is 4 and model.frame_patch_size 2; .* frame_patch_size from 3 to 4",
     ),
     "frames of no patch": ({"frames": 1}, "frame_patch_size from 1 to 1"),
-    "heads": ({"num_heads": 3}, r"num_heads is 3, .* dim 8; would fit: .*2"),
+    "heads": ({"num_heads": 3}, r"num_heads has 3, .* dim 8; would fit: .*2"),
     "groups": ({"num_groups": [2, 3]}, "num_groups has 3, which does not divide dim 8"),
     "a window of one token": ({"window_size": 1}, "window_size is 1; .* at least 2"),
     "an oblong window": ({"window_size": [3, 4]}, r"window_size is \[3, 4\]; .*equal"),
-    "no depth": ({"depth": -1}, "depth is -1; expected 0 to 1000"),
+    "no depth": ({"depth": -1}, "depth: must be at least 0, got -1"),
     "half a patch": (
         {"patch_width": 4, "padding_conf": None},
         r"patch_width is 4: 36 points make 9 patches, whose half is 5, .*"
@@ -150,7 +151,7 @@ WRONG = {
         {"channels": 0, "surface_channels": 0, "output_only_channels": 0},
         "0 output channels",
     ),
-    "a rate": ({"drop_path": 1.0}, "drop_path is 1.0; expected 0 <= drop_path < 1"),
+    "a rate": ({"drop_path": 1.0}, "drop_path: must be less than 1.0, got 1.0"),
     "noise": ({"use_noise": True}, "use_noise: .*not available.*scheduler"),
     "freezing": ({"freeze": True}, "freeze: .*nothing is left to train"),
     "unknown key": ({"windowsize": 7}, "nearest known key is 'window_size'"),
@@ -165,9 +166,8 @@ def test_what_cannot_run_is_refused(name: str) -> None:
 
 
 def test_tensor_degrees_that_do_not_fit() -> None:
-    problems = parse_model(BASE).problems(tensor=4)
-    assert len(problems) == 1
-    assert "num_heads is 2, which tensor = 4 of the parallelism" in problems[0]
+    (problem,) = model_problems(parse_model(BASE), {"tp": 4})
+    assert "stage 0 has 2 heads, which tensor = 4 of the parallelism" in problem
 
 
 def test_patches_fit_where_credit_runs() -> None:
@@ -176,7 +176,7 @@ def test_patches_fit_where_credit_runs() -> None:
     for size in range(8, 40):
         block = {**BASE, "image_height": size, "patch_height": 4, "padding_conf": None}
         config = FuxiConfig(**{k: v for k, v in block.items() if v is not None})
-        if not config.problems():
+        if not any(config.problems()):
             fit.append(size)
     expected = [s for s in range(8, 40) if -(-(s // 4) // 2) == round(s / 4 / 2)]
     assert fit == expected

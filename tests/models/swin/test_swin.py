@@ -12,6 +12,7 @@ from credit_jax import from_state_dict, to_state_dict
 from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.parallel.mesh.model_fit import model_problems
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.compare import comparison
@@ -167,7 +168,10 @@ WRONG = {
         {"residual": True, "output_only_channels": 3},
         "residual adds the input to the output, but they have 7 and 8 channels",
     ),
-    "a rate": ({"drop_path_rate": -0.1}, "drop_path_rate is -0.1"),
+    "a rate": (
+        {"drop_path_rate": -0.1},
+        "drop_path_rate: must be at least 0.0, got -0.1",
+    ),
     "no hidden units": ({"mlp_ratio": 0}, "mlp_ratio is 0"),
     "padding": (
         {"padding_conf": {"mode": "earth", "pad_lat": 30, "pad_lon": 0}},
@@ -185,9 +189,8 @@ def test_what_cannot_run_is_refused(name: str) -> None:
 
 
 def test_tensor_degrees_that_do_not_fit() -> None:
-    problems = parse_model(SWIN).problems(tensor=4)
-    assert len(problems) == 1
-    assert "num_heads has 2, which tensor = 4 of the parallelism" in problems[0]
+    (problem,) = model_problems(parse_model(SWIN), {"tp": 4})
+    assert "stage 0 has 2 heads, which tensor = 4 of the parallelism" in problem
 
 
 def test_rates_of_drop_path_grow_from_block_to_block() -> None:

@@ -14,8 +14,7 @@ from credit_jax import from_state_dict, to_state_dict
 from credit_jax.cli.check.command import main
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build, parse_model
-from credit_jax.models.swin.dscale import DscaleConfig
-from credit_jax.models.swin.wrf import WRFConfig
+from credit_jax.models.swin.fuxi import DscaleConfig, WRFConfig
 from tests.models.mesh_parity import assert_equals_one_device
 from tests.models.parity import (
     Networks,
@@ -91,14 +90,17 @@ WRONG = {
     ),
     "no channels": (
         _changed(WRF, param_outside={"channels": 0, "surface_channels": 0}),
-        "0 around it",
+        "0 channels around the region",
     ),
     "a missing part": (
         {k: v for k, v in WRF.items() if k != "param_outside"},
         "param_outside",
     ),
-    "heads": ({**DSCALE, "num_heads": 3}, "num_heads is 3"),
-    "a rate": ({**DSCALE, "attn_drop": 1.5}, "attn_drop is 1.5"),
+    "heads": ({**DSCALE, "num_heads": 3}, "num_heads has 3"),
+    "a rate": (
+        {**DSCALE, "attn_drop": 1.5},
+        "attn_drop: must be less than 1.0, got 1.5",
+    ),
     "unknown key": ({**DSCALE, "input_channels": 3}, "input_channels"),
 }
 
@@ -125,7 +127,7 @@ def test_the_defaults_are_those_of_credit(credit: Any) -> None:
                 assert default == (p.default, p.default)
             elif p.default is not inspect.Parameter.empty:
                 assert default == p.default, p.name
-        assert config.problems() == []
+        assert not any(config.problems())
 
 
 def test_keys_that_only_credit_accepts_are_named_in_a_warning() -> None:

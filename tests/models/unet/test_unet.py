@@ -135,7 +135,7 @@ WRONG = {
                 "decoder_use_norm": {"type": "batchnorm", "affine": False},
             }
         },
-        "decoder_use_norm.affine: batchnorm without scales and biases is not available",
+        "decoder_use_norm: affine is false: batchnorm without scales and biases",
     ),
     "channels and depth": (
         {"architecture": {**SMALL, "encoder_depth": 4}},
@@ -143,7 +143,7 @@ WRONG = {
     ),
     "narrow": (
         {"architecture": {**SMALL, "decoder_channels": [64, 32, 16, 16, 8]}},
-        r"decoder_channels is \[64, 32, 16, 16, 8\]; expected at least 16 each",
+        "decoder_channels.4: must be at least 16, got 8",
     ),
     "output activation": (
         {"architecture": {**SMALL, "activation": "softmax"}},

@@ -14,11 +14,14 @@ from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.kernels import dense
-from credit_jax.models.common.variables import VariableKeys
+from credit_jax.models.common.config import VariableKeys, register_model
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.state_dict.arrangement import LINEAR
+from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.torch_model import TorchModel
 
 
 class DebuggerConfig(VariableKeys):
@@ -47,11 +50,6 @@ class DebuggerConfig(VariableKeys):
         """Number of time steps of the output, equal to that of the input."""
         return self.frames
 
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`."""
-        del tensor, domain
-        return self.channel_problems()
-
 
 class ChannelLinear(nnx.Module):
     """A linear layer over the last dim, without bias."""
@@ -66,6 +64,13 @@ class ChannelLinear(nnx.Module):
         return dense(x, self.kernel[...])
 
 
+DEBUGGER = TorchModel(
+    key_table=(Rule("linear.weight", "linear/kernel", LINEAR),),
+    block_names=lambda _: [],
+)
+
+
+@register_model(DebuggerConfig, DEBUGGER)
 class Debugger(nnx.Module):
     """The debugger model; see `DebuggerConfig` for its keys."""
 
