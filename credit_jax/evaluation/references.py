@@ -51,19 +51,6 @@ class ReferenceFields(Protocol):
         ...
 
 
-@runtime_checkable
-class Reference(ReferenceFields, Protocol):
-    """A truth."""
-
-    def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        """Lists what is missing at some times, one line each."""
-        ...
-
-    def notes(self, times: np.ndarray) -> list[str]:
-        """Lists what is read otherwise than a file says, one line each."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class FileReference:
     """A NetCDF file or a Zarr store with times."""
@@ -76,11 +63,13 @@ class FileReference:
         return self.file.table
 
     def notes(self, times: np.ndarray) -> list[str]:
+        """Lists what is read otherwise than a file says, one line each."""
         places = near_times(times, self._labels, self.file.where)
         note = rounding_of(times, self._labels[places], self.file.where)
         return [] if note is None else [note]
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
+        """Lists what is missing at some times, one line each."""
         labels = self._labels
         missing = times[near_times(times, labels, self.file.where) < 0]
         if not len(missing):
@@ -160,12 +149,10 @@ class DataReference:
             for kind in source.config.variables.by_type:
                 fields = source.read(kind, source_times)
                 fields_by_key |= {key: field[:, 0] for key, field in fields.items()}
-        arrays = [
-            fields_by_key[self._known[name].key][levels and [*levels]]
-            if levels
-            else fields_by_key[self._known[name].key]
-            for name, levels in selection.items()
-        ]
+        arrays = []
+        for name, levels in selection.items():
+            array = fields_by_key[self._known[name].key]
+            arrays.append(array[[*levels]] if levels else array)
         return np.concatenate(arrays).astype(np.float32, copy=False)
 
     def _source_times(self, source: Source, times: np.ndarray) -> np.ndarray:
@@ -215,6 +202,10 @@ class DataReference:
                 config = source.config.model_copy(update={"variables": variables})
                 chosen[name] = replace(source, config=config)  # type: ignore[type-var]
         return chosen
+
+
+# A truth.
+Reference = FileReference | DataReference
 
 
 def open_truth(

@@ -204,23 +204,6 @@ class DatasetForecaster:
                 f"{_WHERE}: lacks {', '.join(missing)}; expected a Dataset with "
                 f"{', '.join(names.values())}, got {', '.join(map(str, initial))}"
             )
-        labels, places = self._times(initial, num_members)
-        state = {}
-        for key, name in names.items():
-            array = initial[name]
-            if TIME in array.dims:
-                array = array.isel({TIME: places})
-            elif len(labels) > 1:
-                raise ValueError(
-                    f"{_WHERE}: {name} has the dims {array.dims}; expected {TIME}"
-                )
-            state[key] = self._field(array, self._groups[key])
-        return labels[-1], state
-
-    def _times(
-        self, initial: xr.Dataset, num_members: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The labels of a state in order, and their positions along its dim time."""
         data = self.states.reader.data
         if TIME not in initial.coords:
             raise ValueError(
@@ -234,16 +217,25 @@ class DatasetForecaster:
                 f"model in {data.calendar}; convert them"
             )
         labels = to_labels(times, _WHERE)
-        places = np.argsort(labels)
-        labels = labels[places]
-        steps = self.states.times_of_state(num_members)
+        order = np.argsort(labels)
+        labels, steps = labels[order], self.states.times_of_state(num_members)
         expected = [data.time(labels[-1], step) for step in steps]
         if labels.tolist() != np.array(expected, "datetime64[ns]").tolist():
             raise ValueError(
                 f"{_WHERE}: has {_dates(labels)}; expected {len(expected)} time(s), "
                 f"{_dates(expected)}: choose them with .sel(time=[...])"
             )
-        return labels, places
+        state = {}
+        for key, name in names.items():
+            array = initial[name]
+            if TIME in array.dims:
+                array = array.isel({TIME: order})
+            elif len(labels) > 1:
+                raise ValueError(
+                    f"{_WHERE}: {name} has the dims {array.dims}; expected {TIME}"
+                )
+            state[key] = self._field(array, self._groups[key])
+        return labels[-1], state
 
     def _field(self, array: xr.DataArray, group: ChannelGroup) -> np.ndarray:
         """(level, time, lat, lon) of a variable; only what is needed is read."""
@@ -311,18 +303,15 @@ class DatasetForecaster:
                 f"{_WHERE}: {array.name} has no coordinate {dim}; expected the levels "
                 f"{', '.join(f'{value:g}' for value in candidates[0])}"
             )
-        errors = []
+        available, errors = level_values(array[dim], _WHERE), []
         for levels in candidates:
-            available = level_values(array[dim], _WHERE)
+            arguments = levels, available, "level", _WHERE, self._origin
             try:
-                pair = _WHERE, self._origin
-                places = places_of(
-                    levels, available, "level", *pair, some=True, of_run=True
-                )
+                order = places_of(*arguments, some=True, of_run=True)
             except ValueError as error:
                 errors.append(error)
             else:
-                return slice(None) if places is None else places
+                return slice(None) if order is None else order
         raise errors[0]
 
     @property
@@ -336,9 +325,8 @@ def _name(key: str) -> str:
 
 
 def _dates(labels: Sequence[np.datetime64] | np.ndarray) -> str:
-    return ", ".join(str(label)[:16] for label in labels[:5]) + (
-        " ..." if len(labels) > 5 else ""
-    )
+    dates = ", ".join(str(label)[:16] for label in labels[:5])
+    return f"{dates} ..." if len(labels) > 5 else dates
 
 
 def open_forecaster(

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -221,7 +221,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Checks that a folder has the files of its manifest unchanged, and no others."""
-    present = set(_files_below(folder)) - {MANIFEST}
+    present: set[str] = set()
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            entry = Path(path, name)
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise ValueError(
+                    f"{entry}: is a link or a device; a package holds plain files and "
+                    "folders. Copy what it points to, or do not use this package"
+                )
+        present |= {Path(path, k).relative_to(folder).as_posix() for k in files}
+    present -= {MANIFEST}
     missing = sorted(set(manifest.files) - present)
     if missing:
         raise ValueError(
@@ -257,19 +267,6 @@ def _check_kind(path: Path) -> None:
         )
     if begin.startswith(_HDF5):
         refuse_links(path)
-
-
-def _files_below(folder: Path) -> Iterator[str]:
-    """Yields the names of all files below a folder, relative to it, with /."""
-    for path, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            entry = Path(path, name)
-            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                raise ValueError(
-                    f"{entry}: is a link or a device; a package holds plain files and "
-                    "folders. Copy what it points to, or do not use this package"
-                )
-        yield from (Path(path, name).relative_to(folder).as_posix() for name in files)
 
 
 def read_json(path: Path) -> Any:

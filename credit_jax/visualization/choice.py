@@ -112,10 +112,22 @@ def choose(
         )
     if not len(files.leads):
         raise ValueError(f"{files.where}: no forecast has a lead time above 0")
-    start = _start(files.starts, init_time)
-    place = _level(variable, files.grid.variables[variable].levels, level)
-    whose = _member(files.num_members, member)
-    return FieldChoice(files, variable, start, place, whose, training)
+    start, count = _start(files.starts, init_time), files.num_members
+    index = _level(variable, files.grid.variables[variable].levels, level)
+    chosen: int | str | None = member
+    if count == 1:
+        if member is not None:
+            raise ValueError(f"--member: the forecasts have no members, got {member}")
+    elif member is None:
+        chosen = MEAN
+    elif member.isdigit() and int(member) < count:
+        chosen = int(member)
+    elif member not in (MEAN, SPREAD):
+        raise ValueError(
+            f"--member: no member {member!r}; there are 0 to {count - 1}, {MEAN} and "
+            f"{SPREAD}"
+        )
+    return FieldChoice(files, variable, start, index, chosen, training)
 
 
 def _level(name: str, levels: np.ndarray | None, level: float | None) -> int | None:
@@ -177,23 +189,6 @@ def _start(starts: np.ndarray, init_time: str | None) -> int:
     raise ValueError(
         f"--init-time: no forecast from {text}; there are {len(starts)} from {first} "
         f"to {last}; the nearest is {near}"
-    )
-
-
-def _member(count: int, member: str | None) -> int | str | None:
-    if count == 1:
-        if member is not None:
-            raise ValueError(f"--member: the forecasts have no members, got {member}")
-        return None
-    if member in (None, MEAN):
-        return MEAN
-    if member == SPREAD:
-        return SPREAD
-    if member.isdigit() and int(member) < count:
-        return int(member)
-    raise ValueError(
-        f"--member: no member {member!r}; there are 0 to {count - 1}, {MEAN} and "
-        f"{SPREAD}"
     )
 
 
