@@ -107,7 +107,7 @@ SHORT := tests/parallel/test_compiler.py tests/ops tests/kernels/test_dispatch.p
   tests/kernels/gpu/test_norm.py tests/kernels/gpu/test_dense.py tests/parallel/domain/test_norm.py \
   tests/parallel/domain/test_strips.py tests/models/test_matmul_precision.py tests/training/test_loop.py \
   tests/data/test_loader.py tests/io/test_missing_chunks.py tests/evaluation/test_grids.py tests/evaluation/test_forecast_files.py \
-  tests/evaluation/test_scores.py tests/cli/check/test_check.py
+  tests/evaluation/test_scores.py tests/cli/test_check.py
 
 newest: BIN := .cache/newest/bin
 newest:

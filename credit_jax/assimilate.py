@@ -1,6 +1,5 @@
-"""`python -m credit_jax.assimilate`: the command of `credit_jax.cli.assimilate`."""
+"""`python -m credit_jax.assimilate`, which is `credit-jax assimilate`."""
 
-import runpy
+from credit_jax.cli.console import run_module
 
-if __name__ == "__main__":
-    runpy.run_module("credit_jax.cli.assimilate", run_name="__main__", alter_sys=True)
+run_module(__name__, __spec__)

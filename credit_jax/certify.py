@@ -1,6 +1,5 @@
-"""`python -m credit_jax.certify`: the command of `credit_jax.cli.certify`."""
+"""`python -m credit_jax.certify`, which is `credit-jax certify`."""
 
-import runpy
+from credit_jax.cli.console import run_module
 
-if __name__ == "__main__":
-    runpy.run_module("credit_jax.cli.certify", run_name="__main__", alter_sys=True)
+run_module(__name__, __spec__)

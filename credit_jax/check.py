@@ -1,8 +1,5 @@
-"""`python -m credit_jax.check`: the command of `credit_jax.cli.check.command`."""
+"""`python -m credit_jax.check`, which is `credit-jax check`."""
 
-import runpy
+from credit_jax.cli.console import run_module
 
-if __name__ == "__main__":
-    runpy.run_module(
-        "credit_jax.cli.check.command", run_name="__main__", alter_sys=True
-    )
+run_module(__name__, __spec__)

@@ -1,6 +1,5 @@
-"""`python -m credit_jax.mesh`: the command of `credit_jax.cli.mesh`."""
+"""`python -m credit_jax.mesh`, which is `credit-jax mesh`."""
 
-import runpy
+from credit_jax.cli.console import run_module
 
-if __name__ == "__main__":
-    runpy.run_module("credit_jax.cli.mesh", run_name="__main__", alter_sys=True)
+run_module(__name__, __spec__)

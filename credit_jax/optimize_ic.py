@@ -1,6 +1,5 @@
-"""`python -m credit_jax.optimize_ic`: the command of `credit_jax.cli.optimize_ic`."""
+"""`python -m credit_jax.optimize_ic`, which is `credit-jax optimize-ic`."""
 
-import runpy
+from credit_jax.cli.console import run_module
 
-if __name__ == "__main__":
-    runpy.run_module("credit_jax.cli.optimize_ic", run_name="__main__", alter_sys=True)
+run_module(__name__, __spec__)

@@ -1,8 +1,5 @@
-"""`python -m credit_jax.submit`: the command of `credit_jax.cli.submit.command`."""
+"""`python -m credit_jax.submit`, which is `credit-jax submit`."""
 
-import runpy
+from credit_jax.cli.console import run_module
 
-if __name__ == "__main__":
-    runpy.run_module(
-        "credit_jax.cli.submit.command", run_name="__main__", alter_sys=True
-    )
+run_module(__name__, __spec__)

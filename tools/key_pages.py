@@ -15,7 +15,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from credit_jax.cli.submit.section import OTHER_NAMES, JobSection
+from credit_jax.cli.job_section import OTHER_NAMES, JobSection
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.sources.registry import source_config, source_types

@@ -57,7 +57,7 @@ def survey(path: Path, root: Path) -> Verdict:
         root: folder that the name is relative to.
     """
     name = path.relative_to(root).as_posix()
-    kind, model, condition = "", "", ""
+    kind, model, condition, mapping = "", "", "", None
     try:
         mapping = read_yaml(path)
         model = str((mapping.get("model") or {}).get("type", ""))
@@ -67,10 +67,10 @@ def survey(path: Path, root: Path) -> Verdict:
             if kind == GEN1:
                 mapping, _ = convert_config(mapping, to="jax")
             mapping, condition = _downloaded(mapping)
-            plan = plan_run(build_config(mapping), with_data=False)
+            plan_run(build_config(mapping), with_data=False)
     except (ValueError, OSError) as error:
-        return Verdict(name, kind, model, _lines(error))
-    return Verdict(name, kind, model, plan.problems, mapping, condition)
+        return Verdict(name, kind, model, _lines(error), mapping, condition)
+    return Verdict(name, kind, model, (), mapping, condition)
 
 
 def find_configs(root: Path) -> list[Path]:

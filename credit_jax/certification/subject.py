@@ -128,11 +128,9 @@ def subject_of_config(
     works as one of a single rank.
     """
     plan = plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
-    plan.check()
     objective, trainer = plan.objective, config.trainer
     assert objective is not None, "a plan without problems has losses"
     model_def = plan.model.model_def
-    assert model_def is not None, "and a model"
     low_rank = model_def.low_rank
     if weights is None and low_rank is not None:
         low_rank = replace(low_rank, up_init=torch_uniform(low_rank.rank))

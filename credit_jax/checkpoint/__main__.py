@@ -1,6 +1,8 @@
-"""`python -m credit_jax.checkpoint`: the command of `credit_jax.cli.checkpoint`."""
+"""`python -m credit_jax.checkpoint verify DIR`: the command of `cli.checkpoint`."""
 
-import runpy
+import importlib
+import sys
 
 if __name__ == "__main__":
-    runpy.run_module("credit_jax.cli.checkpoint", run_name="__main__", alter_sys=True)
+    command = importlib.import_module("credit_jax.cli.checkpoint")
+    sys.exit(command.main(prog="python -m credit_jax.checkpoint"))

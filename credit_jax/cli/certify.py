@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -13,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -48,8 +47,8 @@ from credit_jax.certification.subject import (
     ranks_of,
 )
 from credit_jax.certification.verdict import NARROW, bounds_of, vanishing
-from credit_jax.cli.commands import FAILED, OK, print_line, run_module
-from credit_jax.cli.options import add_config_options
+from credit_jax.cli.commands import FAILED, OK, option, print_line
+from credit_jax.cli.options import ConfigOptions
 from credit_jax.config import Config, apply_overrides, build_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml
@@ -63,11 +62,6 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_run
 from credit_jax.training.run_weights import open_weights
 
-HELP = (
-    "Prove on this machine that a config gives the same numbers on every mesh; exit "
-    "code 1 if it does not."
-)
-EXAMPLE = "--config configs/tp2_domain2.yaml --out certificate.html"
 _NOT_CERTIFIED = (
     f"meshes of more than {MAX_DEVICES} devices, and several processes",
     f"more than {NUM_STEPS} steps of a forecast, {MAX_ACCUMULATED} micro-batches of an "
@@ -78,103 +72,82 @@ _NOT_CERTIFIED = (
 _PACKAGES = ("credit-jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    return run_module(__name__, argv, prog="python -m credit_jax.certify")
+class Certify(ConfigOptions):
+    """Prove on this machine that a config gives the same numbers on every mesh.
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `certify`."""
-    add_config_options(parser)
-    add = parser.add_argument
-    add("--out", required=True, metavar="FILE", help="the page, HTML; JSON beside it")
-    add(
-        "--meshes",
-        default="all",
-        metavar="LIST",
-        help="all (default), or names such as fsdp2xdomain3,tp2 (docs/certificate.md)",
-    )
-    add("--devices", type=int, default=8, help="largest number of devices (default: 8)")
-    add(
-        "--full",
-        action="store_true",
-        help="the config as it is, on its own data; by default a small grid, narrow "
-        "layers and random data",
-    )
-    add(
-        "--checkpoint",
-        metavar="DIR",
-        help="a run of credit_jax whose weights are taken; with --full",
-    )
-    add("--x64", action="store_true", help="in float64, to 1e-12")
-    add(
-        "--against",
-        choices=("credit",),
-        help="compare one device with serial CREDIT, too; needs the bridge and CREDIT",
-    )
-    add(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="at a time (default: the cores; 1 on accelerators)",
-    )
-    add("--cache", metavar="DIR", help=CACHE_HELP)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Certifies a config and writes the page.
-
-    Returns:
-        0 if all meshes give the same, 1 if not.
-
-    Raises:
-        ValueError, OSError: an option, the config or a file is invalid.
+    The exit code is 1 if it does not.
     """
-    out, json_out = Path(args.out), Path(args.out).with_suffix(".json")
-    for output in (out, json_out):
-        refuse_existing(output)
-    if args.checkpoint and not args.full:
-        raise ValueError(
-            "--checkpoint has the weights of the whole model, and by default a "
-            "certificate is of a small one; add --full"
-        )
-    for name in ("devices", "processes"):
-        number = getattr(args, name)
-        if number is not None and number < 1:
-            raise ValueError(f"--{name}: got {number}; expected at least 1")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out: there is no folder {out.parent}; make it first")
-    weights = None if args.checkpoint is None else open_weights(args.checkpoint)
-    for name in _names(args) or ():
-        dims_of(name)
-    mapping = apply_overrides(read_yaml(args.config), args.set)
-    register_objects(mapping, source=args.config)
-    parse_model(mapping.get("model") or {})
-    config = build_config(mapping, source=args.config)
-    for note in [] if weights is None else weights.compare(config):
-        print_line(f"note: {note}", "yellow")
-    with tempfile.TemporaryDirectory() as folder:
-        certificate = _certified(args, mapping, _mesh_of(config), Path(folder))
-    if weights is not None:
-        kind = "average of the weights" if weights.average else "weights"
-        text = f"{args.checkpoint}, step {weights.step}, {kind}, SHA-256 "
-        facts = {**certificate.provenance, "checkpoint": text + weights.digest}
-        certificate = replace(certificate, provenance=facts)
-    with new_file(out) as partial:
-        partial.write_text(page_of(certificate), encoding="utf-8")
-    with new_file(json_out) as partial:
-        partial.write_text(json.dumps(certificate.to_json(), indent=1) + "\n")
-    for line in certificate.credit:
-        print_line(line)
-    if not certificate.passed:
-        print_line(f"not passed: {out}", "bold red")
-        return FAILED
-    count = meshes_text(len(certificate.verdicts), "give")
-    print_line(f"OK: {count} what one device gives: {out}", "bold green")
-    return OK
+
+    example = "--config configs/tp2_domain2.yaml --out certificate.html"
+
+    out: str = option("the page, HTML; JSON beside it", metavar="FILE")
+    meshes: str = option(
+        "all, or names such as fsdp2xdomain3,tp2 (docs/certificate.md)", "all", "LIST"
+    )
+    devices: int = option("largest number of devices", 8, ge=1)
+    full: bool = option(
+        "the config as it is, on its own data; by default a small grid, narrow layers "
+        "and random data",
+        False,
+    )
+    checkpoint: str | None = option(
+        "a run of credit_jax whose weights are taken; with --full", None, "DIR"
+    )
+    x64: bool = option("in float64, to 1e-12", False)
+    against: Literal["credit"] | None = option(
+        "compare one device with serial CREDIT, too; needs the bridge and CREDIT", None
+    )
+    processes: int | None = option(
+        "at a time (default: the cores; 1 on accelerators)", None, "N", ge=1
+    )
+    cache: str | None = option(CACHE_HELP, None, "DIR")
+
+    def run(self) -> int:
+        """Certifies a config and writes the page; 0 if all meshes give the same."""
+        out, json_out = Path(self.out), Path(self.out).with_suffix(".json")
+        for output in (out, json_out):
+            refuse_existing(output)
+        if self.checkpoint and not self.full:
+            raise ValueError(
+                "--checkpoint has the weights of the whole model, and by default a "
+                "certificate is of a small one; add --full"
+            )
+        if not out.parent.is_dir():
+            raise ValueError(f"--out: there is no folder {out.parent}; make it first")
+        weights = None if self.checkpoint is None else open_weights(self.checkpoint)
+        for name in _names(self) or ():
+            dims_of(name)
+        mapping = apply_overrides(read_yaml(self.config), self.set)
+        register_objects(mapping, source=self.config)
+        parse_model(mapping.get("model") or {})
+        config = build_config(mapping, source=self.config)
+        for note in [] if weights is None else weights.compare(config):
+            print_line(f"note: {note}", "yellow")
+        with tempfile.TemporaryDirectory() as folder:
+            certificate = _certified(self, mapping, _mesh_of(config), Path(folder))
+        if weights is not None:
+            kind = "average of the weights" if weights.average else "weights"
+            text = f"{self.checkpoint}, step {weights.step}, {kind}, SHA-256 "
+            facts = {**certificate.provenance, "checkpoint": text + weights.digest}
+            certificate = replace(certificate, provenance=facts)
+        with new_file(out) as partial:
+            partial.write_text(page_of(certificate), encoding="utf-8")
+        with new_file(json_out) as partial:
+            partial.write_text(json.dumps(certificate.to_json(), indent=1) + "\n")
+        for line in certificate.credit:
+            print_line(line)
+        if not certificate.passed:
+            print_line(f"not passed: {out}", "bold red")
+            return FAILED
+        count = meshes_text(len(certificate.verdicts), "give")
+        print_line(f"OK: {count} what one device gives: {out}", "bold green")
+        return OK
 
 
-def _names(args: argparse.Namespace) -> list[str] | None:
+main = Certify.main
+
+
+def _names(args: Certify) -> list[str] | None:
     """The meshes that are asked for; None for all."""
     return None if args.meshes == "all" else args.meshes.split(",")
 
@@ -198,7 +171,7 @@ def small_config(
         config = build_config(small)
         write_files(config)
         fit_scalers(config)
-        plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
+        plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
     return small
 
 
@@ -210,7 +183,7 @@ def write_plain(mapping: Mapping[str, Any], path: Path) -> Path:
 
 
 def _certified(
-    args: argparse.Namespace, mapping: Mapping[str, Any], mesh: str, folder: Path
+    args: Certify, mapping: Mapping[str, Any], mesh: str, folder: Path
 ) -> Certificate:
     """The certificate of a config that names a mesh."""
     num_samples = math.lcm(NUM_SAMPLES, dims_of(mesh).batch_size)
@@ -218,7 +191,7 @@ def _certified(
         sizes = {"num_samples": num_samples, "num_updates": NUM_UPDATES}
         mapping = for_any_mesh(mapping, **sizes)
         config = build_config(mapping, source=args.config)
-        plan_run(config, num_devices=ranks_of(config) or 1, begins=False).check()
+        plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
     else:
         mapping = small_config(mapping, folder, num_samples)
         config = build_config(mapping)
@@ -241,9 +214,16 @@ def _certified(
     # As many as there are cores, and one for accelerators, which it takes whole.
     at_once = args.processes or ((os.cpu_count() or 1) if is_simulated() else 1)
     at_once = min(at_once, len(meshes))
-    options = {"checkpoint": args.checkpoint, "cache": args.cache}
+    job = Job(
+        path,
+        reference,
+        reference,
+        folder,
+        checkpoint=args.checkpoint,
+        cache=args.cache,
+    )
     runner = Processes(
-        Job(path, reference, reference, folder, **options),
+        job,
         num_devices=max(dims_of(name).world_size for name in (reference, *meshes)),
         at_once=at_once,
         cwd=None if args.full else folder,
@@ -297,7 +277,7 @@ def _against_credit(config: Path, run_folder: Path) -> tuple[str, ...]:
     return (str(ended.returncode), *ended.stdout.strip().splitlines())
 
 
-def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]:
+def _provenance(args: Certify, model_def: ModelDef) -> dict[str, str]:
     # By `credit-jax certify` or by `python -m credit_jax.certify`.
     options = sys.argv[2:] if sys.argv[1:2] == ["certify"] else sys.argv[1:]
     facts = {
@@ -311,7 +291,3 @@ def _provenance(args: argparse.Namespace, model_def: ModelDef) -> dict[str, str]
         with contextlib.suppress(PackageNotFoundError):
             facts[name] = version(name)
     return facts
-
-
-if __name__ == "__main__":
-    sys.exit(main())

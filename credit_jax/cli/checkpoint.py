@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.checkpoint.manager import DIGESTS, pin
 from credit_jax.checkpoint.store import FOLDER
-from credit_jax.config.messages import printable
+from credit_jax.cli.commands import FAILED, OK, Command, option, print_line
 from credit_jax.io.digests import find_damage
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints one line for each checkpoint of a run, and for each damaged file.
+class Verify(Command):
+    """Compare the files of checkpoints with their digests."""
 
-    Returns:
-        0 if none is damaged, 1 otherwise, 2 where there are no checkpoints.
-    """
-    parser = argparse.ArgumentParser(prog="python -m credit_jax.checkpoint")
-    commands = parser.add_subparsers(dest="command", required=True)
-    verify = commands.add_parser("verify", help="compare files with their digests")
-    verify.add_argument(
-        "folder",
+    example = "verify RUN"
+
+    action: Literal["verify"] = option("what to do", positional=True)
+    folder: str = option(
+        "folder of a run (save_loc), one of its checkpoints, or a folder written by "
+        "convert",
         metavar="DIR",
-        type=Path,
-        help="folder of a run (save_loc), one of its checkpoints, or a folder written "
-        "by convert",
+        positional=True,
     )
-    options = parser.parse_args(argv)
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    folders = _folders(options.folder)
-    if not folders:
-        text = (
-            f"error: {options.folder} is no folder of a run with checkpoints in "
-            f"{FOLDER}, and holds no {DIGESTS}; give the save_loc of a run, or one of "
-            "its checkpoints"
-        )
-        print(printable(text), file=sys.stderr)
-        return 2
-    num_damaged = sum(_is_damaged(*item) for item in folders.items())
-    return 1 if num_damaged else 0
+
+    def run(self) -> int:
+        """Prints one line for each checkpoint of a run, and for each damaged file."""
+        folders = _folders(Path(self.folder))
+        if not folders:
+            raise ValueError(
+                f"{self.folder} is no folder of a run with checkpoints in {FOLDER}, "
+                f"and holds no {DIGESTS}; give the save_loc of a run, or one of its "
+                "checkpoints"
+            )
+        num_damaged = sum(_is_damaged(*item) for item in folders.items())
+        return FAILED if num_damaged else OK
+
+
+main = Verify.main
 
 
 def _folders(folder: Path) -> dict[str, Path]:
@@ -61,17 +56,13 @@ def _is_damaged(name: str, folder: Path) -> bool:
     """Prints what is known about a folder; a run that goes on does not remove it."""
     file = pin(folder)
     if file is None:
-        print(f"{name}: removed meanwhile")
+        print_line(f"{name}: removed meanwhile")
         return False
     damage = find_damage(folder / DIGESTS)
-    known = (folder / DIGESTS).is_file()
+    has_digests = (folder / DIGESTS).is_file()
     file.close()
-    whole = "whole" if known else "no digests were written for it"
-    print(printable(f"{name}: {'damaged' if damage else whole}"))
+    sound = "whole" if has_digests else "no digests were written for it"
+    print_line(f"{name}: {'damaged' if damage else sound}")
     for line in damage:
-        print(printable(f"  {line}"))
+        print_line(f"  {line}")
     return bool(damage)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,30 +1,31 @@
-"""Common parts of all command lines: running them, errors and exit codes.
+"""Command lines: options that are declared as fields, errors, exit codes.
 
-A command is a module with `HELP`, `EXAMPLE`, `add_arguments(parser)` and
-`run(args) -> exit code`. Errors of the user are one red line on stderr.
+A command is a subclass of `Command`. Errors of the user are one red line on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import shtab
 from jaxlib import utils as jaxlib_utils  # type: ignore[attr-defined]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from credit_jax.config import not_available
-from credit_jax.config.messages import counted, printable
+from credit_jax.config.messages import counted, describe, printable
 from credit_jax.io.activity import Heartbeat, line_written
 from credit_jax.parallel.compiler import report_stages
 from credit_jax.parallel.joint import failed_collective
@@ -50,51 +51,171 @@ _READS = ("_read_array_index_and_device_put",)
 COMPLETED = {"FILE": shtab.FILE, "NPY": shtab.FILE, "DIR": shtab.DIRECTORY}
 
 
-@runtime_checkable
-class Command(Protocol):
-    """The interface of a module that is a command.
+def option(
+    text: str, default: Any = ..., metavar: str | None = None, **rules: Any
+) -> Any:
+    """An option of a command, or its argument: a field of a `Command`.
+
+    Args:
+        text: what `--help` says; the default is added.
+        default: value without the option, which is required by default.
+        metavar: name of the value. A value of `COMPLETED` is a path, in which `~` is
+            the home folder.
+        **rules: limits of pydantic's, such as `ge`; `short`, `choices`, `nargs` and
+            `positional` are argparse's.
+    """
+    names = ("short", "choices", "nargs", "positional")
+    extra = {name: rules.pop(name) for name in names if name in rules}
+    return Field(
+        default, description=text, title=metavar, json_schema_extra=extra, **rules
+    )
+
+
+class Command(BaseModel):
+    """A command: its docstring is the text of `--help`, its fields are its options.
+
+    Names have dashes for underscores. A field that is False by default is a flag; one
+    that is True becomes `--no-NAME`. Tuples are options that may be repeated.
 
     Attributes:
-        HELP: one sentence for `--help`.
-        EXAMPLE: arguments of a typical call, without the program.
+        example: arguments of a typical call, without the program.
+        exclusive: names of options of which at most one is allowed.
+        one_of: names of options of which exactly one is required.
     """
 
-    HELP: str
-    EXAMPLE: str
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    example: ClassVar[str] = ""
+    exclusive: ClassVar[Sequence[str]] = ()
+    one_of: ClassVar[Sequence[str]] = ()
 
-    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
-        """Adds the options of the command."""
-        ...
+    debug: bool = option("show the traceback of an error", False)
 
-    def run(self, args: argparse.Namespace, /) -> int:
+    def run(self) -> int:
         """Runs the command and returns its exit code.
 
         Raises:
             ValueError, OSError, MemoryError: an error of the user; exit code 2.
             CommandError: an error with another exit code.
         """
-        ...
+        raise NotImplementedError
+
+    @classmethod
+    def main(
+        cls, argv: Sequence[str] | None = None, *, prog: str = "credit-jax"
+    ) -> int:
+        """Parses a command line and runs the command.
+
+        Args:
+            argv: arguments without the program; None takes those of the process.
+            prog: the program as a user types it.
+
+        Returns:
+            The exit code.
+        """
+        parser = argparse.ArgumentParser(prog=prog)
+        cls.fill(parser)
+        values = vars(parser.parse_args(argv))
+        try:
+            return _run(cls.model_validate(values), prog)
+        except ValidationError as error:
+            lines = [
+                ": ".join([*(f"--{_dashed(loc)}" for loc in each["loc"][:1]), text])
+                for each in error.errors(include_url=False)
+                for text in [describe(each["type"], each["input"], each)]
+            ]
+            return _failed(ValueError("\n".join(lines)))
+
+    @classmethod
+    def fill(cls, parser: argparse.ArgumentParser) -> None:
+        """Sets description and example of a parser, and adds the options."""
+        parser.description = inspect.getdoc(cls)
+        parser.epilog = f"example: {parser.prog} {cls.example}"
+        groups: dict[str, Any] = {}
+        for names, required in ((cls.exclusive, False), (cls.one_of, True)):
+            if names:
+                group = parser.add_mutually_exclusive_group(required=required)
+                groups |= dict.fromkeys(names, group)
+        # Those of the command come before those that it shares.
+        for name in dict.fromkeys(
+            name for base in cls.__mro__ for name in inspect.get_annotations(base)
+        ):
+            if name in cls.model_fields:
+                _add(groups.get(name, parser), name, cls.model_fields[name])
+
+
+def _add(parser: Any, name: str, field: FieldInfo) -> None:
+    """Adds the option of a field to a parser or a group."""
+    key, metavar = field.alias or name, field.title
+    union = get_origin(field.annotation) in (Union, UnionType)
+    kinds = get_args(field.annotation) if union else (field.annotation,)
+    kinds = [kind for kind in kinds if kind is not NoneType]
+    values = [v for k in kinds if get_origin(k) is Literal for v in get_args(k)]
+    extra: dict[str, Any] = dict(field.json_schema_extra or {})  # type: ignore
+    flags = [f"--{_dashed(key)}", *filter(None, [extra.pop("short", None)])]
+    keywords: dict[str, Any] = {"dest": key, "default": argparse.SUPPRESS}
+    if extra.pop("positional", False):
+        flags = [key]
+        del keywords["dest"], keywords["default"]
+    elif field.is_required():
+        keywords["required"] = True
+    if kinds == [bool]:
+        is_choice = NoneType in get_args(field.annotation)
+        keywords["action"] = "store_false" if field.default else "store_true"
+        if is_choice:
+            keywords["action"] = argparse.BooleanOptionalAction
+        elif field.default:
+            flags = [f"--no-{_dashed(key)}"]
+    else:
+        keywords["metavar"] = metavar
+        if bool in kinds:
+            keywords |= {"nargs": "?", "const": True}
+        elif get_origin(kinds[0]) is tuple and "nargs" not in extra:
+            keywords["action"] = "append"
+        if values or extra.get("choices"):
+            keywords["choices"] = values or [*extra.pop("choices")]
+        if number := {int, float} & {*kinds, *map(type, values)}:
+            keywords["type"] = number.pop()
+        elif metavar in COMPLETED:
+            keywords["type"] = os.path.expanduser
+    text = field.description or ""
+    if not (field.is_required() or isinstance(field.default, bool | tuple | None)):
+        text += f" (default: {field.default})"
+    text = text.replace("%", "%%")
+    action = parser.add_argument(*flags, help=text, **keywords, **extra)
+    if metavar in COMPLETED:
+        action.complete = COMPLETED[metavar]
+
+
+def _dashed(name: object) -> str:
+    return str(name).replace("_", "-")
 
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """Module and summary of a command, known without importing it.
+    """A command, known without importing it.
 
     Attributes:
-        module: name of the module that is the command.
+        name: class of the command after its module, such as "a.b:Train".
         summary: summary for the list of all commands.
         extra: optional dependencies of this project that the module imports.
         platforms: default of JAX_PLATFORMS; "" leaves the choice to JAX.
     """
 
-    module: str
+    name: str
     summary: str
     extra: str = ""
     platforms: str = ""
 
+    def load(self) -> type[Command]:
+        """Imports the command."""
+        if self.platforms:
+            os.environ.setdefault("JAX_PLATFORMS", self.platforms)
+        module, _, name = self.name.partition(":")
+        return getattr(importlib.import_module(module), name)
+
 
 class CommandError(Exception):
-    """An error that ends a command with a given exit code.
+    """An error that ends a command with an exit code of its own.
 
     Args:
         message: the line to print.
@@ -104,20 +225,6 @@ class CommandError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def run_module(name: str, argv: Sequence[str] | None, *, prog: str) -> int:
-    """Runs one command, such as `python -m credit_jax.train`.
-
-    Args:
-        name: name of the imported module that is the command.
-        argv: arguments without the program; None takes those of the process.
-        prog: the program as a user types it.
-
-    Returns:
-        The exit code.
-    """
-    return _parse_and_run(cast(Command, sys.modules[name]), argv, prog)
 
 
 def run_group(
@@ -142,153 +249,79 @@ def run_group(
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in commands:
-        entry = commands[arguments[0]]
+    name = arguments[0] if arguments else "--help"
+    if entry := commands.get(name):
         try:
-            with _needed(entry):
-                command = load_command(entry)
-                return _parse_and_run(command, arguments[1:], f"{prog} {arguments[0]}")
-        except CommandError as error:
-            return _failed(error)
-    if arguments and not arguments[0].startswith("-"):
-        return _failed(not_available("command", arguments[0], commands))
+            return entry.load().main(arguments[1:], prog=f"{prog} {name}")
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package == entry.name.partition(".")[0] or not entry.extra:
+                raise
+            return _failed(
+                ValueError(
+                    f"this command needs {error.name}, which is not installed; install "
+                    f"it with: pip install 'credit-jax[{entry.extra}]'"
+                )
+            )
+    if not name.startswith("-"):
+        return _failed(not_available("command", name, commands))
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
         epilog=f"{prog} COMMAND --help describes a command and gives an example.",
     )
     shtab.add_argument_to(parser, help="print the completion script of a shell")
-    parser.add_argument("--version", action="version", version=_version())
-    _list_commands(parser, commands, options="--print-completion" in arguments)
+    versions = [f"{name} {version(name)}" for name in ("credit-jax", "jax", "jaxlib")]
+    text = f"{', '.join(versions)}, Python {sys.version.split()[0]}"
+    parser.add_argument("--version", action="version", version=text)
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, entry in commands.items():
+        command = choices.add_parser(name, help=entry.summary)
+        if "--print-completion" in arguments:
+            entry.load().fill(command)
     parser.parse_args(arguments)
     parser.error("the command comes first, its options behind it")
 
 
-def _list_commands(
-    parser: argparse.ArgumentParser,
-    commands: Mapping[str, CommandEntry],
-    *,
-    options: bool,
-) -> None:
-    """Adds the commands; `options` also adds the options of importable ones."""
-    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, entry in commands.items():
-        command = choices.add_parser(name, help=entry.summary)
-        if options:
-            _fill(command, load_command(entry))
-
-
-def load_command(entry: CommandEntry) -> Command:
-    """Imports the module of a command."""
-    if entry.platforms:
-        os.environ.setdefault("JAX_PLATFORMS", entry.platforms)
-    return cast(Command, importlib.import_module(entry.module))
-
-
-@contextmanager
-def _needed(entry: CommandEntry) -> Iterator[None]:
-    """Turns a missing package that the entry's extra installs into a CommandError."""
+def _run(command: Command, prog: str) -> int:
+    code, heartbeat = FAILED, Heartbeat(prog)
     try:
-        yield
-    except ModuleNotFoundError as error:
-        ours = (error.name or "").partition(".")[0] == entry.module.partition(".")[0]
-        if ours or not entry.extra:
-            raise
-        raise CommandError(
-            f"this command needs {error.name}, which is not installed; install it "
-            f"with: pip install 'credit-jax[{entry.extra}]'",
-            USER_ERROR,
-        ) from error
-
-
-def _version() -> str:
-    """The versions of this package and of JAX."""
-    versions = [f"{name} {version(name)}" for name in ("credit-jax", "jax", "jaxlib")]
-    return f"{', '.join(versions)}, Python {sys.version.split()[0]}"
-
-
-def _parse_and_run(command: Command, argv: Sequence[str] | None, prog: str) -> int:
-    parser = argparse.ArgumentParser(prog=prog)
-    _fill(parser, command)
-    return _run(command, _at_home(parser, parser.parse_args(argv)), prog)
-
-
-def _at_home(
-    parser: argparse.ArgumentParser, args: argparse.Namespace
-) -> argparse.Namespace:
-    """The arguments with paths below the home folder written out.
-
-    A shell leaves the tilde of `--out=~/runs` as it is.
-    """
-    for action in parser._actions:
-        value = getattr(args, action.dest, None)
-        if action.metavar in COMPLETED and isinstance(value, str | Path):
-            home = os.path.expanduser(value)
-            setattr(args, action.dest, type(value)(home))
-    return args
-
-
-def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Sets description and example of a command; adds its options and `--debug`."""
-    parser.description = command.HELP
-    parser.epilog = f"example: {parser.prog} {command.EXAMPLE}"
-    command.add_arguments(parser)
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error"
-    )
-    for action in parser._actions:
-        if action.metavar in COMPLETED:
-            action.complete = COMPLETED[action.metavar]  # type: ignore[attr-defined]
-
-
-def _run(command: Command, args: argparse.Namespace, prog: str) -> int:
-    code = FAILED
-    try:
-        _silence(debug=args.debug)
+        _silence(debug=command.debug)
         report_stages()
-        code = _run_alone(command, args, prog)
-    except Exception as error:
-        # In a run of several processes, the loss of another one may be the cause.
-        if wait_for_reason():
-            if args.debug or not (cause := failed_collective(error)):
-                traceback.print_exc()
-            else:
-                end_all(RESUME, cause)
-        raise
-    finally:
-        leave_others(code)
-    return code
-
-
-def _run_alone(command: Command, args: argparse.Namespace, prog: str) -> int:
-    heartbeat = Heartbeat(prog)
-    try:
         with heartbeat:
-            return command.run(args)
+            code = command.run()
     except (CommandError, ValueError, OSError, MemoryError) as error:
-        if args.debug:
+        if command.debug:
             raise
         # What fails because another process is gone, within a save or a read, looks
         # like an error of the user.
         wait_for_reason()
-        return _failed(error)
-    except RuntimeError as error:
-        # Of JAX_PLATFORMS=cuda where there is no GPU.
-        if args.debug or "initialize backend" not in str(error):
-            raise
-        platforms = os.environ.get("JAX_PLATFORMS", "")
-        reason = str(error).partition("\n")[0]
-        return _failed(
-            ValueError(
-                f"JAX_PLATFORMS={platforms}: {reason}; unset it, or set it to cpu or "
-                "to what this machine has"
-            )
-        )
+        code = _failed(error)
     except KeyboardInterrupt:
         # If it came as a signal, the heartbeat has answered already.
         if not heartbeat.has_answered:
             print_line("interrupted", "red", stderr=True)
-        return INTERRUPTED
+        code = INTERRUPTED
+    except Exception as error:
+        # Of JAX_PLATFORMS=cuda where there is no GPU.
+        if command.debug or "initialize backend" not in str(error):
+            # In a run of several processes, the loss of another may be the cause.
+            if wait_for_reason():
+                if command.debug or not (cause := failed_collective(error)):
+                    traceback.print_exc()
+                else:
+                    end_all(RESUME, cause)
+            raise
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        code = _failed(
+            ValueError(
+                f"JAX_PLATFORMS={platforms}: {str(error).partition(chr(10))[0]}; unset "
+                "it, or set it to cpu or to what this machine has"
+            )
+        )
+    finally:
+        leave_others(code)
+    return code
 
 
 def _silence(*, debug: bool) -> None:

@@ -7,7 +7,9 @@ does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from types import MappingProxyType
 
 from credit_jax.cli.commands import CommandEntry, run_group
@@ -16,60 +18,68 @@ DESCRIPTION = "CREDIT's weather models as pure JAX functions, exact on every mes
 
 MODULES: Mapping[str, CommandEntry] = MappingProxyType(
     {
-        "init": CommandEntry(
-            "credit_jax.cli.init.command", "a config for your own files", "", "cpu"
-        ),
-        "check": CommandEntry(
-            "credit_jax.cli.check.command", "report on a config, no training"
-        ),
-        "preprocess": CommandEntry(
-            "credit_jax.cli.preprocess", "fit the scalers of a config", "", "cpu"
-        ),
-        "train": CommandEntry("credit_jax.cli.train", "train a model"),
-        "submit": CommandEntry(
-            "credit_jax.cli.submit.command",
-            "training as jobs of PBS or SLURM",
-            "",
-            "cpu",
-        ),
-        "forecast": CommandEntry(
-            "credit_jax.cli.forecast.command", "forecasts of a model, to files"
-        ),
-        "package": CommandEntry(
-            "credit_jax.cli.package",
-            "a trained model as a folder to hand on",
-            "",
-            "cpu",
-        ),
-        "plot": CommandEntry(
-            "credit_jax.cli.plot", "maps of forecasts, figures of scores", "", "cpu"
-        ),
-        "sensitivity": CommandEntry(
-            "credit_jax.cli.sensitivity", "what a number of a forecast depends on"
-        ),
-        "optimize-ic": CommandEntry(
-            "credit_jax.cli.optimize_ic", "fit an initial state to later ones"
-        ),
-        "assimilate": CommandEntry(
-            "credit_jax.cli.assimilate", "analyses from forecasts and observations"
-        ),
-        "score": CommandEntry("credit_jax.cli.score", "scores of forecasts, to files"),
-        "certify": CommandEntry(
-            "credit_jax.cli.certify", "proof that every mesh gives the same", "", "cpu"
-        ),
-        "mesh": CommandEntry(
-            "credit_jax.cli.mesh", "which mesh to train on", "", "cpu"
-        ),
-        "predict": CommandEntry(
-            "credit_jax.cli.predict", "one forward pass of a model"
-        ),
-        "demo": CommandEntry("credit_jax.cli.demo", "make the demo data set"),
+        name: CommandEntry(f"credit_jax.cli.{command}", summary, platforms=platforms)
+        for name, command, summary, platforms in (
+            ("init", "init:Init", "a config for your own files", "cpu"),
+            ("check", "check:Check", "report on a config, no training", ""),
+            (
+                "preprocess",
+                "preprocess:Preprocess",
+                "fit the scalers of a config",
+                "cpu",
+            ),
+            ("train", "train:Train", "train a model", ""),
+            (
+                "submit",
+                "submit:Submit",
+                "training as jobs of PBS or SLURM",
+                "cpu",
+            ),
+            ("forecast", "forecast:Forecast", "forecasts of a model, to files", ""),
+            (
+                "package",
+                "package:MakePackage",
+                "a trained model as a folder to hand on",
+                "cpu",
+            ),
+            ("plot", "plot:Plot", "maps of forecasts, figures of scores", "cpu"),
+            (
+                "sensitivity",
+                "sensitivity:ComputeSensitivity",
+                "what a number of a forecast depends on",
+                "",
+            ),
+            (
+                "optimize-ic",
+                "optimize_ic:OptimizeState",
+                "fit an initial state to later ones",
+                "",
+            ),
+            (
+                "assimilate",
+                "assimilate:Assimilate",
+                "analyses from forecasts and observations",
+                "",
+            ),
+            ("score", "score:Score", "scores of forecasts, to files", ""),
+            (
+                "certify",
+                "certify:Certify",
+                "proof that every mesh gives the same",
+                "cpu",
+            ),
+            ("mesh", "mesh:ChooseMesh", "which mesh to train on", "cpu"),
+            ("predict", "predict:Predict", "one forward pass of a model", ""),
+            ("demo", "demo:Demo", "make the demo data set", ""),
+        )
     }
 )
 # Converting and comparing need no accelerator.
 BRIDGE: Mapping[str, CommandEntry] = MappingProxyType(
     {
-        name: CommandEntry(f"credit_torch_bridge.cli.{name}", summary, "bridge", "cpu")
+        name: CommandEntry(
+            f"credit_torch_bridge.cli:{name.title()}", summary, "bridge", "cpu"
+        )
         for name, summary in {
             "convert": "a checkpoint of CREDIT to credit_jax, or back",
             "inspect": "what is in a checkpoint",
@@ -88,3 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     commands = {**MODULES, **BRIDGE}
     return run_group(commands, argv, prog="credit-jax", description=DESCRIPTION)
+
+
+def run_module(name: str, spec: ModuleSpec | None) -> None:
+    """Runs the command of a module that `python -m` started; else does nothing.
+
+    Args:
+        name: `__name__` of the module.
+        spec: its `__spec__`, whose name says which command it is.
+    """
+    if name == "__main__" and spec is not None:
+        module = spec.name.removesuffix(".__main__")
+        command = MODULES[module.rpartition(".")[2].replace("_", "-")].load()
+        sys.exit(command.main(prog=f"python -m {module}"))

@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
-
 from rich.console import Console
 
-from credit_jax.cli.commands import OK, print_line, run_module
+from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config import parse
 from credit_jax.config.demo import DemoConfig, ForcingConfig
 from credit_jax.demo.dataset import ensure_demo_data
 
-HELP = "Make the demo data set with the dynamical core of dinosaur."
-EXAMPLE = "--out demo_data/T21 --days 365"
+
+class Demo(Command):
+    """Make the demo data set with the dynamical core of dinosaur."""
+
+    example = "--out demo_data/T21 --days 365"
+
+    out: str = option("folder to make", metavar="DIR")
+    truncation: str = option("T21 (32 x 64 points), T42 (64 x 128)", "T21")
+    days: int = option("of the data set", 560)
+    spinup_days: int = option("before it", 200)
+    held_out_days: int = option("at its end, not for training", 60)
+    seed: int = option("of the initial state", 0)
+    equator_to_pole: float = option("of the forcing", 60.0)
+    season: float = option("of the forcing", 0.1)
+    land_heating: float = option("of the forcing", 40.0)
+
+    def run(self) -> int:
+        """Generates the data set, unless the folder already has it."""
+        values = self.model_dump(exclude={"debug"})
+        forcing = {name: values.pop(name) for name in ForcingConfig.model_fields}
+        config = parse(DemoConfig, {**values, "forcing": forcing}, source="demo")
+        folder = ensure_demo_data(config, Console(stderr=True))
+        print_line(f"{folder} is complete.", stderr=True)
+        return OK
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line `python -m credit_jax.demo`; returns the exit code."""
-    return run_module(__name__, argv, prog="python -m credit_jax.demo")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `demo`."""
-    add = parser.add_argument
-    add("--out", required=True, metavar="DIR", help="folder to make")
-    add("--truncation", default="T21", help="T21 (32 x 64 points), T42 (64 x 128)")
-    defaults = DemoConfig(out="")
-    for name in ("days", "spinup_days", "held_out_days", "seed"):
-        value = getattr(defaults, name)
-        flag = "--" + name.replace("_", "-")
-        add(flag, type=int, default=value, help=f"default {value}")
-    for name, value in ForcingConfig().model_dump().items():
-        flag = "--" + name.replace("_", "-")
-        add(flag, type=float, default=value, help=f"of the forcing, default {value}")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Generates the data set, unless the folder already has it."""
-    console = Console(stderr=True)
-    forcing = {name: getattr(args, name) for name in ForcingConfig.model_fields}
-    names = DemoConfig.model_fields.keys() - {"forcing"}
-    values = {name: getattr(args, name) for name in names} | {"forcing": forcing}
-    folder = ensure_demo_data(parse(DemoConfig, values, source="demo"), console)
-    print_line(f"{folder} is complete.", stderr=True)
-    return OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = Demo.main

@@ -6,9 +6,7 @@ of the config.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,22 +20,8 @@ import pandas as pd
 from credit_jax.adjoint import TrajectoryLoss, optimize_state
 from credit_jax.adjoint.maps import map_of_plan
 from credit_jax.adjoint.optimization import StateIteration
-from credit_jax.cli.commands import (
-    DIVERGED,
-    OK,
-    CommandError,
-    print_line,
-    run_module,
-)
-from credit_jax.cli.forecast.model import config_of, planned_forecasts
-from credit_jax.cli.options import (
-    add_checkpoint_options,
-    add_config_options,
-    add_mesh_options,
-    add_process_options,
-    add_verify_option,
-    join_processes,
-)
+from credit_jax.cli.commands import DIVERGED, OK, CommandError, option, print_line
+from credit_jax.cli.model import RunOptions
 from credit_jax.config import Config
 from credit_jax.config.assimilation import OptimizeConfig
 from credit_jax.config.inference import OutputConfig
@@ -48,115 +32,101 @@ from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.netcdf import write_netcdf
-from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
+from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.forecast import ForecastPlan
 
-HELP = "Fit the initial state of a forecast to the data at its later times."
-EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01 --out fitted"
 ANALYSIS, INCREMENT, LOG = "analysis.nc", "increment.nc", "log.csv"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    return run_module(__name__, argv, prog="python -m credit_jax.optimize_ic")
+class OptimizeState(RunOptions):
+    """Fit the initial state of a forecast to the data at its later times."""
+
+    example = "--config RUN/model.yml --init-time 2001-06-01 --out fitted"
+
+    init_time: str = option("date of the state", metavar="DATE")
+    out: str = option(f"folder of {ANALYSIS}, {LOG} ...", metavar="DIR")
+
+    def run(self) -> int:
+        """Fits the state and writes it."""
+        compile_sooner()
+        out = Path(self.out)
+        for name in (ANALYSIS, INCREMENT, LOG):
+            refuse_existing(out / name)
+        config, _ = self.read()
+        section = config.optimize_ic or OptimizeConfig()
+        num_steps = config.data.forecast_len
+        section.windows(num_steps)
+        self.join()
+        planned = self.plan(
+            config,
+            init_times=[self.init_time],
+            num_steps=num_steps,
+            changes={"output": OutputConfig(), "members": 1},
+        )
+        plan, model, outputs = planned.plan, planned.model, planned.outputs
+        training, start = _training(config, plan, num_steps), plan.schedule.starts[0]
+        loader, objective = training.loaders["train"], training.objective
+        assert objective is not None, "a plan without problems has an objective"
+        weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
+        leads = range(1, num_steps + 1)
+        forecast = map_of_plan(
+            plan, model, weights, leads, "normalized", objective.rollout
+        )
+        y = SampleReader(loader.dataset, loader.pipeline).read([0]).y
+        y = np.repeat(y, model.axes.num_data, axis=0)
+        stacked = np.moveaxis(y, 2, 0)[:, :, :, None]
+        targets = place_batch({"y": stacked}, model.mesh)["y"]
+        loss = TrajectoryLoss.of(forecast, objective.loss, targets)
+        rows: list[StateIteration] = []
+
+        def progress(iteration: StateIteration) -> None:
+            rows.append(iteration)
+            if len(rows) % section.iterations == 0 and jax.process_index() == 0:
+                print_line(
+                    f"{iteration.window} steps, {len(rows)} updates: loss "
+                    f"{iteration.loss:.6g}"
+                )
+
+        try:
+            fitted = optimize_state(loss, section, num_steps, progress)
+        except FloatingPointError as error:
+            raise CommandError(str(error), DIVERGED) from error
+        assert forecast.normalization is not None, "the units are normalized"
+        host = {key: to_host(x)[:1] for key, x in fitted.items()}
+        states = [
+            {k: x[0] for k, x in forecast.normalization.denormalize(fields).items()}
+            for fields in (host, {k: x[:1] for k, x in forecast.state.items()})
+        ]
+        times = [
+            plan.reader.data.time(start, k)
+            for k in range(1 - model.model_def.frames, 1)
+        ]
+        chosen = tuple(v for v in outputs.variables if v.key in host)
+        outputs = replace(outputs, variables=chosen)
+        if jax.process_index() == 0:
+            changes = {key: states[0][key] - states[1][key] for key in host}
+            out.mkdir(parents=True, exist_ok=True)
+            for name, fields in ((INCREMENT, changes), (ANALYSIS, states[0])):
+                steps = [
+                    {key: fields[key][:, place] for key in host}
+                    for place in range(len(times))
+                ]
+                dataset = to_dataset(outputs, times, steps)
+                for variable in chosen:
+                    dataset[variable.name].attrs |= outputs.attributes_of(variable)
+                with new_file(out / name) as path:
+                    write_netcdf(dataset, path, {})
+            with new_file(out / LOG) as path:
+                _write_log(rows, path)
+            for note in loss_notes(rows):
+                print_line(f"note: {note}", "yellow")
+            print_line(f"written: {out}")
+        return OK
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `optimize-ic`."""
-    add_config_options(parser)
-    add_checkpoint_options(parser)
-    add = parser.add_argument
-    add("--init-time", required=True, metavar="DATE", help="date of the state")
-    add("--out", required=True, metavar="DIR", help=f"folder of {ANALYSIS}, {LOG} ...")
-    add_mesh_options(parser)
-    add_verify_option(parser)
-    add("--cache", metavar="DIR", help=CACHE_HELP)
-    add_process_options(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Fits the state and writes it.
-
-    Raises:
-        CommandError: a loss is not finite.
-        ValueError, OSError: the config, the run or its data are invalid.
-    """
-    compile_sooner()
-    out = Path(args.out)
-    for name in (ANALYSIS, INCREMENT, LOG):
-        refuse_existing(out / name)
-    config = config_of(args, None)
-    section = config.optimize_ic or OptimizeConfig()
-    num_steps = config.data.forecast_len
-    section.windows(num_steps)
-    use_cache(args.cache)
-    join_processes(args)
-    planned = planned_forecasts(
-        args,
-        config,
-        None,
-        init_times=[args.init_time],
-        num_steps=num_steps,
-        changes={"output": OutputConfig(), "members": 1},
-    )
-    plan, model, outputs = planned.plan, planned.model, planned.outputs
-    training, start = _training(config, plan, num_steps), plan.schedule.starts[0]
-    loader, objective = training.loaders["train"], training.objective
-    assert objective is not None, "a plan without problems has an objective"
-    weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
-    leads = range(1, num_steps + 1)
-    forecast = map_of_plan(plan, model, weights, leads, "normalized", objective.rollout)
-    y = SampleReader(loader.dataset, loader.pipeline).read([0]).y
-    y = np.repeat(y, model.axes.num_data, axis=0)
-    stacked = np.moveaxis(y, 2, 0)[:, :, :, None]
-    targets = place_batch({"y": stacked}, model.mesh)["y"]
-    loss = TrajectoryLoss.of(forecast, objective.loss, targets)
-    rows: list[StateIteration] = []
-
-    def progress(iteration: StateIteration) -> None:
-        rows.append(iteration)
-        if len(rows) % section.iterations == 0 and jax.process_index() == 0:
-            print_line(
-                f"{iteration.window} steps, {len(rows)} updates: loss "
-                f"{iteration.loss:.6g}"
-            )
-
-    try:
-        fitted = optimize_state(loss, section, num_steps, progress)
-    except FloatingPointError as error:
-        raise CommandError(str(error), DIVERGED) from error
-    assert forecast.normalization is not None, "the units are normalized"
-    host = {key: to_host(x)[:1] for key, x in fitted.items()}
-    states = [
-        {k: x[0] for k, x in forecast.normalization.denormalize(fields).items()}
-        for fields in (host, {k: x[:1] for k, x in forecast.state.items()})
-    ]
-    times = [
-        plan.reader.data.time(start, k) for k in range(1 - model.model_def.frames, 1)
-    ]
-    chosen = tuple(v for v in outputs.variables if v.key in host)
-    outputs = replace(outputs, variables=chosen)
-    if jax.process_index() == 0:
-        changes = {key: states[0][key] - states[1][key] for key in host}
-        out.mkdir(parents=True, exist_ok=True)
-        for name, fields in ((INCREMENT, changes), (ANALYSIS, states[0])):
-            steps = [
-                {key: fields[key][:, place] for key in host}
-                for place in range(len(times))
-            ]
-            dataset = to_dataset(outputs, times, steps)
-            for variable in chosen:
-                dataset[variable.name].attrs |= outputs.attributes_of(variable)
-            with new_file(out / name) as path:
-                write_netcdf(dataset, path, {})
-        with new_file(out / LOG) as path:
-            _write_log(rows, path)
-        for note in loss_notes(rows):
-            print_line(f"note: {note}", "yellow")
-        print_line(f"written: {out}")
-    return OK
+main = OptimizeState.main
 
 
 def loss_notes(rows: Sequence[StateIteration]) -> list[str]:
@@ -209,13 +179,11 @@ def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:
     same_grid = plan.reader.pipeline.grid is None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        training = plan_run(
+        return plan_run(
             config.model_copy(update=sections),
             num_devices=1,
             like=plan.reader.data.coordinates() if same_grid else None,
         )
-    training.check()
-    return training
 
 
 def _write_log(rows: Sequence[StateIteration], path: Path) -> None:
@@ -224,7 +192,3 @@ def _write_log(rows: Sequence[StateIteration], path: Path) -> None:
         writer.writeheader()
         for number, row in enumerate(rows, 1):
             writer.writerow({"iteration": number, **asdict(row)})
-
-
-if __name__ == "__main__":
-    sys.exit(main())

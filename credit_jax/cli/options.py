@@ -2,190 +2,140 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
+
+import jax
 
 from credit_jax.checkpoint.store import CHOICES
-from credit_jax.cli.commands import print_line
+from credit_jax.cli.commands import Command, option, print_line
 from credit_jax.config import Config, load_config
-from credit_jax.config.dates import duration
+from credit_jax.config.dates import Timestep, duration
+from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.trainer import MatmulPrecision
 from credit_jax.io.activity import silence
+from credit_jax.parallel.compiler import CACHE_HELP, use_cache
+from credit_jax.parallel.mesh.devices import forward_devices
+from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.processes.connect import connect
 from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
 
+OVERRIDES = "override a value by its dotted path: trainer.epochs=3; repeatable"
+WEIGHTS = "the moving average, if there is one (default), or the last weights"
 
-def add_config_options(
-    parser: argparse.ArgumentParser, *, required: bool = True
-) -> None:
-    """Adds `--config` and `--set`, which `read_config` reads."""
-    add = parser.add_argument
-    add("--config", "-c", required=required, metavar="FILE", help="the YAML file")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a value by its dotted path: trainer.epochs=3; repeatable",
+
+class ConfigOptions(Command):
+    """A config."""
+
+    config: str = option("the YAML file", metavar="FILE", short="-c")
+    set: tuple[str, ...] = option(OVERRIDES, (), "KEY=VALUE")
+
+    def read_config(self, *overrides: str, **options: Any) -> Config:
+        """Loads the config (`load_config`); its warnings become yellow notes."""
+        with warnings_as_notes():
+            return load_config(self.config, [*self.set, *overrides], **options)
+
+
+class WeightsOptions(Command):
+    """The weights of a checkpoint of a run."""
+
+    step: int | None = option("which checkpoint (default: the newest)", None)
+    weights: str | None = option(WEIGHTS, None, choices=CHOICES)
+    verify: bool = option(
+        "read checkpoints without comparing their files with their digests", True
     )
 
 
-def add_mesh_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of forward passes: the mesh, and the precision."""
-    add = parser.add_argument
-    add(
-        "--parallelism",
-        default="data=none",
-        metavar="KEY=N,...",
-        help="the mesh: data=none,tensor=2,domain=2 (default: one device)",
+class MeshOptions(Command):
+    """The mesh and the precision of forward passes."""
+
+    parallelism: str = option("the mesh: data=none,tensor=2", "data=none", "KEY=N,...")
+    devices: int | None = option(
+        "devices to use; simulated on a CPU-only machine", None
     )
-    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
-    add(
-        "--precision",
-        default="float32",
-        help="float32 (default), bfloat16 or float16",
-    )
-    add(
-        "--matmul-precision",
-        default="highest",
-        choices=get_args(MatmulPrecision),
-        help="of products of float32 arrays; other than highest is TF32 on GPUs",
+    precision: str = option("float32, bfloat16 or float16", "float32")
+    matmul_precision: MatmulPrecision = option(
+        "of products of float32 arrays; other than highest is TF32 on GPUs", "highest"
     )
 
+    def mesh_devices(self) -> Sequence[Any]:
+        """The devices of the mesh."""
+        return forward_devices(parse_parallelism(self.parallelism), self.devices)
 
-def add_verify_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--no-verify`, for commands that read checkpoints."""
-    parser.add_argument(
-        "--no-verify",
-        dest="verify",
-        action="store_false",
-        help="read checkpoints without comparing their files with their digests",
+    @property
+    def policy(self) -> Precision:
+        """The dtypes of a forward pass."""
+        return default_mp_policy(self.precision, matmul_precision=self.matmul_precision)
+
+
+class StopOption(Command):
+    """An end before that of the job."""
+
+    stop_after: Timestep | None = option(
+        "save and end with exit code 75 after so long, such as 11h50m, before the "
+        "scheduler ends the job",
+        None,
+        "DURATION",
     )
 
+    def stop_time(self) -> float | None:
+        """The time at which `--stop-after` ends the command, or None."""
+        if self.stop_after is None:
+            return None
+        return time.monotonic() + duration(self.stop_after).total_seconds()
 
-def add_weights_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--weights`, for commands that take the weights of a checkpoint."""
-    parser.add_argument(
-        "--weights",
-        choices=CHOICES,
-        help="the moving average, if there is one (default), or the last weights",
+
+class ProcessOptions(Command):
+    """The cache of compiled programs, and the processes of a run."""
+
+    cache: str | None = option(CACHE_HELP, None, "DIR")
+    distributed: bool | None = option(
+        "one process of several, as SLURM, MPI, torchrun, Kubernetes or a TPU pod say "
+        "(default: if one of them says so)",
+        None,
+    )
+    coordinator: str | None = option(
+        "where process 0 listens, by hand", None, "HOST:PORT"
+    )
+    process: int | None = option("number of this process, by hand", None, "I")
+    processes: int | None = option("how many there are, by hand", None, "N")
+    connect_timeout: float = option(
+        "how long processes wait for each other", 600, "SECONDS", gt=0, lt=1e9
+    )
+    heartbeat_timeout: float = option(
+        "silence after which a process is lost and the others end",
+        100,
+        "SECONDS",
+        gt=0,
+        lt=1e9,
     )
 
-
-def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose weights: the folder of a run, a step, and which."""
-    add = parser.add_argument
-    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
-    add("--step", type=int, help="which checkpoint (default: the newest)")
-    add_weights_option(parser)
-
-
-def add_stop_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--stop-after`, which `stop_time` reads."""
-    parser.add_argument(
-        "--stop-after",
-        metavar="DURATION",
-        help="save and end with exit code 75 after so long, such as 11h50m, before "
-        "the scheduler ends the job",
-    )
-
-
-def stop_time(args: argparse.Namespace) -> float | None:
-    """Returns the time at which `--stop-after` ends the command, or None.
-
-    Raises:
-        ValueError: the value is not a positive duration.
-    """
-    if args.stop_after is None:
-        return None
-    try:
-        seconds = duration(args.stop_after).total_seconds()
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(
-            f"--stop-after must be a duration such as 11h50m, got {args.stop_after!r}"
-        )
-    return time.monotonic() + seconds
+    def join(self) -> None:
+        """Takes the cache, and connects to the other processes, if there are any."""
+        use_cache(self.cache)
+        launch = launch_by_hand(self.coordinator, self.process, self.processes)
+        if launch is None and self.distributed is not False:
+            launch = find_launch(os.environ)
+        if launch is not None:
+            silence(is_silent=launch.process > 0)
+            timeout, heartbeat = self.connect_timeout, self.heartbeat_timeout
+            connect(launch, timeout=timeout, heartbeat=heartbeat)
+        elif self.distributed:
+            raise ValueError(
+                "--distributed: no launcher says which process this is; start it by "
+                "srun, mpiexec or torchrun, or give --coordinator HOST:PORT --process "
+                "I --processes N"
+            )
 
 
-def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of runs of several processes, which `join_processes` reads."""
-    add = parser.add_argument
-    add(
-        "--distributed",
-        action=argparse.BooleanOptionalAction,
-        help="one process of several, as SLURM, MPI, torchrun, Kubernetes or a TPU pod "
-        "say (default: if one of them says so)",
-    )
-    add("--coordinator", metavar="HOST:PORT", help="where process 0 listens, by hand")
-    add("--process", type=int, metavar="I", help="number of this process, by hand")
-    add("--processes", type=int, metavar="N", help="how many there are, by hand")
-    add(
-        "--connect-timeout",
-        type=_seconds,
-        default=600,
-        metavar="SECONDS",
-        help="how long processes wait for each other (default: 600)",
-    )
-    add(
-        "--heartbeat-timeout",
-        type=_seconds,
-        default=100,
-        metavar="SECONDS",
-        help="silence after which a process is lost and the others end (default: 100)",
-    )
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be seconds above zero, got {text!r}")
-    return seconds
-
-
-def join_processes(args: argparse.Namespace) -> None:
-    """Connects to the other processes of a run, if there are any.
-
-    To be called before JAX is used. Each process prints one line when its devices are
-    known (`parallel.processes.connect.announce`).
-
-    Raises:
-        ValueError: options or variables of a launcher do not fit together.
-        OSError: the processes did not find each other.
-    """
-    launch = launch_by_hand(args.coordinator, args.process, args.processes)
-    if launch is None and args.distributed is not False:
-        launch = find_launch(os.environ)
-    if launch is not None:
-        silence(is_silent=launch.process > 0)
-        connect(
-            launch,
-            timeout=args.connect_timeout,
-            heartbeat=args.heartbeat_timeout,
-        )
-    elif args.distributed:
-        raise ValueError(
-            "--distributed: no launcher says which process this is; start it by srun, "
-            "mpiexec or torchrun, or give --coordinator HOST:PORT --process I "
-            "--processes N"
-        )
-
-
-def read_config(path: str, overrides: Sequence[str] = (), **options: Any) -> Config:
-    """Loads a config (`load_config`); its warnings become yellow notes.
-
-    Raises:
-        FileNotFoundError, ConfigError: see `load_config`.
-    """
-    with warnings_as_notes():
-        return load_config(path, overrides, **options)
+def print_lines(lines: Iterable[str], style: str = "") -> None:
+    """Prints lines, in the first process."""
+    for line in lines if jax.process_index() == 0 else ():
+        print_line(line, style)
 
 
 @contextmanager
@@ -196,3 +146,17 @@ def warnings_as_notes() -> Iterator[None]:
         yield
     for warning in caught:
         print_line(f"note: {warning.message}", "yellow")
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Parses "I/N" into the number of the part, from 1, and the number of parts.
+
+    >>> parse_shard("2/8")
+    (2, 8)
+    """
+    number, _, count = text.partition("/")
+    if number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count):
+        return int(number), int(count)
+    raise ValueError(
+        f"--shard must be I/N with I from 1 to N, such as 2/8, got {text!r}"
+    )

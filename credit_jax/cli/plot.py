@@ -6,17 +6,15 @@ With --forecast and --variable a map or, if --out ends with .gif, an animation; 
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
 
-from credit_jax.cli.commands import OK, print_line, run_module
+from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config import not_available
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_training
@@ -46,164 +44,136 @@ from credit_jax.visualization.score_charts import (
 )
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels
 
-HELP = "Plot forecasts on maps, or the scores of forecasts."
-EXAMPLE = (
-    "--forecast forecasts/2001-06-01 --variable T --level 500 --lead 5d --out map.png"
-)
-KINDS = ("curves", "card", "spectra", "ranks", "page")
 GIF = ".gif"
 TITLE_WIDTH = 60  # characters
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line `python -m credit_jax.plot`; returns the exit code."""
-    return run_module(__name__, argv, prog="python -m credit_jax.plot")
+class Plot(Command):
+    """Plot forecasts on maps, or the scores of forecasts."""
 
+    example = (
+        "--forecast forecasts/2001-06-01 --variable T --level 500 --lead 5d "
+        "--out map.png"
+    )
+    one_of = ("forecast", "scores")
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `plot`."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--forecast", metavar="DIR", help="forecasts: a folder, a store or a file"
-    )
-    what.add_argument("--scores", metavar="FILE", help="scores.nc, or its folder")
-    add = parser.add_argument
-    add(
-        "--out",
-        required=True,
+    forecast: str | None = option("forecasts: a folder, a store or a file", None, "DIR")
+    scores: str | None = option("scores.nc, or its folder", None, "FILE")
+    out: str = option(
+        "the figure: .png, .svg or .pdf; .gif is an animation, .html a page",
         metavar="FILE",
-        help="the figure: .png, .svg or .pdf; .gif is an animation, .html a page",
     )
-    maps = parser.add_argument_group("maps of a forecast")
-    add = maps.add_argument
-    add("--variable", metavar="NAME", help="as the store names it")
-    add("--level", type=float, help="of a variable with levels")
-    add(
-        "--lead",
-        metavar="DURATION",
-        help="lead time: 5d, 36h (default: the last one; .gif: all up to it)",
-    )
-    add("--init-time", metavar="DATE", help="start date, if there are several")
-    add("--member", help="a number, mean (default) or spread, of an ensemble")
-    add(
-        "--truth",
-        metavar="FILE",
-        help="a YAML file with a data section, a NetCDF file or a Zarr store: truth, "
-        "forecast and error side by side",
-    )
-    add("--projection", default=PLAIN, choices=PROJECTIONS, help="of the map")
-    add("--fps", type=float, default=4.0, help="frames a second of .gif (default: 4)")
-    scores = parser.add_argument_group("figures of scores")
-    add = scores.add_argument
-    add("--kind", choices=KINDS, default="curves", help="which (default: curves)")
-    add("--metric", default="rmse", choices=[*NAMES], help="of curves and the card")
-    add(
-        "--channel",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="T500, t2m; repeatable (default: some of each variable)",
-    )
-    add(
-        "--baseline",
-        default=CLIMATOLOGY,
-        metavar="NAME",
-        help="of the card: persistence, climatology, or scores.nc of another forecast",
-    )
-    parser.add_argument(
-        "--region",
-        metavar="NAME",
-        help="of a map or of scores: europe, tropics ...; of a map also "
+    region: str | None = option(
+        "of a map or of scores: europe, tropics ...; of a map also "
         "west,east,south,north in degrees",
+        None,
+        "NAME",
+    )
+    variable: str | None = option("of a map, as the store names it", None, "NAME")
+    level: float | None = option("of a variable with levels", None)
+    lead: str | None = option(
+        "lead time: 5d, 36h (default: the last one; .gif: all up to it)",
+        None,
+        "DURATION",
+    )
+    init_time: str | None = option("start date, if there are several", None, "DATE")
+    member: str | None = option(
+        "of a map: a number, mean (default) or spread, of an ensemble", None
+    )
+    truth: str | None = option(
+        "a YAML file with a data section, a NetCDF file or a Zarr store: truth, "
+        "forecast and error side by side",
+        None,
+        "FILE",
+    )
+    projection: str = option("of the map", PLAIN, choices=PROJECTIONS)
+    fps: float = option("frames a second of .gif", 4.0)
+    kind: Literal["curves", "card", "spectra", "ranks", "page"] = option(
+        "which figure of scores", "curves"
+    )
+    metric: str = option("of curves and the card", "rmse", choices=NAMES)
+    channel: tuple[str, ...] = option(
+        "of scores: T500, t2m; repeatable (default: some of each variable)", (), "NAME"
+    )
+    baseline: str = option(
+        "of the card: persistence, climatology, or scores.nc of another forecast",
+        CLIMATOLOGY,
+        "NAME",
     )
 
+    def run(self) -> int:
+        """Draws and writes the figure."""
+        out = Path(self.out)
+        if self.forecast:
+            check_suffix(out, (*SUFFIXES, GIF))
+            self._plot_forecast(out)
+        elif self.kind == "page":
+            check_suffix(out, (".html",))
+            write_page(read_scores(self.scores or ""), out)
+        else:
+            check_suffix(out, SUFFIXES)
+            save_figure(self._scores_figure(), out)
+        print_line(f"written: {out}")
+        return OK
 
-def run(args: argparse.Namespace) -> int:
-    """Draws and writes the figure.
-
-    Raises:
-        ValueError, OSError: a requested field or score does not exist, or the figure
-            cannot be written.
-    """
-    out = Path(args.out)
-    if args.forecast:
-        check_suffix(out, (*SUFFIXES, GIF))
-        plot_forecast(args, out)
-    elif args.kind == "page":
-        check_suffix(out, (".html",))
-        write_page(read_scores(args.scores), out)
-    else:
-        check_suffix(out, SUFFIXES)
-        save_figure(scores_figure(args), out)
-    print_line(f"written: {out}")
-    return OK
-
-
-def plot_forecast(args: argparse.Namespace, out: Path) -> None:
-    """Writes a map, or an animation of maps.
-
-    Raises:
-        ValueError: the field does not exist; the error lists what exists.
-    """
-    if not args.variable:
-        raise ValueError("--variable NAME is needed with --forecast")
-    projection = MapProjection(args.projection)
-    window = find_window(args.region) if args.region else None
-    files = open_forecasts(args.forecast)
-    choice = choose(
-        files,
-        args.variable,
-        level=args.level,
-        init_time=args.init_time,
-        member=args.member,
-        training=record_beside(files.where).training_dates,
-    )
-    leads = choice.files.leads
-    last = len(leads) - 1 if args.lead is None else find_lead(leads, args.lead)
-    shown = [*range(last + 1)] if out.suffix == GIF else [last]
-    truth = truth_of(choice, args.truth, shown) if args.truth else None
-    scene = Scene(choice, truth, window, projection)
-    if out.suffix == GIF:
-        scene.write_animation(out, shown, frames_per_second=args.fps)
-    else:
-        save_figure(scene.figure(last).figure, out)
-
-
-def scores_figure(args: argparse.Namespace) -> Any:
-    """The figure of scores.
-
-    Raises:
-        ValueError: a requested score does not exist; the error lists what exists.
-    """
-    scores, region = read_scores(args.scores), args.region or GLOBAL
-    metric = args.metric
-    _check_choice("--region", [region], scores["region"].values)
-    channels = args.channel or chosen_channels(scores)
-    _check_choice("--channel", channels, scores["channel"].values)
-    if args.kind == "card":
-        return _card(scores, args.baseline, metric, region)
-    if args.kind == "curves":
-        charts = curve_charts(scores, channels, metric=metric, region=region)
-    elif args.kind == "spectra":
-        charts = spectrum_charts(scores, channels, band=args.region)
-    else:
-        charts = rank_charts(scores, channels, region=region)
-    panels = [chart.panel for chart in charts.values()]
-    if not panels:
-        what = metric if args.kind == "curves" else args.kind
-        available = ", ".join(str(name) for name in scores.data_vars)
-        raise ValueError(
-            f"--kind {args.kind}: {args.scores} has no {what} of these channels; there "
-            f"are: {available}"
+    def _plot_forecast(self, out: Path) -> None:
+        """Writes a map, or an animation of maps."""
+        if not self.variable:
+            raise ValueError("--variable NAME is needed with --forecast")
+        projection = MapProjection(self.projection)
+        window = find_window(self.region) if self.region else None
+        files = open_forecasts(self.forecast or "")
+        choice = choose(
+            files,
+            self.variable,
+            level=self.level,
+            init_time=self.init_time,
+            member=self.member,
+            training=record_beside(files.where).training_dates,
         )
-    where = region_text(region)
-    titles = {
-        "curves": f"{NAMES[metric]}, {where}",
-        "spectra": f"Zonal energy spectra, {where}",
-        "ranks": f"Rank of the truth among members, {where}",
-    }
-    title = _with_training(titles[args.kind], scores)
-    return panels_figure(panels, title=title, legend=args.kind == "curves")
+        leads = choice.files.leads
+        last = len(leads) - 1 if self.lead is None else find_lead(leads, self.lead)
+        steps = [*range(last + 1)] if out.suffix == GIF else [last]
+        truth = truth_of(choice, self.truth, steps) if self.truth else None
+        scene = Scene(choice, truth, window, projection)
+        if out.suffix == GIF:
+            scene.write_animation(out, steps, frames_per_second=self.fps)
+        else:
+            save_figure(scene.figure(last).figure, out)
+
+    def _scores_figure(self) -> Any:
+        scores, region = read_scores(self.scores or ""), self.region or GLOBAL
+        metric = self.metric
+        _check_choice("--region", [region], scores["region"].values)
+        channels = self.channel or chosen_channels(scores)
+        _check_choice("--channel", channels, scores["channel"].values)
+        if self.kind == "card":
+            return _card(scores, self.baseline, metric, region)
+        if self.kind == "curves":
+            charts = curve_charts(scores, channels, metric=metric, region=region)
+        elif self.kind == "spectra":
+            charts = spectrum_charts(scores, channels, band=self.region)
+        else:
+            charts = rank_charts(scores, channels, region=region)
+        panels = [chart.panel for chart in charts.values()]
+        if not panels:
+            name = metric if self.kind == "curves" else self.kind
+            available = ", ".join(str(name) for name in scores.data_vars)
+            raise ValueError(
+                f"--kind {self.kind}: {self.scores} has no {name} of these channels; "
+                f"there are: {available}"
+            )
+        area = region_text(region)
+        titles = {
+            "curves": f"{NAMES[metric]}, {area}",
+            "spectra": f"Zonal energy spectra, {area}",
+            "ranks": f"Rank of the truth among members, {area}",
+        }
+        title = _with_training(titles[self.kind], scores)
+        return panels_figure(panels, title=title, legend=self.kind == "curves")
+
+
+main = Plot.main
 
 
 def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
@@ -223,8 +193,8 @@ def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
         changes = differences(scores, other, metric=metric, region=region)
     except (KeyError, ValueError) as error:
         raise ValueError(f"--baseline {baseline}: {error}") from error
-    where = region_text(region)
-    title = f"{NAMES[metric]} of the forecast beside {baseline}, {where}, %"
+    area = region_text(region)
+    title = f"{NAMES[metric]} of the forecast beside {baseline}, {area}, %"
     title = _with_training(title, scores)
     names = [
         channel_text(scores, str(channel)) for channel in changes["channel"].values
@@ -243,7 +213,3 @@ def _check_choice(option: str, chosen: Sequence[str], available: np.ndarray) -> 
     for name in chosen:
         if name not in names:
             raise not_available(option, name, names)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

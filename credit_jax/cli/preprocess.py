@@ -8,17 +8,14 @@ read the files. The covariance of `assimilation.background` is fitted to forecas
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from credit_jax.assimilation.background_fit import fit_background_file
-from credit_jax.cli.commands import OK, print_line, run_module
-from credit_jax.cli.forecast.options import parse_shard
-from credit_jax.cli.options import add_config_options, read_config
+from credit_jax.cli.commands import OK, option, print_line
+from credit_jax.cli.options import ConfigOptions, parse_shard
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan.scaler_fits import NothingToFitError
 from credit_jax.training.data_store import write_store
@@ -31,82 +28,59 @@ _ABSENT = {
     "trainer": {"parallelism": {"data": "none", "tensor": 1, "domain": 1}},
 }
 
-HELP = (
-    "Fit the scalers of a config, or its means and deviations, to the training data, "
-    "or write the data into a store made for training."
-)
-EXAMPLE = "--config configs/demo.yaml"
 
+class Preprocess(ConfigOptions):
+    """Fit the scalers of a config, or its means and deviations, to the training data.
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line `python -m credit_jax.preprocess`; returns the exit code."""
-    return run_module(__name__, argv, prog="python -m credit_jax.preprocess")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `preprocess`."""
-    add_config_options(parser)
-    add = parser.add_argument
-    add("--threads", type=int, help="that read; by default trainer.thread_workers")
-    add(
-        "--overwrite",
-        action="store_true",
-        help="fit files anew that are there; the old ones are moved aside",
-    )
-    add(
-        "--store",
-        metavar="DIR",
-        help="write all that training reads into this Zarr store, go on with a part of "
-        "it, or check its digests; prints the config that reads it",
-    )
-    add(
-        "--bits",
-        type=int,
-        choices=(16, 32),
-        default=32,
-        help="of a value of --store: float32 (default), or integers of 16 bits",
-    )
-    add(
-        "--shard",
-        default="1/1",
-        metavar="I/N",
-        help="write the I-th of N parts of --store, for job arrays",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Fits the files of a config and writes them, after all have been fitted.
-
-    With `--store` it writes the store, and prints the config on stdout; the exit code
-    is 75 if parts are missing.
-
-    Raises:
-        ValueError, OSError: there is nothing to fit, or the data are damaged.
+    With --store, write the data into a store made for training instead.
     """
-    if args.store is not None:
-        text = write_store(
-            read_config(args.config, args.set),
-            Path(args.store),
-            bits=args.bits,
-            shard=parse_shard(args.shard),
-            num_threads=args.threads,
-            console=Console(stderr=True),
-        )
-        print(text or "", end="")
-        return RESUME if text is None else OK
-    if args.bits != 32 or args.shard != "1/1":
-        raise ValueError("--bits and --shard are of a store: name it with --store DIR")
-    config = read_config(args.config, args.set, absent=_ABSENT)
-    lines = fit_background_file(config, overwrite=args.overwrite)
-    try:
-        fit_scalers(config, num_threads=args.threads, overwrite=args.overwrite)
-    except NothingToFitError:
-        if not lines:
-            raise
-    for line in lines:
-        print_line(line)
-    return OK
+
+    example = "--config configs/demo.yaml"
+
+    threads: int | None = option("that read; by default trainer.thread_workers", None)
+    overwrite: bool = option(
+        "fit files anew that are there; the old ones are moved aside", False
+    )
+    store: str | None = option(
+        "write all that training reads into this Zarr store, go on with a part of it, "
+        "or check its digests; prints the config that reads it",
+        None,
+        "DIR",
+    )
+    bits: Literal[16, 32] = option(
+        "of a value of --store: float32, or integers of 16 bits", 32
+    )
+    shard: str = option(
+        "write the I-th of N parts of --store, for job arrays", "1/1", "I/N"
+    )
+
+    def run(self) -> int:
+        """Fits the files of a config and writes them, after all have been fitted."""
+        if self.store is not None:
+            text = write_store(
+                self.read_config(),
+                Path(self.store),
+                bits=self.bits,
+                shard=parse_shard(self.shard),
+                num_threads=self.threads,
+                console=Console(stderr=True),
+            )
+            print(text or "", end="")
+            return RESUME if text is None else OK
+        if self.bits != 32 or self.shard != "1/1":
+            raise ValueError(
+                "--bits and --shard are of a store: name it with --store DIR"
+            )
+        config = self.read_config(absent=_ABSENT)
+        lines = fit_background_file(config, overwrite=self.overwrite)
+        try:
+            fit_scalers(config, num_threads=self.threads, overwrite=self.overwrite)
+        except NothingToFitError:
+            if not lines:
+                raise
+        for line in lines:
+            print_line(line)
+        return OK
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = Preprocess.main

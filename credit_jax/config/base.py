@@ -8,21 +8,17 @@ nearest known one, missing keys, and invalid values.
 import os
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.messages import describe, got, hint, nearest
 
 Section = TypeVar("Section", bound="StrictModel")
-
-# Pydantic error type of keys that are not fields.
-OTHER_KEY = "other_key"
 
 # Of the integers of arrays, and of seeds; YAML has any.
 _BITS = 63
@@ -82,6 +78,13 @@ class Unavailable:
         return value is None or any(value == harmless for harmless in self.harmless)
 
 
+@dataclass(frozen=True)
+class Refused:
+    """The value of a key that is no field, which pydantic refuses, and why."""
+
+    text: str
+
+
 class StrictModel(BaseModel):
     """Base class of config sections: immutable, with CREDIT's names and defaults.
 
@@ -103,43 +106,27 @@ class StrictModel(BaseModel):
     unavailable: ClassVar[Mapping[str, Unavailable]] = {}
     passes_over: ClassVar[bool] = False
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _sort_keys(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
-        """Validates the keys that are fields, and adds errors for other keys."""
+    def _sort_keys(cls, value: Any) -> Any:
+        """Leaves out keys without effect, and says of those that are errors why."""
         if not isinstance(value, Mapping):
-            return validate(value)
+            return value
         fields = {f.alias or name: f for name, f in cls.model_fields.items()}
-        errors = list(cls._errors_of_others(value, fields))
-        valid = {
-            key: value[key]
-            for key, field in fields.items()
-            if key in value and not (value[key] is None and not _takes_none(field))
-        }
-        section = None
-        try:
-            section = validate(valid)
-        except ValidationError as error:
-            errors += [_again(detail) for detail in error.errors(include_url=False)]
-        if errors or section is None:
-            raise ValidationError.from_exception_data(cls.__name__, errors)
-        return section
-
-    @classmethod
-    def _errors_of_others(
-        cls, value: Mapping[Any, Any], fields: Mapping[str, Any]
-    ) -> Iterator[InitErrorDetails]:
-        """An error for every unknown key, and for each unavailable one in use."""
+        read: dict[str, Any] = {}
         for key, entry in value.items():
-            text = ""
-            known = [*fields, *cls.ignored, *cls.unavailable]
-            if key not in known and not cls.is_passed_over(key):
-                text = cls.unknown_key(key, cls._meant(known))
-            elif key in cls.unavailable and not cls.unavailable[key].accepts(entry):
-                text = f"{got(entry)} is not available; {cls.unavailable[key].instead}"
-            if text:
-                error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
-                yield InitErrorDetails(type=error, loc=(str(key),), input=entry)
+            if key in fields:
+                takes_none = NoneType in typing.get_args(fields[key].annotation)
+                if entry is not None or takes_none:
+                    read[key] = entry
+            elif key in cls.unavailable:
+                if not cls.unavailable[key].accepts(entry):
+                    instead = cls.unavailable[key].instead
+                    read[key] = Refused(f"{got(entry)} is not available; {instead}")
+            elif key not in cls.ignored and not cls.is_passed_over(key):
+                names = [*fields, *cls.ignored, *cls.unavailable]
+                read[str(key)] = Refused(cls.unknown_key(key, cls._meant(names)))
+        return read
 
     @classmethod
     def unknown_key(cls, key: object, known: Iterable[str]) -> str:
@@ -150,15 +137,15 @@ class StrictModel(BaseModel):
     def is_passed_over(cls, key: object) -> bool:
         """Whether a key is unknown and ignored: it is no typing error."""
         fields = [field.alias or name for name, field in cls.model_fields.items()]
-        known = [*fields, *cls.ignored, *cls.unavailable]
-        if not cls.passes_over or not isinstance(key, str) or key in known:
+        names = [*fields, *cls.ignored, *cls.unavailable]
+        if not cls.passes_over or not isinstance(key, str) or key in names:
             return False
-        return nearest(key, cls._meant(known)) is None
+        return nearest(key, cls._meant(names)) is None
 
     @classmethod
-    def _meant(cls, known: Iterable[str]) -> list[str]:
+    def _meant(cls, names: Iterable[str]) -> list[str]:
         """The known keys that somebody reads, of which others may be misspelt."""
-        return [key for key in known if cls.ignored.get(key) != NEVER_READ]
+        return [key for key in names if cls.ignored.get(key) != NEVER_READ]
 
     def without_effect(self) -> dict[str, str]:
         """Keys of this section whose values have no effect, each with the reason."""
@@ -192,9 +179,10 @@ def parse(
     """
     if not isinstance(mapping, Mapping):
         raise ConfigError([f"{path or 'the file'}: {describe('mapping', mapping)}"])
-    if problems := list(_impossible(mapping, path)):
+    problems: list[str] = []
+    mapping = _expanded(mapping, path, problems)
+    if problems:
         raise ConfigError(problems, source)
-    mapping = _expanded(mapping)
     try:
         section = cls.model_validate(mapping)
     except ValidationError as error:
@@ -221,13 +209,13 @@ def not_available(what: str, value: object, available: Iterable[object]) -> Valu
     return ValueError(text + hint(value, names))
 
 
-def nearest_key(key: object, known: Iterable[str]) -> str:
+def nearest_key(key: object, names: Iterable[str]) -> str:
     """Returns a hint for an unknown key: the nearest known key, or all known keys.
 
     >>> nearest_key("epoch", ["epochs", "learning_rate"])
     "the nearest known key is 'epochs'"
     """
-    names = sorted(known)
+    names = sorted(names)
     close = nearest(str(key), names)
     if close is not None:
         return f"the nearest known key is {close!r}"
@@ -239,44 +227,25 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _impossible(value: Any, path: str) -> Iterator[str]:
-    """A line for each value that no key can have: NUL in texts, huge integers."""
-    if isinstance(value, str) and "\0" in value:
-        yield f"{path}: holds the character NUL, got {got(value)}"
-    elif isinstance(value, int) and value.bit_length() > _BITS:
-        yield f"{path}: must be an integer of {_BITS} bits, got {got(value)}"
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _impossible(inner, join(path, key))
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _impossible(inner, join(path, index))
+def _expanded(value: Any, path: str, problems: list[str]) -> Any:
+    """A value with environment variables and a first `~/` in its texts expanded.
 
-
-def _expanded(value: Any) -> Any:
-    """`value` with environment variables and a first `~/` in its strings expanded."""
+    Values that no key can have are problems: NUL in texts, huge integers.
+    """
     if isinstance(value, str):
+        if "\0" in value:
+            problems.append(f"{path}: holds the character NUL, got {got(value)}")
         value = os.path.expandvars(value)
         return os.path.expanduser(value) if value.startswith("~/") else value
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        problems.append(f"{path}: must be an integer of {_BITS} bits, got {got(value)}")
     if isinstance(value, Mapping):
-        return {key: _expanded(inner) for key, inner in value.items()}
+        items = value.items()
+        return {k: _expanded(inner, join(path, k), problems) for k, inner in items}
     if isinstance(value, list | tuple):
-        return [_expanded(inner) for inner in value]
+        items = enumerate(value)
+        return [_expanded(inner, join(path, i), problems) for i, inner in items]
     return value
-
-
-def _takes_none(field: FieldInfo) -> bool:
-    return type(None) in typing.get_args(field.annotation)
-
-
-def _again(detail: ErrorDetails) -> InitErrorDetails:
-    """The details of a raised pydantic error, to raise it along with others."""
-    kind: Any = detail["type"]
-    if kind == OTHER_KEY:
-        kind = PydanticCustomError(OTHER_KEY, "{text}", detail.get("ctx"))
-    return InitErrorDetails(
-        type=kind, loc=detail["loc"], input=detail["input"], ctx=detail.get("ctx", {})
-    )
 
 
 def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
@@ -288,7 +257,11 @@ def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
         where = _dotted(detail["loc"], mapping, path, detail["type"])
         if detail["type"].startswith("union_tag"):
             where = join(where, detail.get("ctx", {})["discriminator"].strip("'"))
-        text = describe(detail["type"], detail["input"], detail)
+        refused = detail["input"]
+        if isinstance(refused, Refused):
+            text = refused.text
+        else:
+            text = describe(detail["type"], refused, detail)
         if text not in lines.setdefault(where, []):
             lines[where].append(text)
     for where, texts in lines.items():
@@ -300,7 +273,9 @@ def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
         if isinstance(value, Mapping):
-            if part not in value and not (last and kind in ("missing", OTHER_KEY)):
+            if part not in value and not (
+                last and kind in ("missing", "extra_forbidden")
+            ):
                 continue
             value = value.get(part)
         elif isinstance(value, Sequence) and isinstance(part, int):
@@ -312,16 +287,7 @@ def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
 
 
 def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Finds keys without effect in a section and in its nested sections.
-
-    Args:
-        section: the parsed section.
-        mapping: what the section was parsed from; a short form has no keys.
-        path: dotted path of the section.
-
-    Yields:
-        The dotted key, and the reason why it has no effect.
-    """
+    """Finds keys without effect in a section and in its nested sections."""
     if isinstance(section, StrictModel):
         for key in mapping if isinstance(mapping, Mapping) else ():
             if key in section.ignored:

@@ -210,14 +210,25 @@ def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
     problems += _date_problems("data", config.data, config.trainer.train_batch_size)
     problems += _curriculum_problems(config, problems)
     if config.trainer.skip_validation:
-        return problems + _metric_problems(config.trainer)
+        metric = config.trainer.training_metric
+        if metric.startswith("valid"):
+            problems.append(
+                f"trainer.training_metric: {metric!r} needs a validation, but "
+                "trainer.skip_validation is true; use 'train_loss'"
+            )
+        return problems
     valid = config.validation_data
     if config.validation_overrides.source is not None:
         problems += _source_problems("validation_data", valid)
     if valid != config.data:
         size = config.trainer.valid_batch_size
         problems += _date_problems("validation_data", valid, size)
-        problems += _window_problems(config.data, valid)
+        problems += [
+            f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
+            f"{getattr(config.data, key)}; the model is the same"
+            for key in ("history_len", "timestep")
+            if getattr(valid, key) != getattr(config.data, key)
+        ]
     return problems
 
 
@@ -306,22 +317,3 @@ def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
             "widen the dates or take a smaller batch"
         ]
     return []
-
-
-def _window_problems(data: DataConfig, valid: DataConfig) -> list[str]:
-    """Checks that validation samples have the same window as training samples."""
-    return [
-        f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
-        f"{getattr(data, key)}; the model is the same"
-        for key in ("history_len", "timestep")
-        if getattr(valid, key) != getattr(data, key)
-    ]
-
-
-def _metric_problems(trainer: TrainerConfig) -> list[str]:
-    if not trainer.training_metric.startswith("valid"):
-        return []
-    return [
-        f"trainer.training_metric: {trainer.training_metric!r} needs a validation, but "
-        "trainer.skip_validation is true; use 'train_loss'"
-    ]

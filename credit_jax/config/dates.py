@@ -110,7 +110,7 @@ def _check_timestep(value: str) -> str:
     except ValueError:
         step = pd.Timedelta(0)
     if not step > pd.Timedelta(0):
-        raise ValueError(f"must be a positive time step such as '6h', got {got(value)}")
+        raise ValueError(f"must be a positive duration such as '6h', got {got(value)}")
     return value
 
 

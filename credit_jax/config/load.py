@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import yaml
 
@@ -193,26 +193,18 @@ def _unread(override: str) -> Iterator[str]:
     In a file such keys are CREDIT's and only cause a warning; on the command line they
     are typing errors.
     """
-    section: Any = Config
-    done: list[str] = []
-    for part in override.partition("=")[0].split("."):
+    section: type[StrictModel] | None = Config
+    path = override.partition("=")[0].split(".")
+    for index, part in enumerate(path, 1):
         if section is None:
             return
-        done.append(part)
         never = section.ignored.get(part) == NEVER_READ
         if never or section.is_passed_over(part):
-            yield f"--set {override}: {'.'.join(done)}: unknown key"
-        kinds = _sections_of(section, part)
+            yield f"--set {override}: {'.'.join(path[:index])}: unknown key"
+        field = section.model_fields.get(part)
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        kinds = [k for k in kinds if isinstance(k, type) and issubclass(k, StrictModel)]
         section = kinds[0] if len(kinds) == 1 else None
-
-
-def _sections_of(section: type[StrictModel], key: str) -> list[type[StrictModel]]:
-    """The section classes that a key of a section may have."""
-    field = section.model_fields.get(key)
-    if field is None:
-        return []
-    kinds = [field.annotation, *get_args(field.annotation)]
-    return [k for k in kinds if isinstance(k, type) and issubclass(k, StrictModel)]
 
 
 def build_config(
@@ -348,37 +340,24 @@ def _apply(result: dict[str, Any], text: str) -> None:
     except yaml.YAMLError:
         raise ValueError(f"{value_text!r} is not valid YAML") from None
     *parents, last = dotted.split(".")
-    here: Any = result
-    done: list[str] = []
-    for part in parents:
-        here = _enter(here, part, done)
-        done.append(part)
-    if isinstance(here, list):
-        here[_index(here, last, done)] = value
-    elif isinstance(here, dict):
-        here[last] = value
-    else:
-        raise ValueError(f"{'.'.join(done)} is {got(here)}, not a section")
-
-
-def _enter(here: Any, part: str, done: Sequence[str]) -> Any:
-    """The value of `part` in a section or list; a missing section is created."""
-    if isinstance(here, list):
-        return here[_index(here, part, done)]
-    if not isinstance(here, dict):
-        raise ValueError(f"{'.'.join(done)} is {got(here)}, not a section")
-    if here.get(part) is None:
-        here[part] = {}
-    return here[part]
-
-
-def _index(here: Sequence[Any], part: str, done: Sequence[str]) -> int:
-    if not part.isdigit() or int(part) >= len(here):
-        raise ValueError(
-            f"{'.'.join(done)} is a list of {len(here)}; expected an index from 0 to "
-            f"{len(here) - 1}, got {part!r}"
-        )
-    return int(part)
+    section: Any = result
+    for index, part in enumerate([*parents, last]):
+        path, key = ".".join(parents[:index]), cast(Any, part)
+        if isinstance(section, list):
+            if not part.isdigit() or int(part) >= len(section):
+                raise ValueError(
+                    f"{path} is a list of {len(section)}; expected an index from 0 to "
+                    f"{len(section) - 1}, got {part!r}"
+                )
+            key = int(part)
+        elif not isinstance(section, dict):
+            raise ValueError(f"{path} is {got(section)}, not a section")
+        elif index < len(parents) and section.get(part) is None:
+            section[part] = {}
+        if index == len(parents):
+            section[key] = value
+        else:
+            section = section[key]
 
 
 def read_with_objects(path: str | Path) -> dict[str, Any]:

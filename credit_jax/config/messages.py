@@ -6,35 +6,25 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# What is expected, by the beginning of pydantic's type of an error.
 _EXPECTED = {
-    "mapping": "must be a section of keys",
-    "model_type": "must be a section of keys",
-    "model_attributes_type": "must be a section of keys",
-    "dict_type": "must be a section of keys",
-    "int_parsing": "must be an integer",
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "string_type": "must be a string",
-    "tuple_type": "must be a list",
-    "list_type": "must be a list",
-    "literal_error": "must be one of {expected}",
-    "union_tag_invalid": "must be one of {expected_tags}",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "too_short": "must have at least {min_length} entries",
-    "too_long": "must have at most {max_length} entries",
-    "missing": "missing",
-    "union_tag_not_found": "missing",
+    ("mapping", "model_", "dict_"): "must be a section of keys",
+    ("int_",): "must be an integer",
+    ("float_",): "must be a number",
+    ("finite_number",): "must be a finite number",
+    ("bool_",): "must be true or false",
+    ("string_type",): "must be a string",
+    ("tuple_type", "list_type"): "must be a list",
+    ("literal_error",): "must be one of {expected}",
+    ("union_tag_invalid",): "must be one of {expected_tags}",
+    ("greater_than_equal",): "must be at least {ge}",
+    ("greater_than",): "must be greater than {gt}",
+    ("less_than_equal",): "must be at most {le}",
+    ("less_than",): "must be less than {lt}",
+    ("too_short",): "must have at least {min_length} entries",
+    ("too_long",): "must have at most {max_length} entries",
+    ("missing", "union_tag_not_found"): "missing; this key is required",
 }
-
-
 _FACTOR = re.compile(r"(/?)([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -82,11 +72,13 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
         return str(context["error"])
     if "text" in context:
         return context["text"]
-    if kind not in _EXPECTED:
-        return f"{(detail or {}).get('msg', kind)}, got {got(value)}"
-    expected = _EXPECTED[kind].format(**context)
-    if kind in ("missing", "union_tag_not_found"):
-        return f"{expected}; this key is required"
+    expected = (detail or {}).get("msg", kind)
+    for starts, text in _EXPECTED.items():
+        if kind.startswith(starts):
+            expected = text.format(**context)
+            break
+    if expected.startswith("missing"):
+        return expected
     if kind == "union_tag_invalid":
         value = context["tag"]
     known = re.findall("'([^']*)'", expected)

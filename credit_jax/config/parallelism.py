@@ -76,7 +76,7 @@ class ParallelismConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _domain_of_cp(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "domain" in value:
+        if not isinstance(value, Mapping) or value.get("domain") is not None:
             return value
         cp = str(value.get("cp"))
         return {**value, "domain": int(cp)} if cp.isdigit() else value

@@ -127,12 +127,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Counts nodes, each alias as what it stands for, before any is constructed.
-
-    Raises:
-        yaml.YAMLError: there are too many, they are nested too deeply, or an alias is
-            part of the node that it refers to.
-    """
+    """Counts nodes, each alias as what it stands for, before any is constructed."""
     sizes: dict[yaml.Node, tuple[int, int]] = {}
     parents: set[yaml.Node] = set()
 

@@ -1,6 +1,5 @@
-"""`python -m credit_jax.demo`: the command of `credit_jax.cli.demo`."""
+"""`python -m credit_jax.demo`, which is `credit-jax demo`."""
 
-import runpy
+import importlib
 
-if __name__ == "__main__":
-    runpy.run_module("credit_jax.cli.demo", run_name="__main__", alter_sys=True)
+importlib.import_module("credit_jax.cli.console").run_module(__name__, __spec__)

@@ -1,8 +1,5 @@
-"""`python -m credit_jax.forecast`: the command of `credit_jax.cli.forecast.command`."""
+"""`python -m credit_jax.forecast`, which is `credit-jax forecast`."""
 
-import runpy
+import importlib
 
-if __name__ == "__main__":
-    runpy.run_module(
-        "credit_jax.cli.forecast.command", run_name="__main__", alter_sys=True
-    )
+importlib.import_module("credit_jax.cli.console").run_module(__name__, __spec__)

@@ -345,7 +345,7 @@ def load_forecaster(
     requested = parse_parallelism(parallelism)
     chosen = forward_devices(requested, devices)
     plan = plan_model(
-        config.model, requested, num_devices=len(chosen), where="parallelism"
+        config.model, requested, num_devices=len(chosen), key="parallelism"
     )
     policy = default_mp_policy(precision, matmul_precision=matmul_precision)
     model = plan.build(chosen, mp_policy=policy)

@@ -128,14 +128,14 @@ def data_problems(
     return problems + channel_problems(schema, model)
 
 
-def check_corrections(model: ModelConfig | None, loader: Loader | None) -> None:
+def check_corrections(model: ModelConfig, loader: Loader) -> None:
     """Checks that the files of `model.gen1_post_conf` have the coordinates of y.
 
     Raises:
         OSError, ValueError: see `Gen1PostConf.check_coordinates`.
     """
     conf = model.gen1_post_conf if isinstance(model, CorrectedConfig) else None
-    if conf is None or not conf.activate or loader is None:
+    if conf is None or not conf.activate:
         return
     levels = [group.levels for group in loader.schema.target if group.levels]
     axes = loader.coordinates().grid

@@ -18,7 +18,7 @@ from credit_jax.transforms.statistics import Fitted
 
 
 def find_missing(
-    config: Config, expected: Sequence[str] = (), model: ModelConfig | None = None
+    config: Config, expected: Sequence[str], model: ModelConfig
 ) -> Findings:
     """Finds missing files that a run reads, one line each.
 
@@ -26,7 +26,7 @@ def find_missing(
         config: the config.
         expected: paths of files that are created before the first training; if they do
             not exist yet, they are notes instead of problems.
-        model: validated config of the model; None if it does not parse.
+        model: validated config of the model.
     """
     findings = Findings()
     for key, path in data_patterns(config):
@@ -39,8 +39,7 @@ def find_missing(
             findings.add(missing)
     named = weight_files(config)
     tendencies = tendency_files(config)
-    if model is not None:
-        named |= _existing({f"model.{k}": path for k, path in model.files.items()})
+    named |= _existing({f"model.{k}": path for k, path in model.files.items()})
     written = dump_config(config)
     fitted = [path for _, path in files_of_blocks(written, fitted=True)]
     fitted += tendencies.values()

@@ -31,7 +31,7 @@ from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
 from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.findings import Findings
+from credit_jax.plan.findings import check_problems
 from credit_jax.state_dict.arrangement import compare_shapes
 
 _KEY = "trainer.finetune"
@@ -127,12 +127,28 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
     check_type(base, model_def.config.type)
     base_def = build(base.section)
     model_def = replace(model_def, low_rank=None)  # the base has no adapters
-    differ = [] if finetune.new_grid else _other_grid(base_def, model_def)
+    differ = list[str]()
+    grids = [(d.image_height, d.image_width) for d in (base_def, model_def)]
+    if grids[0] != grids[1] and not finetune.new_grid:
+        (rows, columns), (height, width) = grids
+        differ.append(
+            f"its grid is {rows} x {columns}, expected {height} x {width} "
+            f"({_KEY}.new_grid: true takes another one)"
+        )
     if finetune.new_channels is None:
-        differ += compare_shapes(_shapes(base_def), _shapes(model_def))
+        shapes = [
+            {path: spec.shape for path, spec in d.param_specs.items()}
+            for d in (base_def, model_def)
+        ]
+        differ += compare_shapes(*shapes)
     else:
         differ += other_shapes(base_def, model_def)
-    differ += _other_state(base_def, model_def)
+    state, expected = base_def.model_state_shapes, model_def.model_state_shapes
+    differ += [
+        f"{name}: of {len(state[name])} arrays, expected {len(expected[name])}"
+        for name in COLLECTIONS
+        if state[name].keys() != expected[name].keys()
+    ]
     if not differ:
         return
     keys = [
@@ -227,31 +243,6 @@ def check_type(base: Base, model_type: str) -> None:
         )
 
 
-def _shapes(model_def: ModelDef) -> dict[str, tuple[int, ...]]:
-    return {path: spec.shape for path, spec in model_def.param_specs.items()}
-
-
-def _other_grid(base_def: ModelDef, model_def: ModelDef) -> list[str]:
-    """A line if the grids differ."""
-    theirs, ours = ((d.image_height, d.image_width) for d in (base_def, model_def))
-    if theirs == ours:
-        return []
-    return [
-        f"its grid is {theirs[0]} x {theirs[1]}, expected {ours[0]} x {ours[1]} "
-        f"({_KEY}.new_grid: true takes another one)"
-    ]
-
-
-def _other_state(base_def: ModelDef, model_def: ModelDef) -> list[str]:
-    """A line for each collection of the model state that has other arrays."""
-    theirs, ours = (d.model_state_shapes for d in (base_def, model_def))
-    return [
-        f"{name}: of {len(theirs[name])} arrays, expected {len(ours[name])}"
-        for name in COLLECTIONS
-        if theirs[name].keys() != ours[name].keys()
-    ]
-
-
 def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
     """Notes on keys of `model` by which the function of equal weights differs."""
     differing = _differing(model_def.config, build(base.section).config)
@@ -285,16 +276,8 @@ def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:
     Raises:
         ConfigError: lists the problems of `frozen_parameters` and of `low_rank_of`.
     """
-    # Where other patterns are wrong, too, adapters may be those of any matrix.
-    findings, frozen = Findings(), frozenset(model_def.param_specs)
-    with findings.collecting():
-        frozen = frozen_parameters(model_def, finetune)
-    marked, low_rank = replace(model_def, frozen=frozen), None
-    with findings.collecting():
-        low_rank = low_rank_of(marked, finetune)
-    if findings.problems:
-        raise ConfigError(findings.problems)
-    return replace(marked, low_rank=low_rank)
+    marked = replace(model_def, frozen=frozen_parameters(model_def, finetune))
+    return replace(marked, low_rank=low_rank_of(marked, finetune))
 
 
 def frozen_parameters(
@@ -334,8 +317,7 @@ def frozen_parameters(
     trained = model_def.trainable.keys() - frozen
     if not problems and not trained:
         problems = [f"{where}: all parameters are frozen; nothing is left to train"]
-    if problems:
-        raise ConfigError(problems)
+    check_problems(problems)
     return frozenset(frozen)
 
 
@@ -375,8 +357,7 @@ def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank
             f"{where}: {_some(trained)} would be trained and have adapters; leave "
             "them out of train, or out of targets"
         )
-    if problems:
-        raise ConfigError(problems)
+    check_problems(problems)
     return LowRank(lora.rank, lora.alpha / lora.rank, frozenset(targets))
 
 

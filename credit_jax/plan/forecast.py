@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config import Config, ConfigError, dump_config
+from credit_jax.config import Config, dump_config
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.parallelism import ParallelismConfig
@@ -30,7 +30,7 @@ from credit_jax.named_fields.coordinates import (
     places_of,
 )
 from credit_jax.plan.channel_problems import data_problems, schema_of
-from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.findings import Findings, titled, together, unique
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
@@ -47,6 +47,7 @@ from credit_jax.transforms import (
 )
 
 _SECTIONS = ("data", "preblocks", "postblocks")
+_TITLE = "this forecast cannot start"
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,10 @@ class ForecastPlan:
 
     def sections(self) -> dict[str, Any]:
         """The sections of the config that determine the values of forecasts."""
-        return _sections(self.config)
-
-
-def _sections(config: Config) -> dict[str, Any]:
-    """See `ForecastPlan.sections`."""
-    raw = dump_config(config)
-    section = raw.get("inference") or {}
-    used = {name: section.get(name) or raw.get(name) for name in _SECTIONS}
-    return {"model": raw["model"], "seed": config.seed, **used}
+        raw = dump_config(self.config)
+        section = raw.get("inference") or {}
+        used = {name: section.get(name) or raw.get(name) for name in _SECTIONS}
+        return {"model": raw["model"], "seed": self.config.seed, **used}
 
 
 def levels_of(
@@ -122,6 +118,7 @@ def levels_of(
     return levels
 
 
+@titled(_TITLE)
 def plan_forecast(
     config: Config,
     parallelism: ParallelismConfig,
@@ -154,13 +151,12 @@ def plan_forecast(
             one at every start date.
 
     Raises:
-        ConfigError: lists all problems.
+        ConfigError: the forecasts cannot start; lists all problems of the first stage
+            that has some: sections, files, how all fits.
     """
     inference = (config.inference or InferenceConfig()).model_copy(
         update=dict(overrides or {})
     )
-    model = run.model if run is not None else _model(config, parallelism, num_devices)
-    findings = Findings([*model.problems], [*model.notes])
     data: DataConfig = inference.data or config.data
     schedule_in = partial(
         make_schedule,
@@ -170,59 +166,68 @@ def plan_forecast(
         num_steps=num_steps,
         length=length,
     )
-    dates = schedule = pipeline = opened = schema = rollout = None
-    num_before = 0
     # Files are opened for start dates, and only then say in which calendar dates are:
     # a schedule in the calendar of the config comes first, and below one in theirs.
-    with findings.collecting():
-        dates = schedule_in(data.calendar or STANDARD)
-    with findings.collecting():
-        pipeline = forecast_pipeline(config, inference, run)
-    if dates is not None:
-        with findings.collecting():
-            num_before = max(analyses(inference.perturbation, dates))
-            num_before = max(num_before, state_before or 0)
+    model: ModelPlan
+    dates: ForecastSchedule
+    pipeline: Pipeline
+    model, dates, pipeline = together(
+        lambda: (
+            run.model
+            if run is not None
+            else plan_model(
+                config.model,
+                parallelism,
+                num_devices=num_devices,
+                key="--parallelism",
+            )
+        ),
+        lambda: schedule_in(data.calendar or STANDARD),
+        lambda: forecast_pipeline(config, inference, run),
+    )
+
+    num_before = max((*analyses(inference.perturbation, dates), state_before or 0))
+    opened = open_forecast_data(
+        data,
+        dates.before(num_before),
+        dates.num_steps,
+        (None if run is None else run.open_files) or OpenFiles(),
         # Blocks of `inference.preblocks` bring other data to the coordinates of the
         # run, so that these are compared only after them (`_located`).
-        of_run = like if inference.data is None or run is not None else None
-        with findings.collecting():
-            opened = open_forecast_data(
-                data,
-                dates.before(num_before),
-                dates.num_steps,
-                (None if run is None else run.open_files) or OpenFiles(),
-                like=of_run,
-                same_grid=pipeline is None or pipeline.grid is None,
-            )
-    # Without one of these nothing else can be said.
-    if pipeline is None or opened is None or model.config is None:
-        raise ConfigError(unique(findings.problems), _TITLE)
-    with findings.collecting():
-        schedule = schedule_in(opened.calendar)
-    with findings.collecting():
+        like=like if inference.data is None or run is not None else None,
+        same_grid=pipeline.grid is None,
+    )
+    schedule: ForecastSchedule
+    schema: ChannelSchema
+    schedule, schema = together(
+        lambda: schedule_in(opened.calendar),
         # Scores at the end of training plan with the schema that the run trains with.
-        trained = None if run is None else run.schema
-        schema = forecast_schema(
-            config, inference, model.config, pipeline, opened, trained
-        )
-    if schedule is None or schema is None:
-        raise ConfigError(unique(findings.problems), _TITLE)
+        lambda: forecast_schema(
+            config,
+            inference,
+            model.config,
+            pipeline,
+            opened,
+            None if run is None else run.schema,
+        ),
+    )
+
+    findings = Findings(notes=[*model.notes])
+    findings.problems += data_problems(data, model.config, schema, opened.further)
     # The transforms take the order of rows and levels of the data before the rollout is
     # made of them.
-    located = _located(pipeline, opened, schema, like, findings)
-    findings.problems += data_problems(data, model.config, schema, opened.further)
     with findings.collecting():
-        check_grid(opened, model.grid if located.grid is None else None)
+        pipeline = _located(pipeline, opened, schema, like)
+    with findings.collecting():
+        check_grid(opened, model.grid if pipeline.grid is None else None)
     findings.problems += _missing_times(opened, schedule, num_before, state_before)
     check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
-    with findings.collecting():
-        channels = schema.input_slices(), schema.target_slices()
-        rollout = Rollout.of(located, *channels, num_steps=schedule.num_steps)
-    if rollout is None or findings.problems:
-        raise ConfigError(unique(findings.problems), _TITLE)
-    findings.notes += _notes(config, inference, located, opened, schedule)
+    findings.check()
+    channels = schema.input_slices(), schema.target_slices()
+    rollout = Rollout.of(pipeline, *channels, num_steps=schedule.num_steps)
+    findings.notes += _notes(config, inference, pipeline, opened, schedule)
     first = None if state_before is None else schedule.valid_time(0, -state_before)
-    reader = ForecastReader(opened, located, schedule, schema, state=first)
+    reader = ForecastReader(opened, pipeline, schedule, schema, state=first)
     return ForecastPlan(
         config,
         inference,
@@ -242,17 +247,7 @@ def _missing_times(
     num_before: int,
     state_before: int | None,
 ) -> list[str]:
-    """Times that the data lack, of the forecasts and of the steps before them.
-
-    Args:
-        opened: the data of the forecasts.
-        schedule: start dates and lengths of the forecasts.
-        num_before: number of steps before each start date at which members that are
-            bred or lagged begin, with states of the data.
-        state_before: number of steps of the one forecast that leads from the only
-            initial state of the data to the first start date; None for a state at
-            every start.
-    """
+    """Times that the data lack, of the forecasts and of the steps before them."""
     starts, steps = schedule.starts, schedule.num_steps
     if state_before is None:
         states = None
@@ -289,16 +284,6 @@ def _notes(
         *notes_on_order(pipeline, tree_schema),
         *opened.notes_on_persistence(schedule.starts, schedule.num_steps),
     ]
-
-
-_TITLE = "this forecast cannot start"
-
-
-def _model(
-    config: Config, parallelism: ParallelismConfig, num_devices: int
-) -> ModelPlan:
-    where = "--parallelism"
-    return plan_model(config.model, parallelism, num_devices=num_devices, where=where)
 
 
 def forecast_pipeline(
@@ -384,43 +369,20 @@ def _located(
     opened: ForecastData,
     schema: ChannelSchema,
     like: Coordinates | None,
-    findings: Findings,
 ) -> Pipeline:
-    """The transforms with their files in the order of the data.
-
-    Args:
-        pipeline, opened, schema: pipeline, opened and schema of the forecasts.
-        like: coordinates of the run; None if unknown.
-        findings: receives the problems of files with other coordinates.
-    """
-    tree_schema, data = opened.schema.as_read(), None
-    with findings.collecting():
-        check_schema(pipeline, tree_schema)
-    with findings.collecting():
-        data = opened.coordinates()
-    if data is None:
-        return pipeline
-    with findings.collecting():
-        if like is not None:
-            like.check_calendar(data.calendar, "the data of forecasts")
-            _check_grid_of(like, pipeline, data)
-            _check_levels_of(like, schema)
-    with findings.collecting():
-        pipeline = pipeline.at(tree_schema, data.grid)
-    return pipeline
+    """The transforms with their files in the order of the data."""
+    tree_schema = opened.schema.as_read()
+    check_schema(pipeline, tree_schema)
+    data = opened.coordinates()
+    if like is not None:
+        like.check_calendar(data.calendar, "the data of forecasts")
+        _check_grid_of(like, pipeline, data)
+        _check_levels_of(like, schema)
+    return pipeline.at(tree_schema, data.grid)
 
 
 def _check_grid_of(like: Coordinates, pipeline: Pipeline, data: Coordinates) -> None:
-    """Checks that the input of the model is on the rows and columns of the run.
-
-    Args:
-        like: coordinates of the run.
-        pipeline: the transforms, whose regrid block may make the grid.
-        data: coordinates of the data.
-
-    Raises:
-        ValueError: rows or columns differ, or are in another order.
-    """
+    """Checks that the input of the model is on the rows and columns of the run."""
     axes, where = data, data.where
     if pipeline.grid is not None:
         axes, where = pipeline.grid, "the regrid block of preblocks"
@@ -430,15 +392,7 @@ def _check_grid_of(like: Coordinates, pipeline: Pipeline, data: Coordinates) -> 
 
 
 def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
-    """Checks that the input of the model is at the levels of the run.
-
-    Args:
-        like: coordinates of the run.
-        schema: the channels of the model.
-
-    Raises:
-        ValueError: levels differ, or are in another order.
-    """
+    """Checks that the input of the model is at the levels of the run."""
     for group in schema.input:
         trained = like.sources.get(group.source)
         if trained is None or len(trained.levels or ()) != group.n_levels:

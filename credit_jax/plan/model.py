@@ -16,7 +16,7 @@ from credit_jax.models.registry import define_model, parse_model
 from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
-from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.findings import Findings, check_problems, together, unique
 from credit_jax.plan.finetune import finetuned, note_on_frozen
 
 
@@ -25,34 +25,25 @@ class ModelPlan:
     """A `model:` section and the degrees of its mesh.
 
     Attributes:
-        dims: degrees of the mesh; None if they do not match the number of devices.
-        config: the validated `model:` section; None if it does not parse.
-        model_def: the model; None if its sizes are inconsistent.
-        problems: errors that prevent the model from running, one line each.
+        dims: degrees of the mesh.
+        config: the validated `model:` section.
+        model_def: the model.
         notes: information for the user, one line each, such as uneven rows.
     """
 
-    dims: ParallelDims | None
-    config: ModelConfig | None
-    model_def: ModelDef | None
-    problems: tuple[str, ...] = ()
+    dims: ParallelDims
+    config: ModelConfig
+    model_def: ModelDef
     notes: tuple[str, ...] = ()
 
-    def check(self, source: str) -> None:
-        """Raises a `ConfigError` with all problems, if there are any."""
-        if self.problems:
-            raise ConfigError(self.problems, source)
+    @property
+    def axes(self) -> MeshAxes:
+        """The mesh axes of a step."""
+        return self.dims.mesh_axes
 
     @property
-    def axes(self) -> MeshAxes | None:
-        """The mesh axes of a step; None if `dims` is None."""
-        return self.dims.mesh_axes if self.dims is not None else None
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """(latitudes, longitudes) of the model; None if its section does not parse."""
-        if self.config is None:
-            return None
+    def grid(self) -> tuple[int, int]:
+        """(latitudes, longitudes) of the model."""
         return self.config.output.height, self.config.output.width
 
     def build(self, devices: Sequence[Any], **options: Any) -> ParallelModel:
@@ -62,13 +53,7 @@ class ModelPlan:
             devices: devices, at least as many as the degrees need; the first ones are
                 used.
             **options: keyword arguments of `build_parallel_model`.
-
-        Raises:
-            ConfigError: the plan has problems.
         """
-        self.check("model")
-        assert self.dims is not None, "a plan without problems has degrees"
-        assert self.model_def is not None, "a plan without problems has a model"
         used = devices[: self.dims.world_size]
         return build_parallel_model(self.model_def, self.dims, devices=used, **options)
 
@@ -80,7 +65,7 @@ def plan_model(
     num_devices: int,
     keep_whole: Sequence[str] = (),
     finetune: FinetuneConfig | None = None,
-    where: str = "trainer.parallelism",
+    key: str = "trainer.parallelism",
 ) -> ModelPlan:
     """Parses a model and checks it against the degrees of parallelism.
 
@@ -90,48 +75,44 @@ def plan_model(
         num_devices: devices to plan for.
         keep_whole: patterns of parameter paths that FSDP never splits.
         finetune: section that says which parameters are frozen; None freezes none.
-        where: name of the parallelism section in messages.
+        key: name of the parallelism section in messages.
 
-    Returns:
-        The plan, with all problems, and with the parts that could be built.
+    Raises:
+        ConfigError: the model cannot run on the mesh; lists the problems.
     """
-    findings = Findings()
-    dims = config = model_def = None
-    with findings.collecting(where):
-        dims = ParallelDims.from_config(parallelism, num_devices)
-    if dims is not None and dims.world_size < num_devices:
-        findings.notes.append(
-            f"data: none uses {dims.world_size} of {num_devices} devices"
-        )
-    with findings.collecting():
+    degrees = {
+        TP: parallelism.tensor,
+        DOMAIN: parallelism.domain,
+        EP: parallelism.ep,
+        ULYSSES: parallelism.ulysses_degree,
+    }
+
+    def sound_config() -> ModelConfig:
         config = parse_model(section)
-    if config is not None:
-        degrees = {
-            TP: parallelism.tensor,
-            DOMAIN: parallelism.domain,
-            EP: parallelism.ep,
-            ULYSSES: parallelism.ulysses_degree,
-        }
-        misfits = model_problems(config, degrees)
-        findings.problems += misfits
-        if not any(config.problems()):
-            model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
-            findings.problems += (
-                [] if misfits else model_def.validate(parallelism.tensor)
-            )
-            findings.problems += [
-                f"trainer.fsdp.{line}" for line in model_def.unmatched()
-            ]
-            with findings.collecting():
-                model_def = finetuned(model_def, finetune)
-            if model_def.frozen:
-                findings.notes.append(note_on_frozen(model_def))
-            if parallelism.etp is not None and config.routing is None:
-                findings.notes.append(
-                    f"etp is {parallelism.etp}, but {config.type} has no experts"
-                )
-            ulysses = parallelism.ulysses_degree or 1
-            findings.notes += model_notes(config, parallelism.domain, ulysses)
-    return ModelPlan(
-        dims, config, model_def, unique(findings.problems), unique(findings.notes)
+        check_problems(model_problems(config, degrees))
+        return config
+
+    def mesh_dims() -> ParallelDims:
+        findings = Findings()
+        with findings.collecting(key):
+            return ParallelDims.from_config(parallelism, num_devices)
+        raise ConfigError(findings.problems)
+
+    dims: ParallelDims
+    config: ModelConfig
+    dims, config = together(mesh_dims, sound_config)
+    model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
+    problems = model_def.validate(parallelism.tensor)
+    check_problems(
+        [*problems, *(f"trainer.fsdp.{line}" for line in model_def.unmatched())]
     )
+    model_def, notes = finetuned(model_def, finetune), list[str]()
+    if dims.world_size < num_devices:
+        notes.append(f"data: none uses {dims.world_size} of {num_devices} devices")
+    if model_def.frozen:
+        notes.append(note_on_frozen(model_def))
+    if parallelism.etp is not None and config.routing is None:
+        notes.append(f"etp is {parallelism.etp}, but {config.type} has no experts")
+    ulysses = parallelism.ulysses_degree or 1
+    notes += model_notes(config, parallelism.domain, ulysses)
+    return ModelPlan(dims, config, model_def, unique(notes))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from credit_jax.config import Config, ConfigError
+from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.further_inputs import FurtherInputs
@@ -37,7 +38,7 @@ from credit_jax.plan.curriculum import (
     stage_lengths,
 )
 from credit_jax.plan.files import find_missing
-from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.findings import Findings, titled, unique
 from credit_jax.plan.finetune import check_base, find_base, notes_on_base
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Objective, plan_objective
@@ -53,16 +54,11 @@ from credit_jax.transforms import (
 )
 
 
-def process_findings(config: Config, model: ModelConfig) -> Findings:
-    """Finds problems and notes of training the network of a diffusion process.
+def _process_findings(config: Config, model: ModelConfig) -> Findings:
+    """Problems and notes of training the network of a diffusion process.
 
-    The network is trained on single steps to predict the noise, the target or v at each
-    point. Its output is no state: postblocks cannot correct it, and it cannot be fed
-    back to a later step. There are no findings for other models.
-
-    Args:
-        config: the whole config.
-        model: the validated `model:` section.
+    It is trained on single steps to predict the noise, the target or v at each point.
+    Its output is no state, which postblocks could correct or a later step could read.
     """
     findings = Findings()
     if model.process is None:
@@ -106,24 +102,21 @@ def process_findings(config: Config, model: ModelConfig) -> Findings:
 class RunPlan:
     """The parts of a run; each section is parsed once, each file opened once.
 
-    A plan with problems has the parts that could be built.
-
     Attributes:
         config: the config.
         num_devices: devices that the run is planned for.
         model: the model and the degrees of its mesh.
         schema: channels of the data, from the files if they are open.
-        pipeline: the transforms; None if one has an error or its file is missing.
+        pipeline: the transforms; None if planned before their files are there.
         loaders: loaders of data-parallel rank 0 by split; empty if no data is open.
-        objective: losses and metrics; None if they have problems or no data is open.
+        objective: losses and metrics; None if no data is open.
         stages: those of `trainer.curriculum`; () without one.
-        problems: errors that prevent the run from starting, one line each.
         notes: information for the user, one line each.
         open_files: cache of open files; None if planned without data.
 
     >>> plan = credit_jax.plan_run(credit_jax.load_config("RUN/model.yml"))
-    >>> len(plan.problems)
-    0
+    >>> [*plan.loaders]
+    ['train', 'valid']
     """
 
     config: Config
@@ -134,7 +127,6 @@ class RunPlan:
     loaders: Mapping[Split, Loader] = field(default_factory=dict)
     objective: Objective | None = None
     stages: tuple[StagePlan, ...] = ()
-    problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
 
@@ -166,17 +158,8 @@ class RunPlan:
         """Numbers of updates and epochs of each stage; see `stage_lengths`."""
         return _lengths(self.config, self.model, self.stages)
 
-    def check(self) -> None:
-        """Raises a `ConfigError` with all problems, if there are any."""
-        if self.problems:
-            raise ConfigError(self.problems, "this run cannot start")
-
     def build_model(self, devices: Sequence[object]) -> ParallelModel:
-        """Builds the model on a mesh of devices, with the options of `trainer`.
-
-        Raises:
-            ConfigError: the plan of the model has problems.
-        """
+        """Builds the model on a mesh of devices, with the options of `trainer`."""
         trainer = self.config.trainer
         options = model_options(trainer)
         model = self.model.build(devices, mp_policy=precision_of(trainer), **options)
@@ -184,6 +167,7 @@ class RunPlan:
 
 
 @activity("planning the run")
+@titled("this run cannot start")
 def plan_run(
     config: Config,
     *,
@@ -193,7 +177,7 @@ def plan_run(
     like: Coordinates | None = None,
     begins: bool = True,
 ) -> RunPlan:
-    """Plans a run and collects all its problems.
+    """Plans a run, in stages: sections and names of files, files, how all fits.
 
     It uses no device, creates no weights and compiles nothing.
 
@@ -209,8 +193,9 @@ def plan_run(
         begins: whether the run begins, with the base of `trainer.finetune` if there is
             one; one that goes on needs none.
 
-    Returns:
-        The plan; the run can start if it has no problems.
+    Raises:
+        ConfigError: the run cannot start; lists all problems of the first stage that
+            has some.
 
     >>> config = credit_jax.load_config("RUN/model.yml")
     >>> credit_jax.plan_run(config, num_devices=1).num_devices
@@ -226,81 +211,19 @@ def plan_run(
         keep_whole=trainer.fsdp.keep_whole,
         finetune=trainer.finetune,
     )
-    findings = Findings([*model.problems], [*model.notes])
-    if model.model_def is not None:
-        findings.notes += float8_notes(model.model_def, precision_of(trainer))
-    if model.model_def is not None and trainer.finetune is not None and begins:
+    dp_size = model.dims.batch_size
+
+    # What sections say of each other, and files that are missing.
+    findings = Findings(notes=[*model.notes])
+    findings.notes += float8_notes(model.model_def, precision_of(trainer))
+    if trainer.finetune is not None and begins:
         with findings.collecting():
             base = find_base(trainer.finetune.base)
             check_base(base, model.model_def, trainer.finetune)
             findings.notes += notes_on_base(base, model.model_def)
-    if model.dims is not None:
-        for each in (config, *config.stages):
-            findings.add(_ring_findings(each, model.dims.batch_size))
-    if model.config is not None:
-        findings.add(process_findings(config, model.config))
-    missing = Findings()
-    if with_data:
-        missing = find_missing(config, expected_files, model.config)
-    findings.add(missing)
-    if with_data and model.config is not None and not missing.problems:
-        with findings.collecting():
-            model.config.check_files()
-    pipeline = None
-    with findings.collecting():
-        pipeline = _pipeline(config)
-    open_files = OpenFiles() if with_data else None
-    loaders = {}
-    if open_files and pipeline and not (missing.problems or missing.notes):
-        loaders = _loaders(config, model, pipeline, open_files, findings, like)
-        if "train" in loaders:
-            pipeline = loaders["train"].pipeline
-            read = loaders["train"].dataset.schema.as_read()
-            findings.notes += notes_on_order(pipeline, read)
-        with findings.collecting():
-            check_corrections(model.config, loaders.get("train"))
-        findings.notes += [note for loader in loaders.values() for note in loader.notes]
-        seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
-        if seen:
-            findings.notes.append(
-                f"validation_data: {seen}: its losses and scores are of data that the "
-                "model was trained on; give it other dates"
-            )
-    schemas: dict[Split, ChannelSchema]
-    schemas = {split: loader.schema for split, loader in loaders.items()}
-    schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
-    if pipeline is not None:
-        tree_schema = schema_of(config.data, model.config).as_read()
-        findings.notes += notes_on_schema(pipeline, tree_schema)
-        lengths = config.data.forecast_len, config.validation_data.forecast_len
-        if max(*lengths, *(stage.data.forecast_len for stage in config.stages)) > 1:
-            findings.notes += notes_on_inverses(pipeline, tree_schema)
-    if model.config is not None:
-        opened: Mapping[Split, FurtherInputs | None]
-        opened = {
-            split: split_loader.dataset.further
-            for split, split_loader in loaders.items()
-        }
-        findings.problems += fit_problems(
-            config, model.config, schemas, pipeline, opened
-        )
-    rows = model.grid[0] if model.grid else None
-    files = WeightFiles(rows, open_files, loaders.get("train"))
-    objective = plan_objective(config, schema, pipeline, files, findings)
-    stages = plan_stages(
-        config,
-        loaders.get("train"),
-        objective,
-        schema,
-        files,
-        findings,
-        dp_size=_dp_size(model),
-    )
-    findings.notes += notes_on_lengths(config, _lengths(config, model, stages))
-    of_stages = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
-    if not config.stages and "train" in loaders:
-        of_stages[0] = loaders["train"]
-    findings.notes += notes_on_schedules(config, of_stages, _dp_size(model))
+    for each in (config, *config.stages):
+        findings.add(_ring_findings(each, dp_size))
+    findings.add(_process_findings(config, model.config))
     findings.problems += [
         f"trainer.use_{name}: the package {name} is not installed; pip install "
         f"'credit-jax[{name}]', or write false"
@@ -308,6 +231,74 @@ def plan_run(
         if getattr(trainer, f"use_{name}")
         and not (sys.modules.get(name) or find_spec(name))
     ]
+    missing = Findings()
+    if with_data:
+        missing = find_missing(config, expected_files, model.config)
+        findings.add(missing)
+    findings.check()
+
+    # The files: of the model, of transforms, of the data.
+    open_files = pipeline = None
+    if with_data:
+        model.config.check_files()
+        open_files = OpenFiles()
+    with suppress(FileNotFoundError):  # `find_missing` lists it.
+        pipeline = build_pipeline(config.preblocks, config.postblocks)
+    loaders: dict[Split, Loader] = {}
+    if open_files is not None and pipeline is not None and not missing.notes:
+        for split in splits(config):
+            shared = split == "train" and config.shares_batches
+            # Validation data have the coordinates of the training data.
+            if first := loaders.get("train"):
+                like, pipeline = first.coordinates(), first.pipeline
+            loaders[split] = build_loader(
+                config,
+                split=split,
+                dp_size=1 if shared else dp_size,
+                pipeline=pipeline,
+                open_files=open_files,
+                grid=model.grid,
+                like=like,
+            )
+            if like is not None:
+                section = "data" if split == "train" else "validation_data"
+                like.check_calendar(loaders[split].coordinates().calendar, section)
+        pipeline = loaders["train"].pipeline
+        read = loaders["train"].dataset.schema.as_read()
+        findings.notes += notes_on_order(pipeline, read)
+        check_corrections(model.config, loaders["train"])
+        findings.notes += [note for loader in loaders.values() for note in loader.notes]
+        seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
+        if seen:
+            findings.notes.append(
+                f"validation_data: {seen}: its losses and scores are of data that the "
+                "model was trained on; give it other dates"
+            )
+
+    # The model, the losses and the metrics fit the data.
+    train = loaders.get("train")
+    if pipeline is not None:
+        tree_schema = schema_of(config.data, model.config).as_read()
+        findings.notes += notes_on_schema(pipeline, tree_schema)
+        lengths = config.data.forecast_len, config.validation_data.forecast_len
+        if max(*lengths, *(stage.data.forecast_len for stage in config.stages)) > 1:
+            findings.notes += notes_on_inverses(pipeline, tree_schema)
+    schemas: dict[Split, ChannelSchema] = {k: v.schema for k, v in loaders.items()}
+    schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
+    further: dict[Split, FurtherInputs | None]
+    further = {split: loader.dataset.further for split, loader in loaders.items()}
+    findings.problems += fit_problems(config, model.config, schemas, pipeline, further)
+    files = WeightFiles(model.grid[0], open_files, train)
+    objective = plan_objective(config, schema, pipeline, files, findings)
+    stages = plan_stages(
+        config, train, objective, schema, files, findings, dp_size=dp_size
+    )
+    findings.check()
+    findings.notes += notes_on_lengths(config, _lengths(config, model, stages))
+    of_stages = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
+    if train is not None:
+        of_stages.setdefault(0, train)
+    findings.notes += notes_on_schedules(config, of_stages, dp_size)
     return RunPlan(
         config,
         devices,
@@ -317,21 +308,16 @@ def plan_run(
         loaders,
         objective if loaders else None,
         stages,
-        unique(findings.problems),
         unique(findings.notes),
         open_files,
     )
-
-
-def _dp_size(model: ModelPlan) -> int:
-    return model.dims.batch_size if model.dims is not None else 1
 
 
 def _lengths(
     config: Config, model: ModelPlan, stages: Sequence[StagePlan]
 ) -> list[StageLength]:
     loaders = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
-    return stage_lengths(config, loaders, _dp_size(model))
+    return stage_lengths(config, loaders, model.dims.batch_size)
 
 
 def _ring_findings(config: Config, dp_size: int) -> Findings:
@@ -387,45 +373,3 @@ def precision_of(trainer: TrainerConfig) -> Precision:
     return precision.with_float8(
         Float8(trainer.float8.min_channels, trainer.float8.gradient_dtype)
     )
-
-
-def _pipeline(config: Config) -> Pipeline | None:
-    """The transforms; None if one of their files is missing."""
-    try:
-        return build_pipeline(config.preblocks, config.postblocks)
-    except FileNotFoundError:
-        return None  # `find_missing` lists it.
-
-
-def _loaders(
-    config: Config,
-    model: ModelPlan,
-    pipeline: Pipeline,
-    open_files: OpenFiles,
-    findings: Findings,
-    like: Coordinates | None,
-) -> dict[Split, Loader]:
-    """Builds the loaders and checks their files against the config."""
-    loaders: dict[Split, Loader] = {}
-    dp_size = _dp_size(model)
-    for split in splits(config):
-        shared = split == "train" and config.shares_batches
-        # Validation data have the coordinates of the training data.
-        first = loaders.get("train")
-        like = like if first is None else first.coordinates()
-        with findings.collecting():
-            loaders[split] = build_loader(
-                config,
-                split=split,
-                dp_size=1 if shared else dp_size,
-                pipeline=pipeline if first is None else first.pipeline,
-                open_files=open_files,
-                grid=model.grid,
-                like=like,
-            )
-        if split in loaders and like is not None:
-            where = "data" if split == "train" else "validation_data"
-            calendar = loaders[split].coordinates().calendar
-            with findings.collecting():
-                like.check_calendar(calendar, where)
-    return loaders

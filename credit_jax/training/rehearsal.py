@@ -78,5 +78,4 @@ def _check_base(plan: RunPlan) -> None:
         grid=plan.model.grid,
         like=base.like(finetune),
     )
-    assert plan.model.model_def is not None, "`rehearse` takes plans without problems"
     base.match(loader.schema, config, plan.units, plan.model.model_def)

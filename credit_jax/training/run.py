@@ -17,7 +17,7 @@ from credit_jax.config import Config, dump_config, write_config
 from credit_jax.config.load import CONFIG_NAME, is_written_config
 from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
-from credit_jax.demo.dataset import ensure_demo_data, expected_files
+from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.atomic import move_aside
 from credit_jax.io.errors import WriteError, writable_folder
 from credit_jax.io.folder_lock import folder_lock
@@ -164,8 +164,8 @@ def _train_in(
     begins = not (resume or config.trainer.load_weights)
     # What the config alone shows comes before a base is read and data are made.
     planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
-    if (config.trainer.finetune or config.demo) and planned(with_data=False).problems:
-        planned(expected_files=expected_files(config.demo)).check()
+    if config.trainer.finetune or config.demo:
+        planned(with_data=False)
     if not begins:
         store = CheckpointStore(folder, verify=False)
         step = required_step(store, asked_by(resume=resume))

@@ -254,12 +254,10 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
         devices: devices to build the mesh of, as many as it was planned for.
 
     Raises:
-        ConfigError: the plan has problems.
         ValueError: XLA does not know an option of `trainer.compiler`; the mesh has no
             device of this process; or `data.on_bad_sample` is "skip" and several
             processes share samples.
     """
-    plan.check()
     check_options(plan.config.trainer.compiler.options)
     model = plan.build_model(devices)
     mesh = model.parallel_config.mesh

@@ -53,7 +53,6 @@ class JaxRun:
     def __post_init__(self) -> None:
         config = load_config(self.folder / "model.yml")
         plan = plan_run(config)
-        plan.check()
         self.setup = prepare(plan, jax.devices()[:1])
         if self.is_wide:
             self.setup = in_float64(self.setup)

@@ -14,14 +14,12 @@ from credit_jax.cli.commands import (
     INTERRUPTED,
     OK,
     USER_ERROR,
+    Command,
     CommandEntry,
     CommandError,
+    option,
     run_group,
-    run_module,
 )
-
-HELP = "A command that does what it is told."
-EXAMPLE = "--how well"
 
 ENDS = {
     "well": None,
@@ -41,24 +39,28 @@ ENDS = {
 }
 
 
-def add_arguments(parser):
-    parser.add_argument("--how", choices=ENDS, default="well")
-    parser.add_argument("--out", metavar="DIR", default="here")
+class It(Command):
+    """A command that does what it is told."""
 
+    example = "--how well"
 
-def run(args):
-    if ENDS[args.how] is not None:
-        raise ENDS[args.how]
-    print("done" if args.out == "here" else args.out)
-    return OK
+    how: str = option("to end", "well", choices=ENDS)
+    out: str = option("what to print", "here", "DIR")
+    times: int = option("to do it", 1, ge=1)
+
+    def run(self):
+        if ENDS[self.how] is not None:
+            raise ENDS[self.how]
+        print("done" if self.out == "here" else self.out)
+        return OK
 
 
 def call(*argv):
-    return run_module(__name__, argv, prog="python -m it")
+    return It.main(argv, prog="python -m it")
 
 
 NEW_OUTPUTS = {
-    "init": ("init.command", ["--like", "demo", "--out"], "f.yaml"),
+    "init": ("init", ["--like", "demo", "--out"], "f.yaml"),
     "mesh": ("mesh", ["--config", "c", "--devices", "2", "--out"], "f.yaml"),
     "certify": ("certify", ["--config", "c", "--out"], "f.md"),
     "certificate": ("certify", ["--config", "c", "--out", "f.md"], "f.json"),
@@ -120,6 +122,12 @@ def test_an_error_is_one_line_and_an_exit_code(how, code, line, capsys):
     assert capsys.readouterr() == ("", line)
 
 
+def test_a_limit_of_an_option(capsys):
+    assert call("--times", "0") == USER_ERROR
+    line = "error: --times: must be at least 1, got 0\n"
+    assert capsys.readouterr() == ("", line)
+
+
 def test_success(capsys):
     assert call() == OK
     assert capsys.readouterr() == ("done\n", "")
@@ -172,8 +180,8 @@ def test_help_names_an_example(capsys):
 
 
 GROUP = {
-    "it": CommandEntry(__name__, "does it"),
-    "other": CommandEntry("no_such_module", "fails"),
+    "it": CommandEntry(f"{__name__}:It", "does it"),
+    "other": CommandEntry("no_such_module:It", "fails"),
 }
 OPTIONS = {"prog": "program", "description": "Two commands."}
 
@@ -198,7 +206,8 @@ def test_a_command_of_a_group_has_its_help(capsys):
     with pytest.raises(SystemExit):
         run_group(GROUP, ["it", "--help"], **OPTIONS)
     shown = capsys.readouterr().out
-    assert HELP in shown
+    assert It.__doc__ in shown
+    assert "to do it (default: 1)" in shown
     assert "example: program it --how well" in shown
 
 
@@ -222,16 +231,11 @@ def test_the_command_comes_first(given):
 def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "needs_more.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)
-    group = {"other": CommandEntry("needs_more", "fails", extra="more")}
+    group = {"other": CommandEntry("needs_more:It", "fails", extra="more")}
     assert run_group(group, ["other"], **OPTIONS) == USER_ERROR
     line = capsys.readouterr().err
     assert "needs no_such_module" in line
     assert "pip install 'credit-jax[more]'" in line
-
-
-def test_the_process_arguments_are_the_default(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["program", "--how", "well"])
-    assert run_module(__name__, None, prog="program") == OK
 
 
 def test_late_callbacks_after_a_failed_read_are_dropped(monkeypatch):
@@ -251,14 +255,10 @@ QUIET = """
 import os, sys, time
 import jax
 from jax.sharding import PartitionSpec as P
-from credit_jax.cli.commands import run_module
+from credit_jax.cli.commands import Command
 from credit_jax.io import activity
 
-HELP, EXAMPLE = "A command.", ""
 activity.SECONDS, activity._LOOK = 0.3, 0.1
-
-def add_arguments(parser):
-    pass
 
 def late(x, place):
     while int(place) and not os.path.exists(os.environ["RELEASE"]):
@@ -270,14 +270,15 @@ def summed(x):
     y = jax.pure_callback(late, shape, x, jax.lax.axis_index("d"))
     return jax.lax.psum(y, "d")
 
-def run(args):
-    jax.config.update("jax_num_cpu_devices", 2)
-    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
-    program = jax.shard_map(summed, mesh=mesh, in_specs=P("d"), out_specs=P())
-    print(jax.jit(program)(jax.numpy.arange(4.0)))
-    return 0
+class It(Command):
+    def run(self):
+        jax.config.update("jax_num_cpu_devices", 2)
+        mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+        program = jax.shard_map(summed, mesh=mesh, in_specs=P("d"), out_specs=P())
+        print(jax.jit(program)(jax.numpy.arange(4.0)))
+        return 0
 
-sys.exit(run_module(__name__, None, prog="it"))
+sys.exit(It.main(prog="it"))
 """
 
 

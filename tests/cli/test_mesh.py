@@ -82,10 +82,10 @@ def test_the_document(config, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--devices", "0"], "--devices: got 0; expected more than 0"),
+        (["--devices", "0"], "--devices: must be greater than 0, got 0"),
         (["--nodes", "3"], "--nodes: 3 nodes cannot share 4 devices equally"),
-        (["--memory", "-1"], "--memory: got -1; expected more than 0"),
-        (["--batch", "0"], "--batch: got 0; expected at least 1 sample"),
+        (["--memory", "-1"], "--memory: must be greater than 0.0, got -1.0"),
+        (["--batch", "0"], "--batch: must be at least 1, got 0"),
         (["--out", "nowhere/mesh.yaml"], "--out: there is no folder nowhere"),
         (["--set", "model.levels=-1"], "levels -1"),
         (["--memory", "1e-9"], "no mesh of 4 devices fits"),

@@ -1,19 +1,21 @@
 """The options that several commands have: values that no command can take."""
 
-import argparse
-
 import pytest
 
-from credit_jax.cli.options import add_process_options
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.options import ProcessOptions
+
+
+class Waiting(ProcessOptions):
+    """Does nothing."""
+
+    def run(self):
+        return OK
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
 @pytest.mark.parametrize("name", ["--connect-timeout", "--heartbeat-timeout"])
 def test_seconds_that_are_none(name, seconds, capsys):
-    parser = argparse.ArgumentParser()
-    add_process_options(parser)
-    assert parser.parse_args([name, "2.5"])
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"{name}={seconds}"])
-    error = capsys.readouterr().err
-    assert f"argument {name}: must be seconds above zero, got '{seconds}'" in error
+    assert Waiting.main([name, "2.5"]) == OK
+    assert Waiting.main([f"{name}={seconds}"]) == USER_ERROR
+    assert f"error: {name}: must be " in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_misuse(run, tmp_path, capsys, of, text):
     [
         (["--lead", "7h"], "--lead: 7h is no multiple of the time step, 6h"),
         (["--lead", "soon"], "--lead: "),
-        (["--singular-vectors", "0"], "--singular-vectors: got 0, expected 1 or"),
+        (["--singular-vectors", "0"], "--singular-vectors: must be at least 1, got 0"),
     ],
 )
 def test_misuse_of_options(run, tmp_path, capsys, options, text):

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 
 from benchmarks.speed.compile_time import main as compile_time
-from credit_jax.cli.forecast.command import main as forecast
+from credit_jax.cli.forecast import main as forecast
 from credit_jax.cli.train import main
 from credit_jax.config import ConfigError, load_config
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -344,7 +344,7 @@ MISTAKES = {
         {"model__input_only_channels": 5},
         "model 2 x 2 + 1 + 5 = 10; data U 2 + T 2 + SP 1 + LSM 1 + tsi 1 = 7",
     ),
-    "no levels in the model": ((), {"model": {"type": "wxformer"}}, "input channels"),
+    "no sizes in the model": ((), {"model": {"type": "wxformer"}}, "to 6 and 10"),
     "a pattern without files": (
         (),
         {"data__source__ERA5__variables__prognostic__path": "data/nope_%Y.zarr"},

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from credit_jax.cli.check.command import main
-from credit_jax.cli.check.report import check_config
+from credit_jax.cli.check import check_config, main
 from credit_jax.cli.commands import OK, USER_ERROR
 from tests.support.memory import MemoryWatch
 from tests.support.processes import run_program

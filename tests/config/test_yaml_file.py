@@ -75,7 +75,7 @@ def test_long_files(tmp_path):
     [
         ("seed=99999999999999999999", "seed: must be an integer of 63 bits"),
         ('save_loc="a\\0b"', "save_loc: holds the character NUL"),
-        ("data.timestep='6'", "data.timestep: must be a positive time step such as"),
+        ("data.timestep='6'", "data.timestep: must be a positive duration such as"),
     ],
 )
 def test_values_that_no_key_can_have(override, message):

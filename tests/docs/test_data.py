@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.config import load_config
+from credit_jax.config import ConfigError, load_config
 from credit_jax.plan import plan_run
 from tests.config.example import example
 from tests.data.world import MODEL, TIMES
@@ -59,7 +59,6 @@ def planned(sections, **changes):
 
 def test_its_source_is_read(page):
     plan = planned(page)
-    plan.check()
     batch = next(plan.loaders["train"].epoch(0))
     values = batch.x[:, :, 0, 0, 0]
     assert values.shape == (2, 2)
@@ -73,4 +72,5 @@ def test_its_source_is_read(page):
 def test_a_file_that_is_missing_is_a_problem(page):
     path = f"arrays/U_{TIMES[3]:%Y%m%d%H}.npy"
     Path(path).unlink()
-    assert any(f"no file {path}" in line for line in planned(page).problems)
+    with pytest.raises(ConfigError, match=f"no file {path}"):
+        planned(page)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.cli.commands import OK, load_command
+from credit_jax.cli.commands import OK
 from credit_jax.cli.console import MODULES, main
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.evaluation.scores import METRICS, write_scores
@@ -21,8 +21,8 @@ COMMANDS = re.findall(r"^    credit-jax (.+)$", TEXT, re.MULTILINE)
 def test_commands_parse(command, monkeypatch):
     name, *arguments = shlex.split(command)
     given = []
-    module = load_command(MODULES[name])
-    monkeypatch.setattr(module, "run", lambda args: given.append(args) or OK)
+    command = MODULES[name].load()
+    monkeypatch.setattr(command, "run", lambda self: given.append(self) or OK)
     assert main([name, *arguments]) == OK
     assert len(given) == 1
 

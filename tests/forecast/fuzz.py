@@ -25,9 +25,9 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.cli.check.command import main as check
+from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import FAILED, OK, USER_ERROR
-from credit_jax.cli.forecast.command import main as forecast
+from credit_jax.cli.forecast import main as forecast
 from credit_jax.cli.score import main as score
 from credit_jax.config import load_config
 from credit_jax.data import build_loader

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
-from credit_jax.cli.forecast.command import main
+from credit_jax.cli.forecast import main
 from credit_jax.cli.score import main as score
 from credit_jax.evaluation.scores import read_scores
 from tests.forecast.credit_forecast import credit_rollout, raw_config, write_run

@@ -53,6 +53,6 @@ def test_scores_have_no_climatology_of_no_training(alone, tmp_path, capsys):
 def test_other_keys_are_still_checked(alone, tmp_path, capsys):
     path = alone(start_datetime=START, timestep="soon")
     assert forecast(path, tmp_path / "out") == USER_ERROR
-    assert "data.timestep: must be a positive time step" in capsys.readouterr().err
+    assert "data.timestep: must be a positive duration" in capsys.readouterr().err
     assert forecast(alone(), tmp_path / "out") == USER_ERROR
     assert "batch_forecast: missing" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_processes_forecast_as_one(config, tmp_path, name):
     assert forecast(config, one, *given, "--score", str(scores[0])) == OK
     texts = on_processes(
         count,
-        "credit_jax.cli.forecast.command",
+        "credit_jax.cli.forecast",
         *("--config", config, "--out", str(two), *given, "--score", str(scores[1])),
     )
     assert "made, in" in texts[0]

@@ -19,12 +19,12 @@ import yaml
 from scipy.sparse import csr_array
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.cli.check.command import main as check
+from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import OK
-from credit_jax.cli.forecast.command import main as forecast
+from credit_jax.cli.forecast import main as forecast
 from credit_jax.models.registry import build
 from credit_jax.physics.files import read_coefficients
-from tests.cli.check.test_check import MODEL
+from tests.cli.test_check import MODEL
 from tests.data.sources.server import served
 from tests.support import assert_close
 from tests.support.code_blocks import code_blocks

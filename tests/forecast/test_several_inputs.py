@@ -16,9 +16,9 @@ import xarray as xr
 from rich.console import Console
 
 from credit_jax.cli import package
-from credit_jax.cli.check.command import main as check
+from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import OK
-from credit_jax.cli.forecast.command import main as forecast_main
+from credit_jax.cli.forecast import main as forecast_main
 from credit_jax.config import build_config
 from credit_jax.data import build_loader
 from credit_jax.models.conversion import to_state_dict
@@ -218,8 +218,8 @@ def test_check_shows_their_inputs_without_files(
         config = write_yaml(tmp_path / f"{name}.yml", raw)
         assert check(["--config", config, "--no-data"]) == OK
         printed = capsys.readouterr().out
-        assert "Encoded times" in printed
-        assert ("Channels of x_outside" in printed) == (name == "wrf")
+        assert "Further inputs" in printed
+        assert ("Further inputs: x_outside" in printed) == (name == "wrf")
         assert check(["--config", config, "--no-data", "--json"]) == OK
         further = json.loads(capsys.readouterr().out)["further_inputs"]
         assert further["x_extra"][:2] == ["input", "target"]

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from credit_jax.cli.forecast.command import footer
+from credit_jax.cli.forecast import footer
 from credit_jax.forecast.summary import CampaignTimes, DeviceClock, Summary
 from credit_jax.io.workers import Workers
 

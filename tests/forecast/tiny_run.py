@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.cli.forecast.command import main
+from credit_jax.cli.forecast import main
 from credit_jax.models.registry import build
 from tests.support import assert_close
 from tests.training.tiny import tiny_config, write_yaml

@@ -16,8 +16,8 @@ import torch
 import xarray as xr
 import yaml
 
+from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK
-from credit_jax.cli.forecast import command as forecast
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/earth2studio_model.py"
 START = np.datetime64("2000-01-01", "ns")

@@ -11,8 +11,8 @@ import xarray as xr
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK
-from credit_jax.cli.forecast import command as forecast
 from credit_jax.packages.labeled import open_forecaster
 from credit_jax.training.run_weights import open_weights
 from tests.data.world import GRID, MODEL, NUM_LAT, NUM_LON, raw_config

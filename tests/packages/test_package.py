@@ -13,10 +13,8 @@ import xarray as xr
 import yaml
 from safetensors.numpy import load_file
 
-from credit_jax.cli import package
+from credit_jax.cli import forecast, model, package
 from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.cli.forecast import command as forecast
-from credit_jax.cli.forecast import model
 from credit_jax.config.components import file_fields
 from credit_jax.models.registry import build
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS

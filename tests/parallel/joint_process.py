@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from credit_jax.cli.options import add_process_options, join_processes
+from credit_jax.cli.commands import option
+from credit_jax.cli.options import ProcessOptions
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.joint import joint
@@ -25,15 +26,19 @@ from tests.support import make_mesh
 LATE = 0.5  # seconds
 
 
+class JointProcess(ProcessOptions):
+    """One of the processes."""
+
+    out: Path = option("where to write what it gave", metavar="DIR")
+    stall: float = option("of a program in seconds", 0.0)
+
+
 def main(options: Sequence[str]) -> int:
     """Runs a program several times, and writes what it gave as JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--cache")
-    parser.add_argument("--stall", type=float, default=0.0)
-    add_process_options(parser)
-    args = parser.parse_args(options)
-    join_processes(args)
+    JointProcess.fill(parser)
+    args = JointProcess.model_validate(vars(parser.parse_args(options)))
+    args.join()
     ensure_devices(4)
     number = process_number()
     watch = _Watched(args.out, number)

@@ -64,15 +64,10 @@ def test_collectives_that_fail_by_gloo_are_told_from_other_errors() -> None:
     assert failed_collective(RuntimeError(GLOO)) is None
 
 
-class Failing:
+class Failing(commands.Command):
     """A command in which a collective fails."""
 
-    HELP: str = "Fails."
-    EXAMPLE: str = ""
-
-    def add_arguments(self, parser: object, /) -> None: ...
-
-    def run(self, args: object, /) -> int:
+    def run(self) -> int:
         raise jax.errors.JaxRuntimeError(GLOO)
 
 
@@ -87,7 +82,7 @@ def test_a_command_ends_all_processes(
     monkeypatch.setattr(commands, "wait_for_reason", lambda: True)
     monkeypatch.setattr(commands, "end_all", lambda *how: ended.append(how))
     with pytest.raises(jax.errors.JaxRuntimeError):
-        commands._parse_and_run(Failing(), options, "program")
+        Failing.main(options)
     printed = capsys.readouterr().err
     if options:
         assert "Traceback" in printed

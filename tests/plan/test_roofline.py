@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.cli.check.command import main
-from credit_jax.cli.check.report import check_config
+from credit_jax.cli.check import check_config, main
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.registry import build

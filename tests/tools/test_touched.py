@@ -17,7 +17,7 @@ from tools.touched import mirror_of, nearest, quick_tests, reached
     [
         ("credit_jax/ops/conv.py", ["tests/ops/test_conv.py"]),
         ("credit_jax/__init__.py", ["tests/test_init.py"]),
-        ("credit_jax/cli/check/command.py", ["tests/cli/check/test_check.py"]),
+        ("credit_jax/cli/check.py", ["tests/cli/test_check.py"]),
         (
             "credit_torch_bridge/config/convert.py",
             ["tests/bridge/config/test_convert.py"],

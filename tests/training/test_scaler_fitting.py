@@ -7,10 +7,10 @@ import pytest
 import xarray as xr
 
 from credit_jax.config import ConfigError, build_config
-from credit_jax.plan import plan_run
 from credit_jax.training.scaler_fitting import fit_scalers
 from tests.data.world import EXACT
 from tests.support import assert_close
+from tests.support.configs import plan_problems
 from tests.training.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -26,7 +26,7 @@ def config(world, tmp_path):
 
 def test_fit_and_weights(config, world, tmp_path):
     """They are numpy's on the same files, and the weights of the loss."""
-    missing = plan_run(config).problems
+    missing = plan_problems(config)
     path = tmp_path / "tendencies.json"
     fits = "does not exist; `credit-jax preprocess` fits it"
     assert missing == (f"loss.tendency_weights: {path} {fits}",)
@@ -48,7 +48,7 @@ def test_fit_and_weights(config, world, tmp_path):
         change = np.diff(values.astype(np.float64), axis=0) / deviation
         expected = change.var(axis=(0, 2, 3))
         assert_close(variances, expected, 1e-5, f"variances of {key}")
-    assert plan_run(config).problems == ()
+    assert plan_problems(config) == ()
     with pytest.raises(ValueError, match="nothing to fit"):
         fit_scalers(config)
 
@@ -72,7 +72,7 @@ def test_fit_and_weights(config, world, tmp_path):
 )
 def test_other_files(text, message, config, tmp_path):
     (tmp_path / "tendencies.json").write_text(text)
-    (problem,) = plan_run(config).problems
+    (problem,) = plan_problems(config)
     assert problem.startswith("loss.tendency_weights: ")
     assert message in problem
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from credit_jax.checkpoint import LOSS, CheckpointStore
-from credit_jax.cli.check.command import main as check
+from credit_jax.cli.check import main as check
 from credit_jax.cli.train import main
 from credit_jax.config import load_config
 from credit_jax.models import registry

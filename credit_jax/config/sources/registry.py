@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError, ValidationError
 
-from credit_jax.config.base import OTHER_KEY, not_available
+from credit_jax.config.base import not_available
 from credit_jax.config.components import REGISTRIES
 from credit_jax.config.custom_objects import offered_names
 from credit_jax.config.sources.sections import (
@@ -82,7 +82,7 @@ def parse_source(value: Any) -> Any:
         str(kind),
         "; custom_objects of the config can name an entry of your own",
     )
-    error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
+    error = PydanticCustomError("dataset_type", "{text}", {"text": text})
     raise ValidationError.from_exception_data(
         "SourceConfig",
         [{"type": error, "loc": ("dataset_type",), "input": kind}],

@@ -88,7 +88,7 @@ class GraphConfig(ModelConfig):
     def _grid_of_file(cls, value: Any) -> Any:
         """Adds the grid of the file, if it can be read and no key gives the grid."""
         keys = ("image_height", "image_width")
-        if not isinstance(value, Mapping) or any(key in value for key in keys):
+        if not isinstance(value, Mapping) or any(value.get(key) for key in keys):
             return value
         try:
             file = read_edges(str(value.get("edge_path")))

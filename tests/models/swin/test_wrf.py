@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from credit_jax import from_state_dict, to_state_dict
-from credit_jax.cli.check.command import main
+from credit_jax.cli.check import main
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build, parse_model
 from credit_jax.models.swin.fuxi import DscaleConfig, WRFConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from credit_jax.config import ConfigError, StrictModel, parse
 from credit_jax.config.messages import got
@@ -20,13 +20,36 @@ OTHER_NAMES = {
     "cpus": "ncpus",
     "partition": "queue",
 }
-_WORDS = ("project", "job_name", "queue", "qos", "conda", "gpu_type", "mem")
-# What a shell and a scheduler take for one word, and not for an option.
-_WORD = re.compile(r"[\w.+@:=/,~][\w.+@:=/,~-]*")
-_MEMORY = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?[bB]?")
 _MOST = 100_000  # nodes of a job, and processors of a node
 _WALLTIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]?\d):([0-5]?\d)")
 _WORKERS = "read by CREDIT's older scripts only"
+# What a shell and a scheduler take for one word, and not for an option.
+_WORD = r"[\w.+@:=/,~][\w.+@:=/,~-]*"
+
+
+def _matching(pattern: str, text: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {text}, got {got(value)}")
+        return value
+
+    return AfterValidator(check)
+
+
+_Word = Annotated[
+    str,
+    # Accounts of digits and megabytes of SLURM are numbers in YAML.
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    _matching(_WORD, "one word for the job script"),
+]
+_Memory = Annotated[
+    _Word,
+    _matching(r"\d+(\.\d+)?[kKmMgGtT]?[bB]?", "an amount such as 480GB"),
+]
+# SLURM joins constraints by & and |.
+_Constraint = Annotated[str, _matching(r"[\w&|,.*!@()\[\]+-]+", "without spaces")]
+_Modules = Annotated[str, _matching(rf"\s*{_WORD}(\s+{_WORD})*\s*", "names of modules")]
+_Lines = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 
 
 class JobSection(StrictModel):
@@ -55,20 +78,20 @@ class JobSection(StrictModel):
     and `modules` and `env_setup` also count under `pbs`.
     """
 
-    project: str | None = None
-    job_name: str = "credit_jax"
+    project: _Word | None = None
+    job_name: _Word = "credit_jax"
     walltime: str = "12:00:00"
     nodes: int = Field(1, ge=1, le=_MOST)
     ngpus: int = Field(4, ge=0, le=_MOST)
     ncpus: int = Field(8, ge=1, le=_MOST)
-    mem: str | None = None
-    queue: str | None = None
-    gpu_type: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    conda: str | None = None
-    modules: tuple[str, ...] = ()
-    env_setup: tuple[str, ...] = ()
+    mem: _Memory | None = None
+    queue: _Word | None = None
+    gpu_type: _Word | None = None
+    qos: _Word | None = None
+    constraint: _Constraint | None = None
+    conda: _Word | None = None
+    modules: Annotated[tuple[_Modules, ...], _Lines] = ()
+    env_setup: Annotated[tuple[str, ...], _Lines] = ()
 
     ignored: ClassVar = dict.fromkeys(
         ("bash", "batch", "jobs", "tasks_per_worker", "gpus_per_node", "cpu_type"),
@@ -89,47 +112,6 @@ class JobSection(StrictModel):
         if not total:
             raise ValueError(f"must be above zero, got {got(value)}")
         return clock(total)
-
-    @field_validator("modules", "env_setup", mode="before")
-    @classmethod
-    def _lines(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator(*_WORDS, mode="before")
-    @classmethod
-    def _text(cls, value: Any) -> Any:
-        """Accounts of digits and megabytes of SLURM are numbers in YAML."""
-        return str(value) if type(value) is int else value
-
-    @field_validator(*_WORDS)
-    @classmethod
-    def _one_word(cls, value: str | None) -> str | None:
-        if value is not None and not _WORD.fullmatch(value):
-            raise ValueError(f"must be one word for the job script, got {got(value)}")
-        return value
-
-    @field_validator("mem")
-    @classmethod
-    def _memory(cls, value: str | None) -> str | None:
-        if value is not None and not _MEMORY.fullmatch(value):
-            raise ValueError(f"must be an amount such as 480GB, got {got(value)}")
-        return value
-
-    @field_validator("modules")
-    @classmethod
-    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in (name for text in value for name in text.split()):
-            if not _WORD.fullmatch(name):
-                raise ValueError(f"must be names of modules, got {got(name)}")
-        return value
-
-    @field_validator("constraint")
-    @classmethod
-    def _no_space(cls, value: str | None) -> str | None:
-        """SLURM joins constraints by & and |."""
-        if value is not None and not re.fullmatch(r"[\w&|,.*!@()\[\]+-]+", value):
-            raise ValueError(f"must be without spaces, got {got(value)}")
-        return value
 
     @property
     def seconds(self) -> int:
@@ -173,10 +155,7 @@ def job_section(
         )
     if not isinstance(section, Mapping):
         raise ConfigError([f"{name}: must be a mapping, got {got(section)}"])
-    return parse(JobSection, {**_with_main_names(section), **overrides}, name)
-
-
-def _with_main_names(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Renames alternative keys; a key under its main name takes precedence."""
+    # A key under its main name takes precedence.
     others = {OTHER_NAMES[k]: v for k, v in section.items() if k in OTHER_NAMES}
-    return others | {k: v for k, v in section.items() if k not in OTHER_NAMES}
+    main = {k: v for k, v in section.items() if k not in OTHER_NAMES}
+    return parse(JobSection, others | main | {**overrides}, name)

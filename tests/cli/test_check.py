@@ -1,21 +1,21 @@
 """`python -m credit_jax.check`: its reports and its errors."""
 
+import json
 import math
-import re
 from pathlib import Path
 
 import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.cli.check.command import main
-from credit_jax.cli.check.tables import mesh_table
-from credit_jax.config import build_config, write_config
+from credit_jax.cli.check import check_config, main
+from credit_jax.config import ConfigError, build_config, write_config
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.plan import plan_run
 from credit_jax.plan.memory import estimate_memory, local_size
 from tests.config.example import example
+from tests.support.configs import plan_problems
 
 MODEL = {
     "type": "wxformer",
@@ -44,9 +44,7 @@ def plan(num_devices=None, **changes):
 
 
 def test_a_sound_plan_has_no_problems():
-    found = plan()
-    assert found.problems == (), found.problems
-    assert found.model.model_def is not None
+    assert plan().model.model_def.num_parameters
 
 
 @pytest.mark.parametrize(
@@ -84,13 +82,12 @@ def test_problems(changes, devices, message):
     rest = {k: v for k, v in changes.items() if not k.startswith("model")}
     rest.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
     config = build_config(example(model={**MODEL, **model}, **rest))
-    found = plan_run(config, num_devices=devices, with_data=False)
-    assert any(message in line for line in found.problems), found.problems
+    problems = plan_problems(config, num_devices=devices, with_data=False)
+    assert any(message in line for line in problems), problems
 
 
 def test_uneven_rows_are_a_note_and_no_problem():
     found = plan(trainer__parallelism={"domain": 3})
-    assert found.problems == (), found.problems
     uneven, windows = found.notes
     rows = "32 rows over domain 3 are uneven (11, 11, 10)"
     assert uneven == f"{rows}; results are exact nonetheless"
@@ -110,15 +107,11 @@ def test_parameters_over_domain():
         assert 0.5 < after[name] / before[name] < 0.6, name
     assert before.keys() | {"gathered over domain"} == after.keys()
     assert 0.9 < after["gathered over domain"] / before["parameters"] < 1
-    rows = [mesh_table(p, p.model.axes).columns[2]._cells for p in (whole, shared)]
-    assert rows[0][2] == "16 of 32 rows"
-    assert rows[1][2] == "16 of 32 rows, parameters"
 
 
 def test_both_data_axes():
     block = {"data": "fsdp2", "dp_replicate": 2}
     found = plan(num_devices=8, trainer__parallelism=block)
-    assert found.problems == (), found.problems
     assert found.model.axes.data == ("dp_replicate", "dp_shard"), found.model.axes
     assert (found.model.axes.num_data, found.model.axes.num_shard) == (8, 4), (
         found.model.axes
@@ -133,30 +126,28 @@ def test_both_data_axes():
     ],
 )
 def test_degrees_that_a_model_has_no_use_for(key, why):
-    found = plan(trainer__parallelism={key: 2})
-    assert len(found.problems) == 1, found.problems
-    assert re.search(f"{key} is 2, but {why}", found.problems[0]), found.problems
+    with pytest.raises(ConfigError, match=f"1 problem\n.*{key} is 2, but {why}"):
+        plan(trainer__parallelism={key: 2})
 
 
 def test_missing_files_are_problems():
     preblocks = {"per_step": {"concat": {"type": "concat"}}}
     config = build_config(example(model=dict(MODEL), preblocks=preblocks))
-    found = plan_run(config)
-    assert len(found.problems) == 4, found.problems
-    first = found.problems[0]
+    first, *others = plan_problems(config)
+    assert len(others) == 3, others
     assert "data.source.ERA5.variables.prognostic.path: no file matches" in first
     assert "'./d_%Y.nc' (searched './d_*.nc' in" in first
-    assert (found.loaders, found.objective) == ({}, None)
 
 
 def test_files_that_the_first_training_makes_are_notes():
     preblocks = {"per_step": {"concat": {"type": "concat"}}}
     config = build_config(example(model=dict(MODEL), preblocks=preblocks))
-    found = plan_run(config, expected_files=["./d_2000.nc"])
-    assert len(found.notes) == 3, found.notes
+    (problem,) = plan_problems(config, expected_files=["./d_2000.nc"])
+    assert "static.path: no file matches './static.nc'" in problem
+    found = plan_run(config, expected_files=["./d_2000.nc", "./static.nc"])
+    assert len(found.notes) == 4, found.notes
     assert found.notes[0].endswith("./d_%Y.nc is made by the first training")
-    assert len(found.problems) == 1, found.problems
-    assert "static.path: no file matches './static.nc'" in found.problems[0]
+    assert (found.loaders, found.objective) == ({}, None)
 
 
 def latitudes(section, path):
@@ -172,27 +163,28 @@ def test_missing_latitudes_of_the_metrics():
     changes = latitudes("metrics", "absent.nc")
     config = build_config(example(model=dict(MODEL), **changes))
     line = "metrics.args.latitude_weights: absent.nc does not exist"
-    assert line in plan_run(config).problems
+    assert line in plan_problems(config)
     changes["trainer__skip_validation"] = True
     config = build_config(example(model=dict(MODEL), **changes))
-    assert line not in plan_run(config).problems, "nothing reads it"
+    assert line not in plan_problems(config), "nothing reads it"
 
 
 @pytest.mark.parametrize("section", ["loss", "metrics"])
 def test_files_without_latitudes(section, tmp_path):
     path = tmp_path / "other.nc"
     xr.Dataset(coords={"y": [10.0]}).to_netcdf(path, engine="h5netcdf")
-    config = build_config(example(model=dict(MODEL), **latitudes(section, path)))
-    found = plan_run(config).problems
-    lines = [line for line in found if "has no one-dimensional `latitude`" in line]
-    assert len(lines) == 1, found
-    assert lines[0].startswith(f"{section}."), lines
+    changes = latitudes(section, path)
+    changes["preblocks"] = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), **changes))
+    with pytest.raises(ConfigError, match="has no one-dimensional `latitude`") as error:
+        plan_run(config, expected_files=["./d_2000.nc", "./static.nc"])
+    (line,) = error.value.problems
+    assert line.startswith(f"{section}."), line
 
 
 def test_data_none_leaves_devices_idle():
     found = plan(num_devices=4)
     assert found.notes == ("data: none uses 1 of 4 devices",)
-    assert found.model.axes is not None
     assert found.model.axes.num_data == 1
 
 
@@ -216,8 +208,6 @@ def test_local_sizes_are_shares_of_the_whole():
 def test_memory_falls_with_every_kind_of_parallelism():
     def total(devices, **block):
         found = plan(num_devices=devices, trainer__parallelism=block)
-        assert found.model.model_def is not None
-        assert found.model.axes is not None
         return estimate_memory(found.config, found.model.model_def, found.model.axes)
 
     one = total(1)
@@ -237,11 +227,11 @@ def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
     assert main(["--config", str(path), "--no-data"]) == 0
     printed = capsys.readouterr().out
     for word in (
-        "Channels",
-        "Mesh of 1",
-        "Geometry",
-        "Parameters",
-        "Memory",
+        "Channels: input",
+        "Mesh",
+        "Geometry: stages",
+        "Model: parts",
+        "Memory: parts",
         "OK so far: data",
     ):
         assert word in printed, printed
@@ -300,3 +290,134 @@ def test_configs_of_forecasts_alone(tmp_path, capsys, dates):
     shown = capsys.readouterr().out
     assert "inference.output.format" in shown
     assert "model: has 9 input channels" in shown
+
+
+ROOT = Path(__file__).parents[2]
+CREDIT = ROOT / "tests/reference/credit_configs"
+KEYS = {
+    "schema_version": int,
+    "config": str,
+    "kind": str,
+    "ok": bool,
+    "problems": list,
+    "notes": list,
+    "ignored": list,
+    "channels": dict,
+    "further_inputs": dict,
+    "data": dict,
+    "model": dict,
+    "mesh": dict,
+    "geometry": dict,
+    "memory": dict,
+    "curriculum": list,
+    "roofline": type(None),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    write_config(config, tmp_path / "config.yaml")
+    return str(tmp_path / "config.yaml")
+
+
+def printed_document(capsys, *arguments):
+    code = main([*arguments, "--json"])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out)
+    assert code == (0 if found["ok"] else 1)
+    assert list(found) == list(KEYS)
+    return found
+
+
+def test_a_sound_config(path, capsys):
+    found = printed_document(capsys, "-c", path, "--no-data", "--devices", "2")
+    assert found["ok"]
+    assert found["schema_version"] == 1
+    for key, kind in KEYS.items():
+        assert isinstance(found[key], kind), key
+    channels = found["channels"]
+    assert [len(channels[side]) for side in ("input", "target")] == [7, 6]
+    assert channels["input"][1] == {
+        "channel": 1,
+        "variable": "T",
+        "source": "ERA5",
+        "field_type": "prognostic",
+        "level": 2,
+        "level_value": 2.0,
+    }
+    assert channels["target"][-1] == {
+        "channel": 5,
+        "variable": "TP",
+        "source": "ERA5",
+        "field_type": "diagnostic",
+        "level": None,
+        "level_value": None,
+    }
+    numbers = [own["channel"] for own in channels["input"]]
+    assert numbers == list(range(7))
+    assert found["data"]["sources"] == {"ERA5": "local"}
+    assert found["model"]["grid"] == [32, 64]
+    assert found["model"]["parameters"] == sum(found["model"]["parts"].values())
+    assert found["mesh"]["devices"] == 2
+    assert found["memory"]["bytes_a_device"] == sum(found["memory"]["parts"].values())
+
+
+def test_ignored_keys_and_problems(path, capsys):
+    changes = {
+        "trainer.epoch": "3",
+        "trainer.xyzzy": "1",
+        "model.post_conf": "{activate: true, tracer_fixer: {activate: true}}",
+    }
+    words = [word for k, v in changes.items() for word in ("--set", f"{k}={v}")]
+    found = printed_document(capsys, "-c", path, "--no-data", *words)
+    assert found["problems"] == [
+        {
+            "where": "trainer.epoch",
+            "message": "unknown key",
+            "fix": "the nearest known key is 'epochs'",
+        }
+    ]
+    assert len(found["channels"]["input"]) == 7, "the data section is sound"
+    assert (found["model"], found["mesh"], found["memory"]) == (None, None, None)
+    found = printed_document(capsys, "-c", path, "--no-data", *words[2:])
+    assert found["ok"]
+    reasons = {own["key"]: own["reason"] for own in found["ignored"]}
+    assert reasons["trainer.xyzzy"].startswith("unknown key; CREDIT passes over it")
+    assert "gen2 training drops it, too" in reasons["model.post_conf"]
+
+
+def test_missing_files(path, capsys):
+    found = printed_document(capsys, "-c", path)
+    first = found["problems"][0]
+    assert first["where"] == "data.source.ERA5.variables.prognostic.path"
+    assert "no file matches './d_%Y.nc'" in first["message"] + str(first["fix"])
+
+
+def test_the_first_generation(capsys):
+    """The report names the command that converts a config of generation 1."""
+    path = CREDIT / "config/gen_1/arXiv_2024/wxformer_6h_single_step.yml"
+    found = printed_document(capsys, "-c", str(path))
+    (problem,) = found["problems"]
+    assert (found["kind"], problem["where"]) == ("gen1", "data")
+    assert f"credit-jax config --to jax {path} --out " in problem["fix"]
+
+
+def test_data_alone():
+    """The channels of a config without model and trainer are reported."""
+    report = check_config(CREDIT / "config/gen_2/examples/multi_source_data.yml")
+    # Without loss and trainer it is a config for forecasts.
+    assert [line.split(":")[0] for line in report.problems] == ["save_loc", "model"]
+    found = report.document()
+    assert [len(found["channels"][side]) for side in ("input", "target")] == [74, 71]
+    level = found["channels"]["input"][40]
+    assert (level["source"], level["variable"]) == ("ERA5_UpperAir", "U")
+    assert level["level_value"] == 10.0
+
+
+def test_no_config(tmp_path, capsys):
+    found = printed_document(capsys, "-c", str(tmp_path / "absent.yml"))
+    assert (found["kind"], found["channels"]) == (None, None)
+    assert "does not exist" in found["problems"][0]["message"]

@@ -13,13 +13,15 @@ import pytest
 import yaml
 
 from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.cli.submit.command import main
-from credit_jax.cli.submit.script import BatchJob, script_text, stop_after
-from credit_jax.cli.submit.section import JobSection, job_section
+from credit_jax.cli.job_section import JobSection, job_section
+from credit_jax.cli.submit import BatchJob, main, script_text, stop_after
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.data.world import write_world
 from tests.support.processes import PROGRAM, ROOT
+from tests.training.conftest import tiny_model
 from tests.training.tiny import tiny_config, write_yaml
+
+__all__ = ["tiny_model"]
 
 # As in CREDIT's config/gen_2/examples: example-end-to-end.yml, wb2_perlmutter_tiny.yml.
 PBS = """
@@ -169,10 +171,10 @@ def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
     [
         ({"pbs": {"conda": "$(touch x)"}}, (), "pbs.conda: must be one word"),
         ({"pbs": {"conda": "--help"}}, (), "pbs.conda: must be one word"),
-        ({"pbs": {"modules": "gcc; touch /x"}}, (), "pbs.modules: must be names of"),
+        ({"pbs": {"modules": "gcc; touch /x"}}, (), "pbs.modules.0: must be names of"),
         ({"pbs": {"mem": -5}}, (), "pbs.mem: must be one word"),
         ({"pbs": {"mem": "lots"}}, (), "pbs.mem: must be an amount such as 480GB"),
-        ({"pbs": {"nodes": 1e30}}, (), "pbs.nodes: Unable to parse"),
+        ({"pbs": {"nodes": 1e30}}, (), "pbs.nodes: must be an integer"),
         ({"pbs": {"nodes": 1e6}}, (), "pbs.nodes: must be at most 100000"),
         ({"pbs": {"job_name": "a\nb"}}, (), "pbs.job_name: must be one word"),
         ({}, (), "pbs: missing; it says what a job asks for"),
@@ -198,7 +200,7 @@ def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
             ("--set", "model.dim=[512, 2048, 8192, 32768]"),
             "a device, NVIDIA A100 has 80 GB",
         ),
-        ({"pbs": {}}, ("--chain", "0"), "--chain must be at least 1"),
+        ({"pbs": {}}, ("--chain", "0"), "--chain: must be at least 1"),
     ],
 )
 def test_errors(submit: Any, section: Any, options: Any, message: str) -> None:

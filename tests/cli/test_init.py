@@ -9,9 +9,9 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.cli.check.report import check_config
+from credit_jax.cli.check import check_config
 from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.cli.init.command import main
+from credit_jax.cli.init import main
 from credit_jax.cli.preprocess import main as preprocess
 from credit_jax.config import load_config
 from credit_jax.models.registry import build
@@ -20,7 +20,7 @@ from tests.support.custom_objects import no_objects_left
 __all__ = ["no_objects_left"]
 
 LEVELS = [100.0, 500.0, 850.5]
-CONFIGS = Path(__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def fields(times, deep=(), flat=(), *, calendar=None, rows=32, level="level"):
@@ -268,7 +268,9 @@ def test_check_judges_what_does_not_fit(files):
     times = pd.date_range("2000-01-01", periods=20, freq="6h")
     fields(times, ("T",), rows=16).to_netcdf("rows.nc")
     assert init("--data", "rows.nc", "static.nc") == OK
-    problems = "\n".join(check_config("my.yaml", num_devices=1).problems)
+    # Statistics, which are not there yet, come first.
+    blocks = ["preblocks.per_step={concat: {type: concat}}"]
+    problems = "\n".join(check_config("my.yaml", blocks, num_devices=1).problems)
     assert re.search("static.nc.*32.*16|16.*32", problems), problems
 
 
@@ -360,7 +362,7 @@ REFUSED = {
     ),
     "few times": (["--data", "few.nc"], "4 common times .* are too few"),
     "a name": (["--prognostic", "SPP"], "--prognostic SPP: no variable with times"),
-    "a time step": (["--timestep=-6h"], "--timestep must be a duration"),
+    "a time step": (["--timestep=-6h"], "--timestep: must be a positive duration"),
 }
 
 

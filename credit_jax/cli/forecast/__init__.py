@@ -1,1 +1,0 @@
-"""`python -m credit_jax.forecast`: forecasts of a trained model, to files."""

@@ -1,0 +1,223 @@
+"""The trained model of a command that forecasts, and the plan of its forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from credit_jax.cli.commands import option
+from credit_jax.cli.options import (
+    OVERRIDES,
+    MeshOptions,
+    ProcessOptions,
+    WeightsOptions,
+    print_lines,
+    warnings_as_notes,
+)
+from credit_jax.config import Config, dump_config, load_config
+from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.forecast.archive import TRAINING_DATES, Archive, software
+from credit_jax.forecast.identity import identity_of
+from credit_jax.forecast.netcdf import NetcdfStore
+from credit_jax.forecast.outputs import Outputs, outputs_of
+from credit_jax.forecast.stores import ForecastStore, NoStore
+from credit_jax.forecast.zarr_store import ZarrStore
+from credit_jax.io.netcdf import attribute_value
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.packages.channel_table import channel_groups
+from credit_jax.packages.package import Package, is_package, open_package
+from credit_jax.plan.forecast import ForecastPlan, plan_forecast
+from credit_jax.training.channel_match import check_forecast_units
+from credit_jax.training.restore import no_coordinates
+from credit_jax.training.run_weights import RunWeights, open_weights
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedForecasts:
+    """A trained model on its mesh, and the forecasts that it is to make.
+
+    Attributes:
+        checkpoint: the run or the package.
+        plan: the plan of the forecasts.
+        model: the model of the plan, on its mesh.
+        outputs: variables of the forecasts.
+    """
+
+    checkpoint: Package | RunWeights
+    plan: ForecastPlan
+    model: ParallelModel
+    outputs: Outputs
+
+    def store(
+        self,
+        folder: Path,
+        form: str | None,
+        zarr_format: int = 3,
+        scores: Mapping[str, Any] | None = None,
+    ) -> tuple[ForecastStore, Archive]:
+        """Returns the store that forecasts are written to, and its archive."""
+        plan, checkpoint, outputs = self.plan, self.checkpoint, self.outputs
+        schedule, config = plan.schedule, plan.inference.output
+        form = form or config.format
+        precision = self.model.parallel_config.precision
+        identity = {
+            **identity_of(plan, self.model, form),
+            "format": f"zarr {zarr_format}" if form == "zarr" else form,
+            "checkpoint": checkpoint.digest,
+            # The dtype, and the precision of products if it is no default.
+            "precision": " ".join(
+                [precision.compute.name]
+                + ([] if precision.matmul == "highest" else [precision.matmul])
+            ),
+            "weights": "average" if checkpoint.average else "last",
+        }
+        if scores is not None:
+            identity["scores"] = scores
+        provenance = {
+            "config": dump_config(plan.config),
+            "checkpoint": str(checkpoint.path),
+            "checkpoint_step": checkpoint.step,
+            "checkpoint_digest": checkpoint.digest,
+            TRAINING_DATES: [list(pair) for pair in checkpoint.training_dates],
+            **software(),
+        }
+        archive = Archive(
+            folder, schedule, identity, provenance, outputs.coordinates, plan.digests
+        )
+        if form == "none":
+            return NoStore(), archive
+        if form == "netcdf":
+            store = NetcdfStore(folder, outputs, schedule, config)
+            store.check()
+            return store, archive
+        attributes = {key: attribute_value(value) for key, value in provenance.items()}
+        store = ZarrStore(folder, outputs, schedule, attributes, zarr_format, config)
+        return store, archive
+
+
+class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
+    """A trained model of a run."""
+
+    config: str | None = option("the YAML file", metavar="FILE", short="-c")
+    set: tuple[str, ...] = option(OVERRIDES, (), "KEY=VALUE")
+    checkpoint: str | None = option(
+        "folder of the run (default: save_loc)", None, "DIR"
+    )
+
+    def read(
+        self, sections: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[Config, Package | None]:
+        """The checked config of the run or package, and the package."""
+        with warnings_as_notes():
+            config = load_config(self.config or "", self.set, forecasts=True)
+        return _inference_checked(config), None
+
+    def plan(
+        self,
+        config: Config,
+        package: Package | None = None,
+        *,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> PlannedForecasts:
+        """Opens the weights, plans the forecasts, and builds the model on its mesh.
+
+        Notes are printed, also on files that have changed since the training.
+
+        Args:
+            config: config of the run or the package.
+            package: the package; None for a run.
+            changes: keys of the inference section that the command line replaces.
+            **options: dates and lengths of the forecasts, see `plan_forecast`.
+
+        Raises:
+            ConfigError: the forecasts cannot be made.
+            ValueError, OSError: there are no weights, or the data are not those of the
+                package.
+        """
+        # Before a checkpoint is opened, which initializes JAX and fixes the devices.
+        devices = self.mesh_devices()
+        checkpoint = package or self._open_weights(config)
+        like = checkpoint.coordinates
+        plan = plan_forecast(
+            config,
+            parse_parallelism(self.parallelism),
+            num_devices=len(devices),
+            overrides=changes,
+            like=like,
+            **options,
+        )
+        notes = list(plan.notes)
+        notes += check_forecast_units(
+            checkpoint.units,
+            plan.reader.units,
+            plan.inference,
+            "this forecast cannot start",
+        )
+        if like is None:
+            notes.insert(0, no_coordinates(checkpoint.path))
+        print_lines([f"note: {note}" for note in notes], "yellow")
+        model = plan.model.build(devices, mp_policy=self.policy)
+        outputs = outputs_of(plan, model)
+        if package is None:
+            checkpoint = replace(checkpoint, channels=plan.schema.names)
+        else:
+            groups = channel_groups(plan.schema, plan.reader.data.further)
+            package.check_data(groups, outputs.latitude, outputs.longitude)
+            outputs = package.described(outputs)
+        return PlannedForecasts(checkpoint, plan, model, outputs)
+
+    def _open_weights(self, config: Config) -> RunWeights:
+        source = self.checkpoint or config.save_loc
+        if is_package(source):
+            raise ValueError(
+                f"--checkpoint: {source} is a package, which has its config and "
+                f"weights; give --package {source} instead of --config and --checkpoint"
+            )
+        weights = open_weights(source, self.step, self.weights, verify=self.verify)
+        print_lines([f"note: {note}" for note in weights.compare(config)], "yellow")
+        return weights
+
+
+class ModelOptions(RunOptions):
+    """A trained model of a run or a package."""
+
+    config: str | None = option("the YAML file", None, "FILE", short="-c")
+    package: str | None = option("a model package, instead of --config", None, "DIR")
+    base: str | None = option(
+        "with --package: what its adapters belong to", None, "PATH"
+    )
+    data: str | None = option("with --package: YAML of its data section", None, "FILE")
+
+    def read(
+        self, sections: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[Config, Package | None]:
+        """See `RunOptions.read`."""
+        if self.package is None:
+            if self.config is None:
+                raise ValueError("--config FILE or --package DIR is needed")
+            for name in ("data", "base"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"--{name} belongs to --package; a run has its own"
+                    )
+            return super().read()
+        of_run = ("config", "checkpoint", "step", "weights")
+        others = [f"--{name}" for name in of_run if getattr(self, name) is not None]
+        if others:
+            raise ValueError(
+                f"--package has its config and weights; leave out {', '.join(others)}"
+            )
+        package = open_package(self.package, self.base)
+        with warnings_as_notes():
+            config = package.config(self.set, self.data, sections=sections)
+        return _inference_checked(config), package
+
+
+def _inference_checked(config: Config) -> Config:
+    with warnings_as_notes():
+        _ = config.inference
+    return config

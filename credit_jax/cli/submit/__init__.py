@@ -1,1 +1,0 @@
-"""Jobs of PBS and SLURM, from CREDIT's `pbs:` and `slurm:` sections."""
