@@ -49,6 +49,8 @@ PARTS = (FORECAST, TRAINING)
 # Without a config: the update after which a checkpoint is written, and restored on
 # another mesh; the learning rate.
 _SAVED, _LEARNING_RATE = 1, 1e-3
+# Folder of the first weights of a config as a run, which the bridge reads.
+FIRST = "first"
 # Standard deviation of what is put in the place of zeros.
 _INITIAL_SCALE = 0.02
 _MANY_WEIGHTS = 1e6
@@ -151,6 +153,10 @@ def measure(
         weights = _without_zeros(subject, model, weights)
         weights = jax.tree.map(lambda leaf: leaf.astype(subject.dtype), weights)
         start = numbers["start"] = flat(*weights)
+        if subject.config is not None:
+            state = _first_state(subject, model, subject.optimizer, weights)
+            with run_store(folder / FIRST, model) as store:
+                store.save(0, state, Progress())
     else:
         start = expected.start
         weights = placed_weights(model, start)

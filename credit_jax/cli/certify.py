@@ -23,7 +23,7 @@ import yaml
 
 from credit_jax.certification import Certificate
 from credit_jax.certification.certify import Judge, MeshVerdict, folder_name
-from credit_jax.certification.measure import PARTS
+from credit_jax.certification.measure import FIRST, PARTS
 from credit_jax.certification.meshes import (
     MAX_DEVICES,
     ONE_DEVICE,
@@ -241,7 +241,7 @@ def _certified(
         verdicts = tuple(pool.map(judged, meshes))
         expected = judge.expected(x64=args.x64)
     numbers = folder / folder_name(x64=args.x64, parts=PARTS)
-    run = numbers / reference / "run"
+    run = numbers / reference / FIRST
     credit = _against_credit(path, run) if args.against else ()
     size = "as it is" if args.full else "made small"
     return Certificate(
