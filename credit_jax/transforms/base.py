@@ -284,8 +284,8 @@ class Transform(StrictModel):
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """The entries that it changes, of those that a tree may have."""
-        return ("input", "target")
+        """The entries that a preblock changes: its argument `data_types`, if any."""
+        return getattr(self, "data_types", None) or ("input", "target")
 
     def entries_in(self, tree: FieldTree) -> tuple[str, ...]:
         """The entries of a tree that it changes."""
@@ -508,10 +508,6 @@ class InputBlock(Transform):
     """
 
     data_types: tuple[DataType, ...] = ("input", "target")
-
-    @property
-    def entries(self) -> tuple[str, ...]:
-        return self.data_types
 
 
 class OutputBlock(Transform):

@@ -7,7 +7,7 @@ The exact transform interpolates the cumulative weights of a digest's centroids.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -101,15 +101,15 @@ def scale(
     inverse = method == "inverse_transform"
     if scaler.fast_transform:
         parts = knots(scaler, np.dtype(x.dtype))
-        function = _inverse_by_knots if inverse else _transform_by_knots
+        function = partial(_evaluate, inverse)
     else:
         parts = digest(scaler, np.dtype(x.dtype))
-        function = _inverse if inverse else _transform
+        function = partial(_inverse if inverse else _transform, scaler)
     if per_point:
         whole = (part.reshape(*grid, *part.shape[1:]) for part in parts)
         arrays = (rows(part) for part in whole)
         parts = type(parts)(*(part.reshape(-1, *part.shape[2:]) for part in arrays))
-    new = _each_channel(lambda *arrays: function(scaler, *arrays), parts, flat)
+    new = _each_channel(function, parts, flat)
     if per_point:
         return new.T.reshape(x.shape)
     shape = (x.shape[dim], *(n for i, n in enumerate(x.shape) if i != dim))
@@ -255,18 +255,6 @@ def knots(scaler: QuantileScaler, dtype: np.dtype) -> Knots:
     return Knots(*(part.astype(dtype) for part in arrays))
 
 
-def _transform_by_knots(scaler: QuantileScaler, curve: Knots, x: Any) -> Any:
-    """Transforms the values of one channel."""
-    del scaler
-    return _evaluate(curve.x, curve.z, curve.slope, x)
-
-
-def _inverse_by_knots(scaler: QuantileScaler, curve: Knots, z: Any) -> Any:
-    """Inverts `_transform_by_knots`."""
-    del scaler
-    return _evaluate(curve.z, curve.x, curve.inverse_slope, z)
-
-
 def slopes(x: Knots2d, y: Knots2d) -> Knots2d:
     """Slopes dy/dx at the knots, as scipy's PchipInterpolator (Fritsch and Carlson)."""
     slope = np.zeros_like(x)
@@ -288,8 +276,11 @@ def _edge(h0: Any, h1: Any, d0: Any, d1: Any) -> Any:
     return np.where(steep, 3 * d0, slope)
 
 
-def _evaluate(places: Any, values: Any, slope: Any, x: Any) -> Any:
+def _evaluate(inverse: bool, curve: Knots, x: Any) -> Any:
     """Cubic Hermite interpolation between the knots around x; constant beyond them."""
+    places, values, slope = curve.x, curve.z, curve.slope
+    if inverse:
+        places, values, slope = curve.z, curve.x, curve.inverse_slope
     xp = np if is_numpy(x) else jnp
     i = xp.clip(xp.searchsorted(places, x, side="left"), 1, places.shape[0] - 1)
     x0, x1, y0, y1 = places[i - 1], places[i], values[i - 1], values[i]

@@ -413,11 +413,7 @@ class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
     @property
     def sides(self) -> dict[str, str]:
         """Each entry has scalers of its own."""
-        return {side: side for side in self.data_types or ("input", "target")}
-
-    @property
-    def entries(self) -> tuple[str, ...]:
-        return tuple(self.sides)
+        return {side: side for side in self.entries}
 
     @property
     def params(self) -> AffineParams:
