@@ -58,7 +58,7 @@ def test_a_sound_plan_has_no_problems():
         (
             {"trainer__parallelism": {"tensor": 4}},
             4,
-            "stage 0 has 8 // 4 = 2 heads",
+            "stage 0 has 2 heads, which tensor = 4",
         ),
         ({"model__levels": 3}, None, "model: has 9 input channels, but data.source"),
         ({"model__dmi": 3}, None, "model.dmi: unknown key; the nearest known key is"),
