@@ -21,7 +21,7 @@ LIBRARIES = ("credit_jax", "credit_torch_bridge")
 PACKAGES = (*LIBRARIES, "benchmarks", "tests", "tools")
 
 _NAMES = "|".join(PACKAGES)
-_MODULE = re.compile(rf"[\"']((?:{_NAMES})(?:\.\w+)*)[\"']")
+_MODULE = re.compile(rf"[\"']((?:{_NAMES})(?:\.\w+)*)[\"':]")
 # f"{__package__}.{name}" may be whatever stands in the folder.
 _ANY_MODULE = re.compile(rf"f\"(\{{__package__\}}|(?:{_NAMES})[.\w]*)\.\{{")
 _HANDED_ON = re.compile(r"^from (\.[\w.]*) import", re.MULTILINE)

@@ -22,7 +22,7 @@ from tools.imports import distances
         ("credit_jax/packages/labeled.py", "tests/packages/test_labeled.py", 1),
         ("credit_jax/models/swin/fuxi.py", "tests/models/swin/test_fuxi_keys.py", 2),
         # A command and a config, by their names.
-        ("credit_torch_bridge/cli/inspect.py", "tests/cli/test_console.py", 2),
+        ("credit_torch_bridge/cli.py", "tests/cli/test_console.py", 2),
         ("configs/tp2_domain2.yaml", "tests/cli/test_console.py", 1),
     ],
 )
