@@ -19,7 +19,9 @@ from credit_jax.cli.job_section import OTHER_NAMES, JobSection
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.sources.registry import source_config, source_types
+from credit_jax.data.perturbations import PERTURBATIONS
 from credit_jax.losses import LOSSES
+from credit_jax.losses.by_variable import BaseLoss
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
@@ -45,24 +47,22 @@ _PRECISION = """Parameters, statistics, softmax, losses and the optimizer are fl
 | float8 | `fp8: true`, `float8`, not with float16 | none; torchao's recipes |
 
 See [trainer](#trainer) and [numerics](numerics.md)."""
-# Registry -> its entries: the class of their arguments, and what describes them.
+# Registry -> the classes of its components, whose fields are their keys.
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "Models (`model.type`)": {k: (MODELS[k].config, None) for k in sorted(MODELS)},
+    "Models (`model.type`)": {k: MODELS[k].config for k in sorted(MODELS)},
     "Sources (`data.source.NAME.dataset_type`)": {
-        k: (source_config(k), None) for k in source_types()
+        k: source_config(k) for k in source_types()
     },
-    "Preblocks (`preblocks.PHASE.NAME.type`)": {
-        k: (kind, None) for k, kind in sorted(TRANSFORMS["preblocks"].items())
-    },
-    "Postblocks (`postblocks.PHASE.NAME.type`)": {
-        k: (kind, None) for k, kind in sorted(TRANSFORMS["postblocks"].items())
-    },
-    "Losses (`loss.training_loss`)": {
-        k: (entry.parameters, entry.build) for k, entry in LOSSES.items()
-    },
-    "Metrics (`metrics.TYPE`)": {
-        k: (entry.parameters, entry.score) for k, entry in METRICS.items()
-    },
+    "Preblocks (`preblocks.PHASE.NAME.type`)": dict(
+        sorted(TRANSFORMS["preblocks"].items())
+    ),
+    "Postblocks (`postblocks.PHASE.NAME.type`)": dict(
+        sorted(TRANSFORMS["postblocks"].items())
+    ),
+    "Losses (`loss.training_loss`)": LOSSES,
+    "Loss of single variables (`loss.type`)": {"base": BaseLoss},
+    "Metrics (`metrics.TYPE`)": METRICS,
+    "Perturbations (`inference.perturbation.type`)": PERTURBATIONS,
 }
 
 
@@ -78,12 +78,8 @@ def keys_page() -> str:
     parts += ["## Precision", _PRECISION]
     for title, entries in _REGISTRIES.items():
         parts.append(f"## {title}")
-        for name, (section, described) in entries.items():
-            first, *rest = _table(section) or [""]
-            if described is not None:
-                text = (inspect.getdoc(described) or "").partition("\n")[0]
-                first = re.sub(r"^Builds `[\w-]+`: (.)", lambda m: m[1].upper(), text)
-            parts += [f"### {name}", first, *rest]
+        for name, section in entries.items():
+            parts += [f"### {name}", *_table(section)]
     parts.append("<!-- the end of what is made -->")
     return "\n\n".join(part for part in parts if part) + "\n"
 

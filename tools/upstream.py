@@ -19,10 +19,11 @@ from credit_jax.cli.console import BRIDGE, MODULES
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.loss import BaseLossArgs, LossConfig
+from credit_jax.config.loss import LossConfig
 from credit_jax.config.sources.registry import source_types
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.losses import LOSSES
+from credit_jax.losses.by_variable import BaseLoss
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
@@ -37,7 +38,7 @@ REGISTRIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "losses/__init__.py": (
         "_LOSS_REGISTRY",
         "loss",
-        {**{name: e.parameters for name, e in LOSSES.items()}, "base": BaseLossArgs},
+        {**LOSSES, "base": BaseLoss},
     ),
     "metrics/__init__.py": (
         "_METRIC_REGISTRY",

@@ -33,9 +33,13 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
-from credit_jax.training.optimizer import BETAS, CLIP_EPSILON, build_optimizer
+from credit_jax.training.optimizer import (
+    BETAS,
+    CLIP_EPSILON,
+    build_optimizer,
+    build_schedule,
+)
 from credit_jax.training.restore import place_weights
-from credit_jax.training.schedules import build_schedule
 from credit_jax.training.state import (
     TrainState,
     place_state,

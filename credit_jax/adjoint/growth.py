@@ -13,11 +13,11 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from credit_jax.adjoint.linear import linearized
 from credit_jax.adjoint.maps import ForecastMap, State, map_of_reader
 from credit_jax.config import not_available
+from credit_jax.data.perturbations import Singular
 from credit_jax.data.schedule import Task, steps_of
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.perturbation import Amplitude
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.units import UNIT_OF, conversion, differ
 from credit_jax.plan.forecast import ForecastPlan
@@ -254,10 +254,11 @@ class SingularMembers:
     vectors of a start date are computed once for all members that follow one another.
     """
 
-    plan: ForecastPlan  # selects number, lead and amplitude of the vectors
+    plan: ForecastPlan
     model: ParallelModel
     weights: Any  # of `Forecaster.weights`
     outputs: Outputs
+    config: Singular  # number, lead and amplitude of the vectors
     _map: ForecastMap | None = None
     _vectors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -267,11 +268,9 @@ class SingularMembers:
         Raises:
             ValueError: no variable can be perturbed.
         """
-        starts = dict.fromkeys(task.start for task in tasks)
+        starts, cached = dict.fromkeys(task.start for task in tasks), self._vectors
         self._vectors = {
-            start: self._vectors[start]
-            if start in self._vectors
-            else self.vectors(start)
+            start: cached[start] if start in cached else self.vectors(start)
             for start in starts
         }
         changes: dict[str, np.ndarray] = {}
@@ -295,18 +294,16 @@ class SingularMembers:
         Args:
             start: number of the start date.
         """
-        plan, config = self.plan, self.plan.inference.perturbation
+        schedule, config = self.plan.schedule, self.config
         copies = self.model.axes.num_data
         forecast = map_of_reader(
             self.model,
             self.weights,
-            plan.reader,
-            [plan.schedule.starts[start]] * copies,
+            self.plan.reader,
+            [schedule.starts[start]] * copies,
             [Task(start, 0)] * copies,
             None,
-            steps_of(
-                config.lead, plan.schedule.timestep, "inference.perturbation.lead"
-            ),
+            steps_of(config.lead, schedule.timestep, "inference.perturbation.lead"),
         )
         if self._map is None:
             self._map = forecast
@@ -331,9 +328,8 @@ class SingularMembers:
 
     def _size(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Key -> (level, lat, lon) weights of squares of the perturbed variables."""
-        std, latitude = self.plan.inference.perturbation.std, self.outputs.latitude
-        amplitude = Amplitude(std, latitude)
-        sizes = {key: amplitude.of(key, x[0, :, 0]) for key, x in state.items()}
+        latitude, deviation = self.outputs.latitude, self.config.deviation
+        sizes = {k: deviation(k, x[0, :, 0], latitude) for k, x in state.items()}
         # A constant level has no deviation in units of which it could change.
         usable = {
             key: size

@@ -20,7 +20,7 @@ from credit_jax.adjoint.normalization import Normalization, normalization
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.schedule import Task
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.perturbation import member_noise
+from credit_jax.forecast.members import member_noise
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key, by_source

@@ -37,9 +37,9 @@ from credit_jax.config.messages import counted, typeset_units
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.forecaster import to_host
+from credit_jax.forecast.members import member_noise
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.perturbation import member_noise
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf

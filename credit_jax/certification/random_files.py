@@ -19,6 +19,7 @@ from rich.console import Console
 from credit_jax.certification.small_config import grid_of
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
+from credit_jax.losses import needs_latitude
 from credit_jax.models.graph.edge_file import nearest_edges
 from credit_jax.training import scaler_fitting
 from credit_jax.transforms import TRANSFORMS
@@ -90,7 +91,7 @@ def write_files(config: Config) -> None:
         path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
     }
     # Latitudes are the weights of rows.
-    weights = [config.loss.latitude_file[1] if config.loss.needs_latitude else None]
+    weights = [config.loss.latitude_file[1] if needs_latitude(config.loss) else None]
     if config.metrics is not None:
         weights.append(config.metrics.args.get("latitude_weights"))
     latitudes = [os.path.expandvars(path) for path in weights if path]

@@ -29,6 +29,7 @@ from credit_jax.config.load import for_forecasts, forecasts_alone, is_gen1
 from credit_jax.config.messages import counted, printable
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.data.perturbations import parse_perturbation
 from credit_jax.data.schema import num_levels
 from credit_jax.demo.dataset import expected_files
 from credit_jax.io.tables import print_table
@@ -37,7 +38,6 @@ from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.memory import estimate_memory, local_points, memory_problems
-from credit_jax.plan.perturbations import singular_cost
 from credit_jax.plan.roofline import DEVICES, StepBound, step_bound, update_seconds
 from credit_jax.training.curriculum import summary_of
 from credit_jax.training.rehearsal import rehearse
@@ -259,17 +259,17 @@ def check_config(
 def _read_inference(config: Config, report: CheckReport) -> None:
     """Notes problems of the inference section, which training does not read."""
     try:
-        inference = config.inference
+        inference, cost = config.inference, ""
+        if inference is not None:
+            cost = parse_perturbation(inference.perturbation).cost()
     except ConfigError as error:
         if not report.trains:
             raise
         lines = [f"{line} (training does not read it)" for line in error.problems]
         report.notes += lines
         return
-    if inference is None or inference.members == 1:
-        return
-    if inference.perturbation.type == "singular":
-        report.notes.append(singular_cost(inference.perturbation))
+    if cost and inference is not None and inference.members > 1:
+        report.notes.append(cost)
 
 
 def _too_large(plan: RunPlan, device: str | None, with_data: bool) -> list[str]:

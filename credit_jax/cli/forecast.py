@@ -7,8 +7,9 @@ and writes CREDIT's NetCDF files or one Zarr store that WeatherBench reads.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -26,8 +27,9 @@ from credit_jax.cli.commands import (
 from credit_jax.cli.model import ModelOptions, PlannedForecasts
 from credit_jax.cli.options import StopOption, parse_shard, print_lines
 from credit_jax.cli.score import ComparisonOptions, refuse_other_scores, report
-from credit_jax.config.inference import InferenceConfig, PerturbationConfig
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.messages import counted
+from credit_jax.data.perturbations import PERTURBATIONS
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
@@ -117,7 +119,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
     perturbation: str | None = option(
         "how their initial states differ, instead of inference.perturbation.type",
         None,
-        choices=get_args(PerturbationConfig.model_fields["type"].annotation),
+        choices=tuple(PERTURBATIONS),
     )
     batch: int = option("forecasts side by side on a device", 1, ge=1)
     out: str | None = option("folder, instead of inference.save_forecast", None, "DIR")
@@ -154,7 +156,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
             changes["members"] = self.members
         if self.perturbation is not None:
             kind = {"type": self.perturbation}
-            changes["perturbation"] = inference.perturbation.model_copy(update=kind)
+            changes["perturbation"] = {**inference.perturbation, **kind}
         planned = self.plan(
             config,
             package,
@@ -181,9 +183,6 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         wait_for_all("the folder of the forecasts")
         weights = Forecaster(model, *checkpoint.restore(model)).weights
         print_lines(header(self.package or self.config, plan, model, checkpoint))
-        grown = None
-        if plan.inference.perturbation.type == "singular":
-            grown = SingularMembers(plan, model, weights, outputs)
         promise = "the command ends after the forecasts in progress"
         with StopRequests(stop_at, promise=promise) as requests:
             settings = CampaignSettings(
@@ -206,7 +205,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 size,
                 settings,
                 scores=scores,
-                changes=grown,
+                growth=partial(SingularMembers, plan, model, weights, outputs),
             )
             try:
                 summary = campaign.run()

@@ -19,8 +19,7 @@ from credit_jax.cli.options import (
 )
 from credit_jax.config import Config, dump_config, load_config
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.forecast.archive import TRAINING_DATES, Archive, software
-from credit_jax.forecast.identity import identity_of
+from credit_jax.forecast.archive import TRAINING_DATES, Archive, identity_of, software
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.stores import ForecastStore, NoStore

@@ -15,9 +15,8 @@ from credit_jax.config.dates import date_label, duration
 from credit_jax.config.demo import DemoConfig
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.loss import LossConfig
+from credit_jax.config.loss import LossConfig, MetricsConfig
 from credit_jax.config.messages import got
-from credit_jax.config.metrics import MetricsConfig
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig

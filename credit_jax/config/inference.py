@@ -183,37 +183,6 @@ class InferenceDataConfig(DataConfig):
         return self
 
 
-class PerturbationConfig(StrictModel):
-    """Perturbation of the initial states of ensemble members.
-
-    Attributes:
-        type: "gaussian" noise, independent at every point; "spherical" noise, smooth on
-            the sphere; "bred" vectors; "lagged" start dates; "singular" vectors.
-        std: standard deviation of gaussian and spherical noise and of bred vectors, and
-            of singular vectors as a mean over all perturbed variables, relative to that
-            of the variable over the globe, at each level of the initial state; a
-            number, or a mapping of short names to numbers, which perturbs only these
-            variables.
-        length_scale: length scale of spherical noise, in degrees.
-        num_cycles: number of breeding cycles of one step each.
-        lag: time between the start dates of lagged members ("6h").
-        vectors: number of singular vectors, each of which is added to one member and
-            subtracted from the next.
-        lead: time over which singular vectors grow most ("48h").
-        norm: norm in which they grow: "deviation", the units of `std`; or "energy", the
-            total energy of a dry atmosphere, of variables that have its standard names.
-    """
-
-    type: Literal["gaussian", "spherical", "bred", "lagged", "singular"] = "spherical"
-    std: float | dict[str, float] = 0.05
-    length_scale: float = Field(default=20.0, gt=0)
-    num_cycles: int = Field(default=5, ge=1)
-    lag: Duration = "6h"
-    vectors: int = Field(default=5, ge=1)
-    lead: Duration = "48h"
-    norm: Literal["deviation", "energy"] = "deviation"
-
-
 class InferenceConfig(StrictModel):
     """Forecasts of a trained model.
 
@@ -224,8 +193,8 @@ class InferenceConfig(StrictModel):
         data, preblocks, postblocks: each replaces the whole section of that name.
         output: see `OutputConfig`.
         members: ensemble members of every forecast; CREDIT has no such key.
-        perturbation: perturbation of the initial states of all members but the first;
-            CREDIT has no such key.
+        perturbation: `type` and the keys of what perturbs the initial states of all
+            members but the first; CREDIT has no such key.
     """
 
     run_mode: Literal["batch", "single"] = "batch"
@@ -237,6 +206,6 @@ class InferenceConfig(StrictModel):
     postblocks: PostblocksConfig | None = None
     output: OutputConfig = OutputConfig()
     members: int = Field(default=1, ge=1)
-    perturbation: PerturbationConfig = PerturbationConfig()
+    perturbation: dict[str, Any] = Field(default_factory=dict)
 
     ignored: ClassVar = {"mode": "the forecast command has --parallelism"}

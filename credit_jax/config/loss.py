@@ -1,15 +1,12 @@
-"""The `loss:` section, in CREDIT's flat style or with `type` and `args`."""
+"""The `loss:` section, in CREDIT's two styles, and the `metrics:` section."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from credit_jax.config.base import StrictModel
 
 BASE, RING = "base", "ring-crps"
-# Losses of spherical harmonics, which are functions of latitude.
-SPHERICAL = ("spherical", "amse")
-VarWeighting = Literal["inverse_variance", "manual", "learnable", "none"]
 # The values of `var_weighting` that need variances.
 SCALED = ("inverse_variance", "learnable")
 
@@ -41,22 +38,6 @@ class LevelWeights(StrictModel):
     slope: float = Field(gt=0)
     minimum: float = Field(0.0, ge=0)
 
-    def of(self, level: float) -> float:
-        """The weight of a level by its value."""
-        return max(self.minimum, self.slope * level)
-
-
-class LossOverride(StrictModel):
-    """Another loss for one variable of the loss `base`.
-
-    Attributes:
-        loss: name of the loss.
-        parameters: arguments of the loss.
-    """
-
-    loss: str
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
 
 class WeightArgs(StrictModel):
     """Weights of variables and latitudes in losses and metrics.
@@ -79,39 +60,12 @@ class WeightArgs(StrictModel):
     latitude_weights: str | None = None
 
 
-class BaseLossArgs(WeightArgs):
-    """Arguments of the loss `base`, which scores each variable in physical units.
-
-    Attributes:
-        training_loss: name of the loss of one variable.
-        base_loss_parameters: arguments of `training_loss`.
-        validation_loss: name of the validation loss; null is `training_loss`.
-        validation_loss_parameters: arguments of `validation_loss`.
-        base_loss_overrides: other losses for single variables, by key.
-        var_weighting: weights of variables: `inverse_variance` uses the variances of
-            the target scalers, `manual` and `none` only `variable_weights`; `learnable`
-            trains the logarithm of each variable's variance, with the scalers' values
-            as initial ones.
-    """
-
-    training_loss: str = "mse"
-    base_loss_parameters: dict[str, Any] = Field(default_factory=dict)
-    validation_loss: str | None = None
-    validation_loss_parameters: dict[str, Any] = Field(default_factory=dict)
-    base_loss_overrides: dict[str, LossOverride] = Field(default_factory=dict)
-    var_weighting: VarWeighting = "inverse_variance"
-
-    @property
-    def needs_variances(self) -> bool:
-        """Whether the weights of variables use the variances of scalers."""
-        return self.var_weighting in SCALED
-
-
 class LossConfig(StrictModel):
     """The training and validation loss.
 
     Attributes:
-        type: `base`, whose arguments are `BaseLossArgs`, or the name of a loss for
+        type: `base`, whose arguments are those of
+            `credit_jax.losses.by_variable.BaseLoss`, or the name of a loss for
             training and validation; null selects the flat style of the other keys.
         args: arguments of `type`.
         training_loss: name of the training loss, such as "mse".
@@ -213,13 +167,6 @@ class LossConfig(StrictModel):
         return self.is_base and bool(self.args.get("use_latitude_weights"))
 
     @property
-    def needs_latitude(self) -> bool:
-        """Whether the losses are functions of latitude."""
-        return self.weighs_rows or bool(
-            {self.name, self.validation_loss} & {*SPHERICAL}
-        )
-
-    @property
     def is_weighted(self) -> bool:
         """Whether a loss in flat style has weights of rows or of variables."""
         flat = self.type is None
@@ -252,3 +199,19 @@ class LossConfig(StrictModel):
             used = [key for key in keys if getattr(self, key) is not None]
             notes |= dict.fromkeys(used, "no spectral term is used")
         return notes
+
+
+COMBINED = "combined"
+
+
+class MetricsConfig(StrictModel):
+    """The metrics of a run.
+
+    Attributes:
+        type: "combined", or the name of one metric.
+        args: arguments of `type`; for "combined", `metrics: {rmse: {}, acc: {}}` lists
+            the metrics with their own arguments.
+    """
+
+    type: str = COMBINED
+    args: dict[str, Any] = Field(default_factory=dict)

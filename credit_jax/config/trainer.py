@@ -301,6 +301,31 @@ class TrainerConfig(StrictModel):
         return self.amp and not has_policy and self.parallelism.data != "fsdp2"
 
     @property
+    def schedule(self) -> ScheduleConfig | None:
+        """The schedule of the rate; None for a constant rate."""
+        return self.scheduler if self.use_scheduler else None
+
+    @property
+    def keeps_rate(self) -> bool:
+        """Whether the rate is part of the run's state: a constant one, and `plateau`'s.
+
+        Others are functions of the micro-batches seen.
+        """
+        return self.schedule is None or self.schedule.keeps_rate
+
+    @property
+    def sets_first_rate(self) -> bool:
+        """Whether the first micro-batch trains at `learning_rate`, in any schedule.
+
+        CREDIT sets it with `update_learning_rate` when everything is loaded, in a run
+        from fresh weights, too. A schedule by batch gives all later rates; one by epoch
+        begins at `learning_rate` (`cosine-annealing`) or steps once more before the
+        first batch (`lambda`).
+        """
+        by_batch = not self.keeps_rate and not getattr(self.schedule, "by_epoch", True)
+        return self.update_learning_rate and by_batch
+
+    @property
     def clip_norm(self) -> float:
         """The global norm that gradients are clipped to; 0 means no clipping."""
         return 0.0 if self.grad_max_norm == "dynamic" else float(self.grad_max_norm)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.dates import date_label, duration, duration_text
-from credit_jax.config.inference import InferenceConfig, PerturbationConfig
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.calendars import STANDARD, shift_all, time_range
 
 DEFAULT_LENGTH = "10d"
@@ -214,20 +214,6 @@ def _num_steps(length: str, timestep: pd.Timedelta) -> int:
             "longer one"
         )
     return count
-
-
-def analyses(config: PerturbationConfig, schedule: ForecastSchedule) -> list[int]:
-    """Steps before a start date at which its members need states; 0 is the start.
-
-    Raises:
-        ValueError: the lag is no multiple of the time step.
-    """
-    if schedule.num_members > 1 and config.type == "bred":
-        return [*range(config.num_cycles + 1)]
-    if schedule.num_members > 1 and config.type == "lagged":
-        lag = steps_of(config.lag, schedule.timestep, "inference.perturbation.lag")
-        return [lag * member for member in range(schedule.num_members)]
-    return [0]
 
 
 def steps_of(length: str, timestep: pd.Timedelta, where: str) -> int:

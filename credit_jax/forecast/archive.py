@@ -17,12 +17,28 @@ from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import holds_forecasts
 from credit_jax.io.atomic import new_file
+from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import places_of
+from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.plan.run_record import differences, line_of
 
 RECORD, DONE = "forecast.json", "done"
 # Of the provenance: the date ranges of the training of the weights.
 TRAINING_DATES = "training_dates"
+# Keys of the data section that training alone reads.
+_OF_TRAINING = (
+    "forecast_len",
+    "backprop_on_timestep",
+    "data_clamp",
+    "on_bad_sample",
+    "on_outlier",
+)
+# Keys of `inference.output` that determine what is written, and what is scored.
+_WRITTEN = {
+    "netcdf": ("output_interval", "variables", "metadata", "group_by", "encoding"),
+    "zarr": ("output_interval", "variables", "metadata"),
+    "none": ("output_interval", "variables"),
+}
 _PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")
 
 
@@ -250,3 +266,33 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return run.stdout.strip()
+
+
+def identity_of(
+    plan: ForecastPlan, model: ParallelModel, form: str = "none"
+) -> dict[str, Any]:
+    """Returns what determines the values of the forecasts of a plan, by name.
+
+    The weights are not part of it. Keys of the config that change no value are left
+    out, so that a campaign can be resumed with other ones.
+
+    Args:
+        plan: plan, as returned by `plan_forecast`.
+        model: model of the plan.
+        form: "netcdf", "zarr" or "none".
+    """
+    sections, schedule = plan.sections(), plan.schedule
+    data = {k: v for k, v in sections["data"].items() if k not in _OF_TRAINING}
+    identity = {**sections, "data": data}
+    if schedule.num_members > 1:
+        identity["perturbation"] = plan.perturbation.identity()
+    elif not model.model_def.draws_noise:
+        del identity["seed"]
+    output = plan.inference.output.model_dump(mode="json")
+    return {
+        **identity,
+        "start dates": [str(time) for time in schedule.starts],
+        "steps": schedule.num_steps,
+        "members": schedule.num_members,
+        "output": {key: output[key] for key in _WRITTEN[form]},
+    }

@@ -24,22 +24,22 @@ import xarray as xr
 
 from credit_jax.data.forecast_reader import FirstStep, ForecastReader
 from credit_jax.data.opened_data import NamedData
+from credit_jax.data.perturbations import Changes, Singular
 from credit_jax.data.schedule import Task
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS
-from credit_jax.forecast.archive import Archive, software
+from credit_jax.forecast.archive import Archive, identity_of, software
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.delivery import Delivery, TaskProgress, Tasks
-from credit_jax.forecast.identity import identity_of
-from credit_jax.forecast.members import Changes, perturbed_reader
-from credit_jax.forecast.online_scores import GroupScores, OnlineScores, online_scores
-from credit_jax.forecast.outputs import Outputs, outputs_of
-from credit_jax.forecast.perturbation import (
+from credit_jax.forecast.members import (
     MemberNoise,
     PreparedPerturbation,
     member_noise,
+    perturbed_reader,
 )
+from credit_jax.forecast.online_scores import GroupScores, OnlineScores, online_scores
+from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.sharing import Share, added_up
 from credit_jax.forecast.stores import ForecastStore, NoStore
 from credit_jax.forecast.summary import CampaignTimes, DeviceClock, Summary
@@ -120,7 +120,7 @@ class Campaign:
         settings: CampaignSettings,
         *,
         scores: OnlineScores | None = None,
-        changes: Changes | None = None,
+        growth: Callable[[Singular], Changes] | None = None,
     ) -> Campaign:
         """The forecasts of a plan, with its step, perturbations and dates.
 
@@ -129,11 +129,11 @@ class Campaign:
             model: model on its mesh.
             weights, outputs, store, archive, groups, size, settings, scores: see
                 `Campaign`.
-            changes: see `perturbed_reader`.
+            growth: see `Members`.
         """
         step = ForecastStep(model, plan.rollout, outputs.selection)
         noise = member_noise(plan.config.seed, plan.schedule, model)
-        reader = perturbed_reader(plan, step, weights, outputs, noise, changes)
+        reader = perturbed_reader(plan, step, weights, outputs, noise, growth)
         return cls(
             step,
             weights,

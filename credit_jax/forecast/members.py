@@ -1,34 +1,124 @@
-"""The perturbations of a plan, on the mesh of its model."""
+"""The members of a plan on the mesh of its model: their states, and their noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config.inference import PerturbationConfig
-from credit_jax.data.forecast_reader import ForecastReader
-from credit_jax.data.schedule import Task, steps_of
+from credit_jax.data.forecast_reader import FirstStep, ForecastReader
+from credit_jax.data.perturbations import (
+    PROGNOSTIC,
+    Changes,
+    Members,
+    Singular,
+    add,
+    member_keys,
+)
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.perturbation import (
-    MemberNoise,
-    NoisePerturbation,
-    PreparedPerturbation,
-    noise_perturbation,
-)
-from credit_jax.forecast.spin_up import (
-    BredVectors,
-    LaggedStarts,
-    SpinUp,
-    prognostic,
-)
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.noise import Noise
+from credit_jax.parallel.placement import place_batch
 from credit_jax.plan.forecast import ForecastPlan
+from credit_jax.transforms import FieldTree
 
-# Tasks -> {key: (batch, level, lat, lon) to add}.
-Changes = Callable[[Sequence[Task]], Mapping[str, np.ndarray]]
+# Added to the numbers of steps before the start dates, for their noise.
+_SPIN_UP = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class MemberNoise:
+    """The noise inside a model: of each member by its key.
+
+    Attributes:
+        keys: (start, member, 2) uint32, of `member_keys`.
+    """
+
+    keys: np.ndarray
+
+    def of(self, tasks: Sequence[Task]) -> Noise:
+        """The noise of a batch; each step of a forecast folds in its number.
+
+        Args:
+            tasks: tasks of the batch, in all processes.
+        """
+        words = np.stack([self.keys[task.start, task.member] for task in tasks])
+        return Noise(jax.random.wrap_key_data(jnp.asarray(words)))
+
+
+def member_noise(
+    seed: int, schedule: ForecastSchedule, model: ParallelModel
+) -> MemberNoise | None:
+    """The noise of the members of a schedule; None for models that draw none."""
+    if not model.model_def.draws_noise:
+        return None
+    return MemberNoise(member_keys(seed, schedule))
+
+
+def members_of(
+    seed: int,
+    reader: ForecastReader,
+    grid: tuple[np.ndarray, np.ndarray],
+    step: ForecastStep,
+    weights: Any,
+    noise: MemberNoise | None,
+    growth: Callable[[Singular], Changes] | None = None,
+) -> Members:
+    """The forecasts of a model whose members are perturbed.
+
+    Args:
+        seed, reader, grid, growth: see `Members`.
+        step: step of the forecasts.
+        weights: weights of the model.
+        noise: noise of models that draw noise.
+    """
+    # Whole prognostic variables are returned.
+    keys = reader.schema.target_slices()
+    prognostic = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
+    step = replace(step, outputs=prognostic)
+    advance = partial(_advance, step, weights, reader, noise)
+    return Members(seed, reader, grid, advance, growth)
+
+
+def _advance(
+    step: ForecastStep,
+    weights: Any,
+    reader: ForecastReader,
+    noise: MemberNoise | None,
+    first: FirstStep,
+    starts: Sequence[np.datetime64],
+    num_steps: Sequence[int],
+    tasks: Sequence[Task],
+    number: int,
+) -> list[dict[str, np.ndarray]]:
+    """Runs the model before the start dates, see `Advance`."""
+    mesh, rows = step.model.mesh, step.model.model_def.image_height
+    state, constants = step.start(place_batch(first.arrays, mesh))
+    forcing: FieldTree = {}
+    last, states = max(num_steps), []
+    batch_noise = None if noise is None else noise.of(tasks)
+    for k in range(1, last + 1):
+        if k < last or not forcing:
+            # Of each forecast that goes on after it; else any.
+            steps = [min(k, count - 1) for count in num_steps]
+            pairs = zip(starts, steps, strict=True)
+            dates = [reader.data.time(*pair) for pair in pairs]
+            forcing = place_batch(reader.forcing_at(dates, 0), mesh)
+        # Step numbers of the forecasts are small.
+        step_noise = batch_noise and batch_noise.fold_in(_SPIN_UP + number + k)
+        state, fields = step(weights, state, constants, forcing, step_noise)
+        states.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
+    return states
 
 
 def perturbed_reader(
@@ -36,69 +126,68 @@ def perturbed_reader(
     step: ForecastStep,
     weights: Any,
     outputs: Outputs,
-    members: MemberNoise | None = None,
-    changes: Changes | None = None,
+    noise: MemberNoise | None = None,
+    growth: Callable[[Singular], Changes] | None = None,
 ) -> ForecastReader:
     """The reader of a plan with the perturbations of its members.
 
     Args:
         plan: selects the perturbation and the members.
-        step: step of the forecasts.
-        weights: weights of the model.
+        step, weights, noise, growth: see `members_of`.
         outputs: has the coordinates of the grid.
-        members: noise of models that draw noise.
-        changes: what is added to the states of tasks, instead of the perturbation that
-            the plan selects.
     """
     if plan.schedule.num_members == 1:
         return plan.reader
-    if changes is not None:
-        return replace(plan.reader, perturb=PreparedPerturbation(changes))
-    step = prognostic(step, [*plan.schema.target_slices()])
-    perturb = perturbation(
-        plan.inference.perturbation,
-        plan.config.seed,
-        SpinUp(step, weights, plan.reader, members),
-        (outputs.latitude, outputs.longitude),
-    )
-    if not isinstance(perturb, NoisePerturbation):
+    grid = outputs.latitude, outputs.longitude
+    seed, reader = plan.config.seed, plan.reader
+    members = members_of(seed, reader, grid, step, weights, noise, growth)
+    perturb = plan.perturbation.bind(members)
+    if plan.perturbation.runs_model:
         perturb = PreparedPerturbation(perturb)
-    return replace(plan.reader, perturb=perturb)
+    return replace(reader, perturb=perturb)
 
 
-def perturbation(
-    config: PerturbationConfig,
-    seed: int,
-    spin_up: SpinUp,
-    grid: tuple[np.ndarray, np.ndarray],
-) -> NoisePerturbation | BredVectors | LaggedStarts:
-    """The perturbation of the members of a schedule.
+@dataclass
+class PreparedPerturbation:
+    """A `Perturb` of changes that another thread computes, as they need the model.
 
-    Args:
-        config: type and amplitude of the perturbation.
-        seed: seed of all members.
-        spin_up: runs the model before the start dates of its schedule.
-        grid: latitudes and longitudes of the model, degrees.
+    `prepare` is called with each group of tasks before it runs; the reading thread,
+    which has the groups in the same order, waits for it.
 
-    Raises:
-        ValueError: it is that of singular vectors, which need more than a forecast.
+    Attributes:
+        make: computes what is added to the states of tasks.
+        waited: seconds for which the reading thread waited for them.
     """
-    refuse_singular(config)
-    schedule = spin_up.reader.schedule
-    noise = noise_perturbation(config, seed, schedule, *grid)
-    if config.type == "bred":
-        return BredVectors(spin_up, noise, noise.amplitude, config.num_cycles)
-    if config.type == "lagged":
-        where = "inference.perturbation.lag"
-        lag = steps_of(config.lag, schedule.timestep, where)
-        return LaggedStarts(spin_up, lag)
-    return noise
 
+    make: Changes
+    waited: float = 0.0
+    _groups: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
-def refuse_singular(config: PerturbationConfig) -> None:
-    """Raises a ValueError for singular vectors, which need more than forecasts."""
-    if config.type == "singular":
-        raise ValueError(
-            "inference.perturbation.type: singular vectors are computed by the command "
-            "forecast alone; take gaussian, spherical, bred or lagged here"
+    def prepare(self, tasks: Sequence[Task], retained: Sequence[Task]) -> None:
+        """Makes the perturbations of a group.
+
+        Args:
+            tasks: the group, the same in every process.
+            retained: those of this process.
+        """
+        changes = self.make(tasks)
+        self._groups.put(
+            {
+                task: {key: x[index] for key, x in changes.items()}
+                for index, task in enumerate(tasks)
+                if task in retained
+            }
         )
+
+    def close(self) -> None:
+        """Releases a waiting thread, which raises RuntimeError."""
+        self._groups.put(None)
+
+    def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+        """Adds the perturbations of tasks when they are ready."""
+        start = time.perf_counter()
+        ready = self._groups.get()
+        self.waited += time.perf_counter() - start
+        if ready is None:
+            raise RuntimeError("the campaign has ended")
+        return add(fields, lambda key, index, _: ready[tasks[index]].get(key))

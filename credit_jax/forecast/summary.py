@@ -17,7 +17,7 @@ class CampaignTimes:
 
     Attributes:
         unroll: steps on the devices, except the first one, which includes compilation;
-            also those before the start dates of bred and lagged members.
+            also those before the start dates of perturbed members.
         read: initial states and forcing, concurrent with the others.
         write: copies to the host, and files.
         total: time from the end of the first step to the end.

@@ -1,22 +1,22 @@
 """The type of losses: functions from the named fields of a step to a scalar.
 
-To add a loss, write a function of this type in a new module, one line in
-`credit_jax.losses.registry`, and its test.
+To add a loss, write a class with `@LOSSES.register(NAME)`, and its test.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.config import StrictModel
+from credit_jax.config import StrictModel, parse
+from credit_jax.config.base import Unavailable
+from credit_jax.config.components import Registry
 from credit_jax.named_fields import FieldContext, FieldTree, keys_of_tree
 from credit_jax.ops.vma import varying_axes
 
@@ -53,7 +53,6 @@ class CompositeLoss(abc.ABC):
         """Computes the loss from its parts."""
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
-        """Computes the loss."""
         return self.total(self.parts(tree, context), context)
 
 
@@ -100,51 +99,82 @@ def initial_parameters(loss: Loss) -> dict[str, Array]:
     return {name: jnp.asarray(value) for name, value in loss.parameters.items()}
 
 
-# (prediction, target, context) -> values of the same shape, whose weighted mean is the
-# loss. The target has as many samples as the prediction: it is repeated for members.
-Pointwise: TypeAlias = Callable[[Array, Array, FieldContext], Array]
+class ConfiguredLoss(StrictModel, abc.ABC):
+    """A loss that configs name; its fields are its `training_loss_parameters`.
 
-
-@dataclass(frozen=True)
-class LossEntry:
-    """An entry of the registry of losses.
-
-    Attributes:
-        build: builds the loss from its validated parameters.
-        parameters: class that validates `training_loss_parameters`.
-        build_pointwise: builds the function of values at every point from the validated
-            parameters, for losses that `type: base` can apply to single variables;
-            None for other losses.
-        num_members: smallest number of ensemble members of a sample.
+    Attributes of a class: `num_members`, the smallest number of ensemble members of a
+    sample; `needs_latitude`, whether it is a function of latitude; `in_credit`, whether
+    CREDIT has it; `validates_weighted`, whether a weighted one is the validation loss,
+    too, as in CREDIT.
     """
 
-    build: Callable[[Any], Loss]
-    parameters: type[StrictModel] = StrictModel
-    build_pointwise: Callable[[Any], Pointwise] | None = None
-    num_members: int = 1
+    num_members: ClassVar[int] = 1
+    needs_latitude: ClassVar[bool] = False
+    in_credit: ClassVar[bool] = True
+    validates_weighted: ClassVar[bool] = False
+    unavailable: ClassVar = {
+        "reduction": Unavailable(
+            "a loss is the mean over samples, channels and grid points: leave it out",
+            harmless=("mean", "none"),
+        )
+    }
+
+    @abc.abstractmethod
+    def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
+        """Computes the loss, see `Loss`."""
 
 
-def pointwise(
-    build: Callable[[Any], Pointwise], parameters: type[StrictModel] = StrictModel
-) -> LossEntry:
-    """Makes the entry of a loss that is `context.mean` of values at every point.
+class PointwiseLoss(ConfiguredLoss):
+    """A loss that is the mean of values at every point.
+
+    `type: base` can apply it to single variables.
+    """
+
+    @abc.abstractmethod
+    def values(
+        self, prediction: Array, target: Array, context: FieldContext
+    ) -> ChannelFields:
+        """Computes the values.
+
+        Args:
+            prediction: (samples, channel, time, rows, lon).
+            target: the same shape: it is repeated for the members of an ensemble.
+            context: global means and channels.
+        """
+
+    def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
+        """Computes the mean of the values."""
+        target = context.repeat_members(tree["y"])
+        return context.mean(self.values(tree["y_pred"], target, context))
+
+
+LOSSES: Registry[type[ConfiguredLoss]] = Registry("loss", ConfiguredLoss)
+
+
+def parse_loss(
+    name: str,
+    parameters: Mapping[str, Any],
+    key: str,
+    parameters_key: str | None = None,
+) -> ConfiguredLoss:
+    """Returns a loss by its name, with its parameters.
 
     Args:
-        build: builds the function of these values from its validated parameters.
-        parameters: class that validates these parameters.
+        name: a key of `LOSSES`.
+        parameters: parameters by name.
+        key: dotted path of the name, for errors.
+        parameters_key: dotted path of the parameters; None is `key` with "_parameters".
+
+    Raises:
+        ValueError: the name or a parameter is unknown, or a value is invalid.
     """
+    cls = LOSSES.find(name, key)
+    return parse(cls, parameters, parameters_key or f"{key}_parameters")
 
-    def build_mean(settings: Any) -> Loss:
-        values = build(settings)
 
-        def loss(tree: FieldTree, context: FieldContext) -> Scalar:
-            target = context.repeat_members(tree["y"])
-            return context.mean(values(tree["y_pred"], target, context))
-
-        return loss
-
-    build_mean.__doc__ = build.__doc__
-    return LossEntry(build_mean, parameters, build)
+def pointwise_losses() -> list[str]:
+    """Names of the losses that are means of values at every point."""
+    return [name for name, cls in LOSSES.items() if issubclass(cls, PointwiseLoss)]
 
 
 def absolute(x: Array) -> Array:

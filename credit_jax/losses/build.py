@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config import parse
-from credit_jax.config.loss import BaseLossArgs, LossConfig
-from credit_jax.losses.base import Loss, Scalar
-from credit_jax.losses.by_variable import build_base_loss
-from credit_jax.losses.registry import LOSSES, choose_loss
+from credit_jax.config.loss import LossConfig
+from credit_jax.losses.base import LOSSES, Loss, Scalar, parse_loss
+from credit_jax.losses.by_variable import BaseLoss
+from credit_jax.losses.errors import Mae
+from credit_jax.losses.spectra import Power, Spectral
 from credit_jax.named_fields import (
     ChannelLayout,
     FieldContext,
     FieldTree,
-    latitude_weights,
+    row_weights,
     widened,
 )
-
-DEFAULT_VALIDATION_LOSS = "mae"
 
 
 def build_loss(
@@ -41,7 +39,7 @@ def build_loss(
     An elementwise loss `l` is the mean of `l(p, t) * w_lat * w_var` over samples,
     channels, times, rows and longitudes, in float32 or wider, and has the same value on
     every mesh. `w_var` is the product of `variable_weights`, `level_weights` and
-    `tendency_weights`. For `type: base` see `build_base_loss`.
+    `tendency_weights`. For `type: base` see `BaseLoss`.
 
     Without `validation_loss`, the validation loss is `mae` if there are weights, as in
     CREDIT, or if the training loss is `ring-crps`, whose ranks validate on different
@@ -88,26 +86,28 @@ def build_loss(
     >>> loss = credit_jax.build_loss(config.loss)
     >>> step = credit_jax.make_train_step(model, optax.sgd(0.1), loss)
     """
-    row_weights = _row_weights(config, latitude)
-    by_level = _level_weights(config, channels, levels)
-    if config.tendency_weights is not None:
-        by_level = _with_tendencies(by_level, channels, tendencies)
+    rows = None
+    if config.weighs_rows:
+        section = config.latitude_file[0].removesuffix(".latitude_weights")
+        rows = row_weights(latitude, section)
+    _check_channels(config, channels)
+    counts = channels or {}
+    weights = _weights_by_key(config, counts, levels or {}, tendencies)
     if config.is_base:
-        args = parse(BaseLossArgs, config.args, "loss.args")
-        return build_base_loss(
-            args,
-            _needed(channels, "type: base"),
-            row_weights=row_weights,
+        return BaseLoss.bind(
+            config.args,
+            counts,
+            row_weights=rows,
             variances=variances,
-            level_weights=by_level,
+            level_weights=weights,
             validation=validation,
         )
     loss = _chosen_loss(config, validation, num_members)
     terms = [] if validation else _spectral_terms(config)
     settings: dict[str, Any] = {
-        "row_weights": row_weights,
+        "row_weights": rows,
         "latitude": latitude,
-        "channel_weights": _channel_weights(config, channels, by_level),
+        "channel_weights": _channel_weights(config, counts, weights),
     }
     if channels is not None:
         settings["channels"] = ChannelLayout.of(channels)
@@ -168,151 +168,126 @@ def _per_level(name: str, weight: Any, num: int) -> np.ndarray:
     return np.broadcast_to(values, (num,))
 
 
+def needs_latitude(config: LossConfig) -> bool:
+    """Whether a loss of a section is a function of latitude, or weighs rows."""
+    names = {config.name, config.validation_loss} & LOSSES.keys()
+    return config.weighs_rows or any(LOSSES[name].needs_latitude for name in names)
+
+
 def _chosen_loss(config: LossConfig, validation: bool, num_members: int | None) -> Loss:
-    name, parameters, key, parameters_key = _choice(config, validation)
-    loss = choose_loss(name, parameters, key, parameters_key=parameters_key)
-    fewest = LOSSES[name].num_members
-    if num_members is not None and num_members < fewest:
+    key, name = "loss.training_loss", config.training_loss
+    parameters, parameters_key = config.training_loss_parameters, None
+    cls = LOSSES.get(name)
+    validates = config.is_weighted and cls is not None and cls.validates_weighted
+    falls_back = config.is_weighted or config.members_are_ranks
+    if config.type is not None:
+        key, name = "loss.type", config.type
+        parameters, parameters_key = config.args, "loss.args"
+    elif validation and not validates and config.validation_loss is not None:
+        key, name = "loss.validation_loss", config.validation_loss
+        parameters = config.validation_loss_parameters
+    elif validation and not validates and falls_back:
+        return Mae()
+    loss = parse_loss(name, parameters, key, parameters_key)
+    if num_members is not None and num_members < loss.num_members:
         raise ValueError(
-            f"{key}: {name} scores an ensemble: set trainer.ensemble_size to {fewest} "
-            f"or more (got {num_members})"
+            f"{key}: {name} scores an ensemble: set trainer.ensemble_size to "
+            f"{loss.num_members} or more (got {num_members})"
         )
     return loss
 
 
-def _choice(
-    config: LossConfig, validation: bool
-) -> tuple[str, Mapping[str, Any], str, str]:
-    """Name and parameters of the loss, and the config keys of both."""
-    if config.type is not None:
-        return config.type, config.args, "loss.type", "loss.args"
-    name, parameters = config.training_loss, config.training_loss_parameters
-    ensemble = config.is_weighted and name == "KCRPS"
-    falls_back = config.is_weighted or config.members_are_ranks
-    if (
-        not validation
-        or ensemble
-        or (config.validation_loss is None and not falls_back)
-    ):
-        key = "loss.training_loss"
-    elif config.validation_loss is not None:
-        key, name = "loss.validation_loss", config.validation_loss
-        parameters = config.validation_loss_parameters
-    else:
-        key, name, parameters = "loss.validation_loss", DEFAULT_VALIDATION_LOSS, {}
-    return name, parameters, key, f"{key}_parameters"
-
-
 def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:
     """Factors and losses of the terms that are added to a weighted training loss."""
-    requested = {"power": config.use_power_loss, "spectral": config.use_spectral_loss}
-    names = [name for name, used in requested.items() if used and config.is_weighted]
-    if not names:
-        return []
+    requested = {Power: config.use_power_loss, Spectral: config.use_spectral_loss}
+    classes = [cls for cls, used in requested.items() if used and config.is_weighted]
     factor, first = config.spectral_lambda_reg, config.spectral_wavenum_init
+    if not classes:
+        return []
     if factor is None or first is None:
         raise ValueError(
             "loss.use_power_loss and loss.use_spectral_loss need "
             "loss.spectral_lambda_reg and loss.spectral_wavenum_init"
         )
-    parameters = {"wavenum_init": first}
-    return [(factor, choose_loss(name, parameters, f"loss.{name}")) for name in names]
+    return [(factor, cls(wavenum_init=first)) for cls in classes]
 
 
-def _needed(channels: Mapping[str, int] | None, setting: str) -> Mapping[str, int]:
-    if channels is None:
+def _check_channels(config: LossConfig, channels: Mapping[str, int] | None) -> None:
+    needing = {
+        "type: base": config.is_base,
+        "level_weights": config.level_weights is not None,
+        "tendency_weights": config.tendency_weights is not None,
+        "use_variable_weights: true": config.type is None
+        and config.use_variable_weights,
+    }
+    names = [name for name, needs in needing.items() if needs]
+    if names and channels is None:
         raise ValueError(
-            f"loss: {setting} needs the target channels (`build_loss(config, channels)`"
-            ")"
+            f"loss: {names[0]} needs the target channels (`build_loss(config, channels)"
+            "`)"
         )
-    return channels
 
 
-def _row_weights(config: LossConfig, latitude: np.ndarray | None) -> np.ndarray | None:
-    if not config.weighs_rows:
-        return None
-    if latitude is None:
-        key, _ = config.latitude_file
-        raise ValueError(
-            f"{key.replace('.latitude', '.use_latitude')}: true needs {key}, a file "
-            "with a `latitude` coordinate"
-        )
-    return latitude_weights(latitude)
-
-
-def _channel_weights(
+def _weights_by_key(
     config: LossConfig,
-    channels: Mapping[str, int] | None,
-    by_level: Mapping[str, np.ndarray],
-) -> np.ndarray | None:
-    """Weights of channels by variable and by level; None if all are 1."""
-    weights = np.ones(())
-    if by_level:
-        weights = np.concatenate([*by_level.values()])
-    if config.type is not None or not config.use_variable_weights:
-        return weights.astype(np.float32) if by_level else None
-    if not config.variable_weights:
-        raise ValueError(
-            "loss.use_variable_weights: true needs loss.variable_weights, "
-            "{variable: weight or one weight for each level}"
-        )
-    channels = _needed(channels, "use_variable_weights: true")
-    by_variable = build_channel_weights(config.variable_weights, channels)
-    return (by_variable * weights).astype(np.float32)
-
-
-def _level_weights(
-    config: LossConfig,
-    channels: Mapping[str, int] | None,
-    levels: Mapping[str, Sequence[float] | None] | None,
-) -> dict[str, np.ndarray]:
-    """Weights of the levels of each variable by key; {} without `level_weights`.
-
-    A variable of one channel without a level has the weight 1.
-    """
-    section = config.level_weights
-    if section is None:
-        return {}
-    weights = {}
-    for key, count in _needed(channels, "level_weights").items():
-        known = (levels or {}).get(key)
-        if known is None and count == 1:
-            weights[key] = np.ones(1)
-        elif known is None or len(known) != count:
-            raise ValueError(
-                f"loss.level_weights: the values of the {count} levels of {key} are "
-                "unknown; give levels of its source in data.source, or leave "
-                "level_weights out"
-            )
-        else:
-            weights[key] = np.array([section.of(float(level)) for level in known])
-    if not any(array.any() for array in weights.values()):
-        raise ValueError(
-            "loss.level_weights: all weights are 0; take a larger slope or minimum"
-        )
-    return weights
-
-
-def _with_tendencies(
-    weights: Mapping[str, np.ndarray],
-    channels: Mapping[str, int] | None,
+    channels: Mapping[str, int],
+    levels: Mapping[str, Sequence[float] | None],
     tendencies: Mapping[str, Sequence[float]] | None,
 ) -> dict[str, np.ndarray]:
-    """Weights of channels by key times 1 / variance of tendencies, with mean 1.
+    """Weights of the channels of each variable by level and by tendency; {} for 1.
 
-    Channels without a variance, such as diagnostic ones, keep their weights.
+    A variable of one channel without a level has the weight 1. Weights by tendency are
+    1 / variance with mean 1; channels without a variance, such as diagnostic ones, keep
+    their weights.
     """
+    weights: dict[str, np.ndarray] = {}
+    section = config.level_weights
+    if section is not None:
+        for key, count in channels.items():
+            values = levels.get(key)
+            if values is None and count == 1:
+                weights[key] = np.ones(1)
+            elif values is None or len(values) != count:
+                raise ValueError(
+                    f"loss.level_weights: the values of the {count} levels of {key} "
+                    "are unknown; give levels of its source in data.source, or leave "
+                    "level_weights out"
+                )
+            else:
+                slopes = section.slope * np.array(values, np.float64)
+                weights[key] = np.maximum(section.minimum, slopes)
+        if not any(array.any() for array in weights.values()):
+            raise ValueError(
+                "loss.level_weights: all weights are 0; take a larger slope or minimum"
+            )
+    if config.tendency_weights is None:
+        return weights
     if tendencies is None:
         raise ValueError(
             "loss.tendency_weights needs the variances of its file "
             "(`build_loss(config, channels, tendencies=...)`)"
         )
-    counts = _needed(channels, "tendency_weights")
     inverse = {key: 1 / np.asarray(values) for key, values in tendencies.items()}
     mean = np.concatenate([*inverse.values(), *([] if inverse else [[1.0]])]).mean()
     return {
         key: weights.get(key, np.ones(count))
         * inverse.get(key, np.full(count, mean))
         / mean
-        for key, count in counts.items()
+        for key, count in channels.items()
     }
+
+
+def _channel_weights(
+    config: LossConfig, channels: Mapping[str, int], by_key: Mapping[str, np.ndarray]
+) -> np.ndarray | None:
+    """Weights of channels by variable and by level; None if all are 1."""
+    weights = np.concatenate([*by_key.values()]) if by_key else np.ones(())
+    if config.type is not None or not config.use_variable_weights:
+        return weights.astype(np.float32) if by_key else None
+    if not config.variable_weights:
+        raise ValueError(
+            "loss.use_variable_weights: true needs loss.variable_weights, "
+            "{variable: weight or one weight for each level}"
+        )
+    by_variable = build_channel_weights(config.variable_weights, channels)
+    return (by_variable * weights).astype(np.float32)

@@ -11,18 +11,18 @@ data-parallel ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.config import StrictModel
 from credit_jax.losses.base import (
+    LOSSES,
     ChannelFields,
-    Loss,
-    Pointwise,
+    ConfiguredLoss,
+    PointwiseLoss,
     Prediction,
     Scalar,
     Target,
@@ -34,8 +34,36 @@ Members = Float[Array, "batch member channel time rows lon"]
 PerSample = Float[Array, "batch channel time rows lon"]
 
 
-class KcrpsParameters(StrictModel):
-    """Parameters of `KCRPS`.
+class _Crps(ConfiguredLoss):
+    """The mean of `mean_i |x_i - y|` minus `spread` of the members."""
+
+    num_members: ClassVar = 2
+
+    @abc.abstractmethod
+    def spread(self, members: Members) -> PerSample:
+        """`c sum_ij |x_i - x_j|`."""
+
+    def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
+        """Computes the score.
+
+        Raises:
+            ValueError: there is one member.
+        """
+        if context.num_members < 2:
+            raise ValueError(
+                "a CRPS needs an ensemble: set trainer.ensemble_size to 2 or more "
+                f"(got {context.num_members} member)"
+            )
+        members = context.members(tree["y_pred"])
+        skill = absolute(members - tree["y"][:, None]).mean(axis=1)
+        return context.mean(skill - self.spread(members))
+
+
+@LOSSES.register("KCRPS")
+class KernelCrps(_Crps):
+    """CRPS, fair for any number m of members, or with `biased` not.
+
+    c is 1 / (2 m (m - 1)), or 1 / (2 m^2).
 
     Attributes:
         biased: whether to divide the sum over pairs by 2 m^2 instead of 2 m (m - 1),
@@ -44,44 +72,62 @@ class KcrpsParameters(StrictModel):
 
     biased: bool = False
 
+    validates_weighted: ClassVar = True
 
-class AlmostFairParameters(StrictModel):
-    """Parameters of `almost-fair-crps`.
+    def spread(self, members: Members) -> PerSample:
+        count = members.shape[1]
+        pairs = count * count if self.biased else count * (count - 1)
+        return 1.0 / pairs * half_pair_sum(members)
+
+
+@LOSSES.register("almost-fair-crps")
+class AlmostFairCrps(_Crps):
+    """CRPS, fair by `alpha`.
+
+    c is (1 - (1 - alpha) / m) / (2 m (m - 1)).
 
     Attributes:
         alpha: the sum over pairs of the fair score is multiplied by
             1 - (1 - alpha) / m; 1 is the fair score.
         no_autocast: has no effect: losses are in float32 or wider.
+
+    Differs from CREDIT: the sum over pairs takes memory for m instead of m^2 fields.
     """
 
     alpha: float = 1.0
     no_autocast: bool = True
 
+    def spread(self, members: Members) -> PerSample:
+        count = members.shape[1]
+        factor = (1.0 - (1.0 - self.alpha) / count) / (count * (count - 1))
+        return factor * half_pair_sum_of_signs(members)
 
-def build_kcrps(settings: KcrpsParameters) -> Loss:
-    """Builds `KCRPS`: CRPS, fair for any number m of members, or with `biased` not.
 
-    c is 1 / (2 m (m - 1)), or 1 / (2 m^2).
+@LOSSES.register("ring-crps")
+class RingCrps(PointwiseLoss):
+    """Fair CRPS; each of K ranks has one member of a sample.
+
+    All ranks have the same samples. Rank r computes
+    `(|x_r - y| - sum_j |x_r - x_j| / (K - 1)) / K`, where no gradient flows through the
+    other members x_j: the gradient of the mean over ranks is that of the fair score,
+    divided by K. Members are sent around a ring by ppermute, so that a device has two
+    at a time. With one rank it is `|x - y|`.
     """
 
-    def divisor(count: int) -> float:
-        return float(count * count if settings.biased else count * (count - 1))
-
-    return _crps(lambda count: 1.0 / divisor(count), half_pair_sum)
-
-
-def build_almost_fair(settings: AlmostFairParameters) -> Loss:
-    """Builds `almost-fair-crps`: CRPS, fair by `alpha`.
-
-    c is (1 - (1 - alpha) / m) / (2 m (m - 1)).
-
-    Differs from CREDIT: the sum over pairs takes memory for m instead of m^2 fields.
-    """
-
-    def factor(count: int) -> float:
-        return (1.0 - (1.0 - settings.alpha) / count) / (count * (count - 1))
-
-    return _crps(factor, half_pair_sum_of_signs)
+    def values(
+        self, prediction: Prediction, target: Target, context: FieldContext
+    ) -> ChannelFields:
+        skill = absolute(prediction - target)
+        axes, count = context.reducer.axes.data, context.reducer.axes.num_data
+        if count == 1:
+            return skill
+        ring = [(rank, (rank + 1) % count) for rank in range(count)]
+        other = lax.stop_gradient(prediction)
+        pairs = jnp.zeros_like(skill)
+        for _ in range(count - 1):
+            other = lax.ppermute(other, axes, ring)
+            pairs = pairs + absolute(prediction - other)
+        return (skill - pairs / (count - 1)) / count
 
 
 def half_pair_sum(members: Members) -> PerSample:
@@ -105,34 +151,6 @@ def half_pair_sum_of_signs(members: Members) -> PerSample:
     return (centered * signs).sum(axis=1)
 
 
-def build_ring_crps(_: StrictModel) -> Pointwise:
-    """Builds `ring-crps`: fair CRPS; each of K ranks has one member of a sample.
-
-    All ranks have the same samples. Rank r computes
-    `(|x_r - y| - sum_j |x_r - x_j| / (K - 1)) / K`, where no gradient flows through the
-    other members x_j: the gradient of the mean over ranks is that of the fair score,
-    divided by K. Members are sent around a ring by ppermute, so that a device has two
-    at a time. With one rank it is `|x - y|`.
-    """
-
-    def values(
-        prediction: Prediction, target: Target, context: FieldContext
-    ) -> ChannelFields:
-        skill = absolute(prediction - target)
-        axes, count = context.reducer.axes.data, context.reducer.axes.num_data
-        if count == 1:
-            return skill
-        ring = [(rank, (rank + 1) % count) for rank in range(count)]
-        other = jax.lax.stop_gradient(prediction)
-        pairs = jnp.zeros_like(skill)
-        for _ in range(count - 1):
-            other = lax.ppermute(other, axes, ring)
-            pairs = pairs + absolute(prediction - other)
-        return (skill - pairs / (count - 1)) / count
-
-    return values
-
-
 def error_spread(tree: FieldTree, context: FieldContext) -> Scalar:
     """Sample standard deviation of the errors of all members at all points."""
     error = widened(tree["y_pred"]) - context.repeat_members(widened(tree["y"]))
@@ -140,22 +158,3 @@ def error_spread(tree: FieldTree, context: FieldContext) -> Scalar:
     points = error.size // error.shape[3] * rows.size * axes.num_data
     variance = context.mean(jnp.square(error - context.mean(error)))
     return jnp.sqrt(variance * (points / (points - 1)))
-
-
-def _crps(
-    pair_factor: Callable[[int], float], half_sum: Callable[[Members], PerSample]
-) -> Loss:
-    """The loss `mean |x_i - y| - pair_factor(m) sum_ij |x_i - x_j| / 2`."""
-
-    def loss(tree: FieldTree, context: FieldContext) -> Scalar:
-        count = context.num_members
-        if count < 2:
-            raise ValueError(
-                "a CRPS needs an ensemble: set trainer.ensemble_size to 2 or more "
-                f"(got {count} member)"
-            )
-        members = context.members(tree["y_pred"])
-        skill = absolute(members - tree["y"][:, None]).mean(axis=1)
-        return context.mean(skill - pair_factor(count) * half_sum(members))
-
-    return loss

@@ -2,80 +2,152 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.config.metrics import MetricsConfig
-from credit_jax.metrics.base import Pair
-from credit_jax.metrics.settings import MetricSettings, metric_settings
+from credit_jax.config import parse
+from credit_jax.config.base import nearest_key
+from credit_jax.config.loss import COMBINED, MetricsConfig, WeightArgs
+from credit_jax.metrics.scores import (
+    METRICS,
+    AnomalyCorrelation,
+    AnomalyMetric,
+    Bias,
+    ConfiguredMetric,
+    Pair,
+    R2Score,
+    Rmse,
+)
 from credit_jax.named_fields import (
-    ChannelLayout,
     FieldContext,
     FieldTree,
-    check_multipliers,
-    combination_weights,
-    has_named_pair,
+    ScoredVariables,
     keys_of_tree,
-    latitude_weights,
-    named_pair,
+    row_weights,
     target_variances,
-    warn_unscored,
-    widened,
 )
 
+ARGS = "metrics.args"
 # (path of a file, or None for the training period) -> mean fields, (lat, lon) or
 # (level, lat, lon), by key or name of a variable.
 Climatologies: TypeAlias = Callable[[str | None], Mapping[str, np.ndarray]]
-
-
-def local_climatology(
-    fields: Mapping[str, np.ndarray],
-    target: Float[Array, "batch channel time rows lon"],
-    context: FieldContext,
-) -> Float[Array, "1 channel time rows lon"]:
-    """This shard's rows of the mean field of every channel.
-
-    Args:
-        fields: (lat, lon) or (level, lat, lon) by key ("ERA5/prognostic/3d/T") or name
-            ("T") of a variable. For missing variables, the mean of `target` over all
-            samples of the batch is used.
-        target: the local target.
-        context: has the channels of `target`.
-
-    Raises:
-        ValueError: a field has other levels, rows or longitudes than its variable.
-    """
-    parts = []
-    for key, place in context.layout.slices.items():
-        values = target[:, place]
-        stored = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
-        if stored is None:
-            part = context.data_mean(values)[None]
-        else:
-            part = _local(key, np.asarray(stored), values, context)
-        parts.append(jnp.broadcast_to(part, (1, *values.shape[1:])))
-    return jnp.concatenate(parts, axis=1)
-
-
-def _local(key: str, field: np.ndarray, values: Array, context: FieldContext) -> Array:
-    levels, lon, lat = values.shape[1], values.shape[-1], context.reducer.rows.size
-    field = field[None] if field.ndim == 2 else field
-    if field.shape not in ((levels, lat, lon), (1, lat, lon)):
-        raise ValueError(
-            f"climatology of {key}: got shape {field.shape}, expected "
-            f"{(levels, lat, lon)} (level, lat, lon)"
-        )
-    by_row = jnp.asarray(np.moveaxis(field, 1, 0), values.dtype)
-    return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]
-
-
 # (path of a scaler file) -> variance of each target variable, by key.
 Variances: TypeAlias = Callable[[str], Mapping[str, float]]
+
+
+class MetricArgs(WeightArgs):
+    """Arguments that every metric accepts; those of "combined" share them.
+
+    Attributes:
+        var_weighting: weights in the mean over variables: `inverse_variance` divides
+            each score by the standard deviation of the target scaler, to the power of
+            the variable's unit in the score; `manual` and `none` use only
+            `variable_weights`. null is `inverse_variance` with a `scaler_path`, and
+            `none` without.
+
+    Differs from CREDIT: without `var_weighting` and `scaler_path` all variables have
+    equal weights, where CREDIT requires a scaler.
+    """
+
+    var_weighting: Literal["inverse_variance", "manual", "none"] | None = None
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """One metric of a section.
+
+    Attributes:
+        name: key in the registry.
+        args: arguments that all metrics accept; for "combined", those of this metric
+            override the shared ones.
+        metric: the metric, with its own arguments.
+    """
+
+    name: str
+    args: MetricArgs
+    metric: ConfiguredMetric
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares with fields of a file or of the training period."""
+        metric = self.metric
+        has_file = isinstance(metric, AnomalyMetric) and metric.climatology_path
+        return bool(has_file) or metric.needs_climatology
+
+    def variances(self, read: Variances) -> Mapping[str, float] | None:
+        """Variances that weight the variables; None if none do.
+
+        Raises:
+            ValueError: the scaler file is needed but not set.
+        """
+        mode, path = self.args.var_weighting, self.args.scaler_path
+        is_needed = path is not None if mode is None else mode == "inverse_variance"
+        if not is_needed or self.metric.scale_power == 0:
+            return None
+        if path is None:
+            raise ValueError(
+                f"{ARGS}.var_weighting: inverse_variance needs {ARGS}.scaler_path, a "
+                f"file of scalers ({self.name} has the unit of its variable)"
+            )
+        return read(path)
+
+
+def metric_settings(
+    config: MetricsConfig | None, *, has_climatology: bool = False
+) -> list[MetricSettings]:
+    """Parses the metrics of a section, in its order.
+
+    Args:
+        config: the `metrics` section; None is CREDIT's default set.
+        has_climatology: whether to add `acc` to the default set.
+
+    Raises:
+        ValueError: a metric or an argument is unknown, or a value is invalid.
+    """
+    if config is None:
+        default = {"rmse": Rmse(), "r2score": R2Score(), "bias": Bias()}
+        if has_climatology:
+            default["acc"] = AnomalyCorrelation()
+        shared = MetricArgs(var_weighting="none")
+        return [MetricSettings(k, shared, metric) for k, metric in default.items()]
+    if config.type != COMBINED:
+        return [_settings(config.type, {}, config.args, ARGS, "metrics.type")]
+    path = f"{ARGS}.metrics"
+    by_name = config.args.get("metrics")
+    if not isinstance(by_name, Mapping) or not by_name:
+        got = "nothing" if by_name in (None, {}) else repr(by_name)
+        raise ValueError(
+            f"{path}: got {got}, expected at least one metric with its arguments, such "
+            "as {rmse: {}, acc: {}}"
+        )
+    shared = {key: value for key, value in config.args.items() if key != "metrics"}
+    parse(MetricArgs, shared, ARGS)
+    return [
+        _settings(name, shared, args or {}, f"{path}.{name}", path)
+        for name, args in by_name.items()
+    ]
+
+
+def _settings(
+    name: str, shared: Mapping[str, Any], args: Any, path: str, name_path: str
+) -> MetricSettings:
+    """Parses one metric, whose arguments override shared ones of the same name."""
+    cls = METRICS.find(name, name_path)
+    if not isinstance(args, Mapping):
+        raise ValueError(f"{path}: must be a mapping of arguments, got {args!r}")
+    common = {k: value for k, value in args.items() if k in MetricArgs.model_fields}
+    specific = {k: value for k, value in args.items() if k not in common}
+    unknown = [key for key in specific if key not in cls.model_fields]
+    if unknown:
+        nearest = nearest_key(unknown[0], [*cls.model_fields, *MetricArgs.model_fields])
+        raise ValueError(f"{path}.{unknown[0]}: unknown key; {nearest}")
+    shared_args = parse(MetricArgs, {**shared, **common}, path)
+    return MetricSettings(name, shared_args, parse(cls, specific, path))
 
 
 def build_metrics(
@@ -119,182 +191,125 @@ def build_metrics(
     so far.
     """
     settings = metric_settings(config, has_climatology=climatology is not None)
-    _check(settings, channels, climatology)
-    shown = tuple(
-        _Shown(
+    lacking = [setting.name for setting in settings if setting.compares]
+    if lacking and climatology is None:
+        raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
+    metrics = tuple(
+        _BoundMetric(
             setting,
-            _row_weights(setting, latitude),
-            _variances(setting, variances),
-            climatology
-            if setting.climatology_path or setting.needs_climatology
-            else None,
+            ScoredVariables(
+                setting.args,
+                ARGS,
+                channels,
+                row_weights(latitude, ARGS)
+                if setting.args.use_latitude_weights
+                else None,
+                setting.variances(variances),
+            ),
+            climatology if setting.compares else None,
         )
         for setting in settings
     )
-    return Metrics(shown, channels)
+    return Metrics(metrics)
 
 
-def metric_names(
-    config: MetricsConfig | None,
-    channels: Collection[str],
-    *,
-    has_climatology: bool,
-    in_training: bool = False,
-) -> list[str]:
-    """Returns the keys of the result of the function that `build_metrics` builds.
-
-    Keys of variables that a postblock computes are not included.
-
-    Args:
-        config: the `metrics` section; None is CREDIT's default set.
-        channels: keys of the target variables, in channel order.
-        has_climatology: whether `build_metrics` will be given a climatology.
-        in_training: whether to return the keys of `Metrics.in_training`.
-
-    Raises:
-        ValueError: as `build_metrics`.
-    """
-    names = [
-        setting.name
-        for setting in metric_settings(config, has_climatology=has_climatology)
-        if not (in_training and setting.needs_climatology)
-    ]
-    return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
-
-
-def needs_climatology(config: MetricsConfig | None) -> bool:
-    """Whether a metric of the section needs the mean of the training period.
-
-    Raises:
-        ValueError: as `build_metrics`.
-    """
-    return any(setting.needs_climatology for setting in metric_settings(config))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Shown:
-    """A metric and the contents of its files."""
+@dataclass(frozen=True, eq=False)
+class _BoundMetric:
+    """A metric, the variables that it scores, and what it compares them with."""
 
     settings: MetricSettings
-    row_weights: Float[np.ndarray, " lat"] | None
-    variances: Mapping[str, float] | None
+    variables: ScoredVariables
     climatology: Climatologies | None
 
-    def pair(
-        self, tree: FieldTree, channels: Mapping[str, int], context: FieldContext
-    ) -> Pair:
-        """Selects the forecast and target that the metric scores."""
-        settings = self.settings
-        if has_named_pair(tree):
-            prediction, target, layout = named_pair(
-                tree,
-                channels,
-                include_computed=settings.args.include_computed_diagnostics,
-            )
-        else:
-            prediction, target = (widened(tree[key]) for key in ("y_pred", "y"))
-            layout = ChannelLayout.of(channels)
-        context = dataclasses.replace(
-            context,
-            channels=layout,
-            row_weights=self.row_weights,
-            channel_weights=None,
+    def scores(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
+        """Computes the weighted mean over variables, and the score of each variable."""
+        name, metric = self.settings.name, self.settings.metric
+        prediction, target, context = self.variables.pair(
+            tree, context, normalized=True
         )
         mean_fields = None
-        if settings.is_anomaly:
-            climatology = self.climatology
-            fields = (
-                climatology(settings.climatology_path)
-                if climatology is not None
-                else {}
-            )
+        if isinstance(metric, AnomalyMetric):
+            read = self.climatology
+            fields = {} if read is None else read(metric.climatology_path)
             mean_fields = local_climatology(fields, target, context)
         target = context.repeat_members(target)
-        return Pair(prediction, target, mean_fields, context)
-
-    def scores(self, pair: Pair) -> dict[str, Array]:
-        """Computes the weighted mean over variables, and the score of each variable."""
-        settings, keys = self.settings, pair.context.layout.keys
-        warn_unscored(
-            settings.args.variable_weights, keys, "metrics.args.variable_weights"
-        )
-        parameters = {} if settings.is_anomaly else dict(settings.parameters)
-        values = settings.entry.score(pair, **parameters)
-        weights = combination_weights(
-            keys,
-            variances=self.variances,
-            multipliers=settings.args.variable_weights,
-            normalize=settings.args.normalize_weights,
-            scale_power=settings.entry.scale_power,
-        )
-        named = {f"{settings.name}/{key}": values[i] for i, key in enumerate(keys)}
-        return {settings.name: jnp.mean(values * jnp.asarray(weights)), **named}
+        values = metric(Pair(prediction, target, mean_fields, context))
+        keys = context.layout.keys
+        mean = self.variables.mean(values, keys, metric.scale_power)
+        return {name: mean, **{f"{name}/{k}": values[i] for i, k in enumerate(keys)}}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Metrics:
     """Metrics as a function (tree, context) -> values, the same on every shard.
 
     Attributes:
-        shown: the metrics, each with the contents of its files.
-        channels: number of channels of each target variable, in channel order.
+        metrics: the metrics, each with the contents of its files.
     """
 
-    shown: tuple[_Shown, ...]
-    channels: Mapping[str, int]
+    metrics: tuple[_BoundMetric, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the scores, but for those of variables that postblocks compute."""
+        pairs = [(m.settings.name, m.variables.channels) for m in self.metrics]
+        return [
+            key
+            for name, keys in pairs
+            for key in (name, *(f"{name}/{variable}" for variable in keys))
+        ]
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
-        """Computes all scores by name."""
         scores: dict[str, Array] = {}
-        for each in self.shown:
+        for each in self.metrics:
             with keys_of_tree(f"the metric {each.settings.name}", tree):
-                scores |= each.scores(each.pair(tree, self.channels, context))
+                scores |= each.scores(tree, context)
         return scores
 
     def in_training(self) -> Metrics:
         """The metrics of training batches: all that need no mean of training data."""
-        metrics = (
-            metric for metric in self.shown if not metric.settings.needs_climatology
+        every = self.metrics
+        return Metrics(
+            tuple(m for m in every if not m.settings.metric.needs_climatology)
         )
-        return Metrics(tuple(metrics), self.channels)
 
 
-def _check(
-    settings: Sequence[MetricSettings],
-    channels: Mapping[str, int],
-    climatology: Climatologies | None,
-) -> None:
-    for setting in settings:
-        check_multipliers(
-            setting.args.variable_weights,
-            list(channels),
-            "metrics.args",
-            include_computed=setting.args.include_computed_diagnostics,
-        )
-    lacking = [
-        setting.name
-        for setting in settings
-        if setting.needs_climatology or setting.climatology_path
-    ]
-    if lacking and climatology is None:
-        raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
+def local_climatology(
+    fields: Mapping[str, np.ndarray],
+    target: Float[Array, "batch channel time rows lon"],
+    context: FieldContext,
+) -> Float[Array, "1 channel time rows lon"]:
+    """This shard's rows of the mean field of every channel.
+
+    Args:
+        fields: (lat, lon) or (level, lat, lon) by key ("ERA5/prognostic/3d/T") or name
+            ("T") of a variable. For missing variables, the mean of `target` over all
+            samples of the batch is used.
+        target: the local target.
+        context: has the channels of `target`.
+
+    Raises:
+        ValueError: a field has other levels, rows or longitudes than its variable.
+    """
+    parts = []
+    for key, place in context.layout.slices.items():
+        values = target[:, place]
+        stored = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
+        if stored is None:
+            part = context.data_mean(values)[None]
+        else:
+            part = _local(key, np.asarray(stored), values, context)
+        parts.append(jnp.broadcast_to(part, (1, *values.shape[1:])))
+    return jnp.concatenate(parts, axis=1)
 
 
-def _row_weights(
-    settings: MetricSettings, latitude: np.ndarray | None
-) -> Float[np.ndarray, " lat"] | None:
-    if not settings.args.use_latitude_weights:
-        return None
-    if latitude is None:
+def _local(key: str, field: np.ndarray, values: Array, context: FieldContext) -> Array:
+    levels, lon, lat = values.shape[1], values.shape[-1], context.reducer.rows.size
+    field = field[None] if field.ndim == 2 else field
+    if field.shape not in ((levels, lat, lon), (1, lat, lon)):
         raise ValueError(
-            "metrics.args.use_latitude_weights: true needs "
-            "metrics.args.latitude_weights, a file with a `latitude` coordinate"
+            f"climatology of {key}: got shape {field.shape}, expected "
+            f"{(levels, lat, lon)} (level, lat, lon)"
         )
-    return latitude_weights(latitude)
-
-
-def _variances(
-    settings: MetricSettings, variances: Variances
-) -> Mapping[str, float] | None:
-    path = settings.scaler_path
-    return None if path is None else variances(path)
+    by_row = jnp.asarray(np.moveaxis(field, 1, 0), values.dtype)
+    return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]

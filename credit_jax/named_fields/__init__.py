@@ -2,19 +2,12 @@
 
 from credit_jax.named_fields.bridgescaler import read_scalers, target_variances
 from credit_jax.named_fields.context import ChannelLayout, FieldContext
-from credit_jax.named_fields.tree import (
-    FieldTree,
-    has_named_pair,
-    keys_of_tree,
-    named_pair,
-    widened,
-)
+from credit_jax.named_fields.tree import FieldTree, keys_of_tree, widened
 from credit_jax.named_fields.weighting import (
     SMALLEST_VARIANCE,
-    check_multipliers,
-    combination_weights,
+    ScoredVariables,
     latitude_weights,
-    warn_unscored,
+    row_weights,
 )
 
 __all__ = [
@@ -22,14 +15,11 @@ __all__ = [
     "ChannelLayout",
     "FieldContext",
     "FieldTree",
-    "check_multipliers",
-    "combination_weights",
-    "has_named_pair",
+    "ScoredVariables",
     "keys_of_tree",
     "latitude_weights",
-    "named_pair",
     "read_scalers",
+    "row_weights",
     "target_variances",
-    "warn_unscored",
     "widened",
 ]

@@ -68,8 +68,8 @@ class DatasetForecaster:
                 level (of variables on levels), latitude and longitude in any order, as
                 in the files of the run. Its
                 times are the start of the forecast and, for models of several input
-                frames and for perturbations by bred vectors and lagged starts, the
-                times before it. Of dask arrays only these variables and levels are
+                frames and for perturbations that need earlier states, the times before
+                it. Of dask arrays only these variables and levels are
                 read.
             steps: how many time steps; each is computed when it is asked for.
             members: number of ensemble members, perturbed as the config says; None for

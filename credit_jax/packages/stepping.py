@@ -26,18 +26,17 @@ from credit_jax.data.forecast_data import (
     GivenState,
     open_forecast_data,
 )
-from credit_jax.data.forecast_reader import ForecastReader, Perturb
-from credit_jax.data.schedule import ForecastSchedule, Task, analyses
+from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.perturbations import (
+    Perturbation,
+    add_changes,
+    parse_perturbation,
+)
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.members import perturbation, refuse_singular
-from credit_jax.forecast.perturbation import (
-    MemberNoise,
-    NoisePerturbation,
-    member_noise,
-)
-from credit_jax.forecast.spin_up import SpinUp, add_changes, prognostic
+from credit_jax.forecast.members import MemberNoise, member_noise, members_of
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import by_source
 from credit_jax.packages.channel_table import channel_groups, groups_of
@@ -52,7 +51,6 @@ from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_schema,
 )
-from credit_jax.plan.perturbations import unknown_variables
 from credit_jax.training.channel_match import check_forecast_units
 from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline, Rollout
@@ -109,17 +107,18 @@ class StateForecaster:
         """Steps from the start to the times of a state, 0 last.
 
         Args:
-            num_members: number of members; bred vectors and lagged members need states
-                before the start.
+            num_members: number of members; some perturbations need states before the
+                start.
         """
         schedule = replace(self.reader.schedule, num_members=num_members)
-        before = analyses(self._inference.perturbation, schedule)
+        before = self._perturbation.states(schedule)
         history = range(self.history_len)
         return tuple(sorted({-k - frame for k in before for frame in history}))
 
-    @property
-    def _inference(self) -> InferenceConfig:
-        return self.config.inference or InferenceConfig()
+    @cached_property
+    def _perturbation(self) -> Perturbation:
+        inference = self.config.inference or InferenceConfig()
+        return parse_perturbation(inference.perturbation)
 
     @property
     def timestep(self) -> np.timedelta64:
@@ -148,7 +147,8 @@ class StateForecaster:
                 time cannot be read.
         """
         members = [0] * len(times) if members is None else members
-        return self._steps(self.batch(state, times, members))
+        batch = self.batch(state, times, members)
+        return self._steps(batch, self._perturb(batch))
 
     def batch(
         self, state: State, times: np.ndarray, members: Sequence[int]
@@ -164,9 +164,10 @@ class StateForecaster:
         self._check(state, len(times), max(members) + 1)
         return StateBatch.of(self, state, times, members)
 
-    def _steps(self, batch: StateBatch) -> Iterator[dict[str, jax.Array]]:
+    def _steps(self, batch: StateBatch, perturb: Any) -> Iterator[dict[str, jax.Array]]:
         mesh, times = self.step.model.mesh, batch.times
-        perturb = self._perturb(batch)
+        if perturb is not None and self._perturbation.runs_model:
+            perturb = partial(add_changes, perturb(batch.tasks))
         first = batch.reader.at(times, batch.tasks, perturb).arrays
         carried, constants = self.step.start(place_batch(first, mesh))
         forcing, lacking = self._forcing(times, 0), None
@@ -184,27 +185,22 @@ class StateForecaster:
             rows = self.step.model.model_def.image_height
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
 
-    def _perturb(self, batch: StateBatch) -> Perturb | None:
-        """Changes the initial states of the members of a batch."""
-        if batch.reader.schedule.num_members == 1:
+    def _perturb(self, batch: StateBatch) -> Any:
+        """The perturbation of the members of a batch, bound to them; None for one."""
+        reader, grid = batch.reader, (self.latitude, self.longitude)
+        if reader.schedule.num_members == 1:
             return None
-        step = prognostic(self.step, [*self.schema.target_slices()])
-        spin_up = SpinUp(step, self.weights, batch.reader, batch.noise)
-        grid = self.latitude, self.longitude
-        config, seed = self._inference.perturbation, self.config.seed
-        perturb = perturbation(config, seed, spin_up, grid)
-        if isinstance(perturb, NoisePerturbation):
-            return perturb
-        return partial(add_changes, perturb(batch.tasks))
+        step, seed = self.step, self.config.seed
+        members = members_of(seed, reader, grid, step, self.weights, batch.noise)
+        return self._perturbation.bind(members)
 
     def _forcing(self, times: Sequence[np.datetime64], step: int) -> Any:
         return self.reader.forcing_at(times, step)
 
     def _check(self, state: State, count: int, num_members: int) -> None:
         if num_members > 1:
-            config = self._inference.perturbation
-            refuse_singular(config)
-            problems = unknown_variables(config, self.schema.target_slices())
+            keys = self.schema.target_slices()
+            problems = self._perturbation.unknown_variables(keys)
             if problems:
                 raise ValueError(problems[0])
         times = len(self.times_of_state(num_members))

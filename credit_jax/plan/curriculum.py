@@ -11,8 +11,7 @@ from credit_jax.config.schedules import LinearWarmupCosineConfig
 from credit_jax.data import ChannelSchema, Loader, build_loader
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.plan.findings import Findings
-from credit_jax.plan.objective import Objective, plan_objective
-from credit_jax.plan.weighting import WeightFiles
+from credit_jax.plan.objective import Objective, WeightFiles, plan_objective
 
 # Share of the micro-batches that a schedule is to reach; their number depends on the
 # ranks, by rounding.

@@ -11,6 +11,7 @@ from credit_jax.config import Config, dump_config
 from credit_jax.config.components import files_within
 from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.files import discover, matches
+from credit_jax.losses import needs_latitude
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 from credit_jax.transforms import TRANSFORMS, Phase
@@ -144,7 +145,7 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
 def latitude_files(config: Config) -> dict[str, str]:
     """Latitude files that a run reads, by their dotted key."""
     metrics = _metrics_args(config)
-    named = dict([config.loss.latitude_file] if config.loss.needs_latitude else [])
+    named = dict([config.loss.latitude_file] if needs_latitude(config.loss) else [])
     if metrics.get("use_latitude_weights"):
         named["metrics.args.latitude_weights"] = metrics.get("latitude_weights")
     return _existing(named)

@@ -12,6 +12,7 @@ import numpy as np
 from credit_jax.config import Config, dump_config
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.messages import counted
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data import ChannelSchema
 from credit_jax.data.calendars import STANDARD
@@ -19,7 +20,8 @@ from credit_jax.data.checks import check_grid
 from credit_jax.data.forecast_data import ForecastData, open_forecast_data
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.opened_data import NamedData
-from credit_jax.data.schedule import ForecastSchedule, analyses, make_schedule
+from credit_jax.data.perturbations import Perturbation, parse_perturbation
+from credit_jax.data.schedule import ForecastSchedule, make_schedule
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import (
@@ -32,7 +34,6 @@ from credit_jax.named_fields.coordinates import (
 from credit_jax.plan.channel_problems import data_problems, schema_of
 from credit_jax.plan.findings import Findings, titled, together, unique
 from credit_jax.plan.model import ModelPlan, plan_model
-from credit_jax.plan.perturbations import check_perturbation
 from credit_jax.plan.run import RunPlan
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.transforms import (
@@ -60,6 +61,7 @@ class ForecastPlan:
         data: the data section of the forecasts.
         model: the model and the degrees of its mesh.
         schedule: start dates, steps, members.
+        perturbation: perturbation of the members.
         reader: reader of initial states and forcing.
         rollout: the transforms after a step, and how the next input is made.
         schema: channels of x and y.
@@ -71,6 +73,7 @@ class ForecastPlan:
     data: DataConfig
     model: ModelPlan
     schedule: ForecastSchedule
+    perturbation: Perturbation
     reader: ForecastReader
     rollout: Rollout
     schema: ChannelSchema
@@ -170,8 +173,9 @@ def plan_forecast(
     # a schedule in the calendar of the config comes first, and below one in theirs.
     model: ModelPlan
     dates: ForecastSchedule
+    perturbation: Perturbation
     pipeline: Pipeline
-    model, dates, pipeline = together(
+    model, dates, perturbation, pipeline = together(
         lambda: (
             run.model
             if run is not None
@@ -183,10 +187,11 @@ def plan_forecast(
             )
         ),
         lambda: schedule_in(data.calendar or STANDARD),
+        lambda: parse_perturbation(inference.perturbation),
         lambda: forecast_pipeline(config, inference, run),
     )
 
-    num_before = max((*analyses(inference.perturbation, dates), state_before or 0))
+    num_before = max(*perturbation.states(dates), state_before or 0)
     opened = open_forecast_data(
         data,
         dates.before(num_before),
@@ -221,7 +226,13 @@ def plan_forecast(
     with findings.collecting():
         check_grid(opened, model.grid if pipeline.grid is None else None)
     findings.problems += _missing_times(opened, schedule, num_before, state_before)
-    check_perturbation(inference.perturbation, schedule, schema, model.config, findings)
+    findings.problems += perturbation.unknown_variables(schema.target_slices())
+    findings.problems += perturbation.problems(
+        schedule, model.config.x.frames, model.config.draws_noise
+    )
+    if schedule.num_members > 1:
+        starts = counted(len(schedule.starts), "start date")
+        findings.notes += filter(None, [perturbation.cost(f"each of {starts}")])
     findings.check()
     channels = schema.input_slices(), schema.target_slices()
     rollout = Rollout.of(pipeline, *channels, num_steps=schedule.num_steps)
@@ -234,6 +245,7 @@ def plan_forecast(
         data,
         model,
         schedule,
+        perturbation,
         reader,
         rollout,
         schema,

@@ -17,6 +17,7 @@ from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import LOSSES
+from credit_jax.losses.base import pointwise_losses
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.model_def import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
@@ -41,9 +42,8 @@ from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, titled, unique
 from credit_jax.plan.finetune import check_base, find_base, notes_on_base
 from credit_jax.plan.model import ModelPlan, plan_model
-from credit_jax.plan.objective import Objective, plan_objective
+from credit_jax.plan.objective import Objective, WeightFiles, plan_objective
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.plan.weighting import WeightFiles
 from credit_jax.transforms import (
     Pipeline,
     build_pipeline,
@@ -77,10 +77,8 @@ def _process_findings(config: Config, model: ModelConfig) -> Findings:
         )
     loss = config.loss
     name = None if loss.is_base else loss.type or loss.training_loss
-    if name is None or (name in LOSSES and LOSSES[name].build_pointwise is None):
-        points = [
-            key for key, entry in LOSSES.items() if entry.build_pointwise is not None
-        ]
+    points = pointwise_losses()
+    if name is None or (name in LOSSES and name not in points):
         findings.problems.append(
             f"loss: {name or 'base'} cannot be weighted by the step of the noise, as "
             f"{model.type} needs; expected one of {', '.join(points)}"

@@ -7,20 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config import Config
 from credit_jax.config.curriculum import Until
+from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Loader
 from credit_jax.training.records import MicroBatchWork
-from credit_jax.training.schedules import (
-    PLATEAU,
-    epoch_schedule,
-    keeps_rate,
-    kind_of,
-)
 from credit_jax.training.steps import CompiledSteps
 
 
@@ -62,8 +58,10 @@ class Stage:
         Epochs of a curriculum have different numbers of batches, so that the number of
         batches does not give the epoch.
         """
-        schedule = epoch_schedule(self.trainer)
-        return None if schedule is None else np.float32(np.asarray(schedule(epoch)))
+        schedule, base = self.trainer.schedule, self.trainer.learning_rate
+        if schedule is None or not schedule.by_epoch:
+            return None
+        return np.float32(np.asarray(schedule.rate(base, epoch, jnp)))
 
 
 def stage_at(stages: Sequence[Stage], progress: Progress) -> int:
@@ -109,19 +107,19 @@ def entered(
     after = dataclasses.replace(progress, **changes)
     begins = any(stage.sets_rate or stage.sets_schedule for stage in passed)
     rate = None
-    if keeps_rate(trainer):
+    if trainer.keeps_rate:
         rate = after.learning_rate
         if begins or trainer.update_learning_rate or rate is None:
             rate = trainer.learning_rate
-    by_plateau = kind_of(trainer) == PLATEAU
+    by_plateau = isinstance(trainer.schedule, PlateauConfig)
     plateau = (after.plateau or PlateauState()) if by_plateau else None
     return dataclasses.replace(after, learning_rate=rate, plateau=plateau)
 
 
 def rate_of(trainer: TrainerConfig) -> str:
     """The learning rate of a stage in words: a number, or its schedule."""
-    kind, rate = kind_of(trainer), f"{trainer.learning_rate:g}"
-    return rate if kind is None else f"{rate} {kind}"
+    schedule, rate = trainer.schedule, f"{trainer.learning_rate:g}"
+    return rate if schedule is None else f"{rate} {schedule.scheduler_type}"
 
 
 def summary_of(config: Config) -> str:

@@ -24,9 +24,8 @@ from credit_jax.data.opened_data import NamedData
 from credit_jax.data.schedule import Task, forecast_length
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.forecast import Forecaster
-from credit_jax.forecast.archive import Archive, read_record, software
+from credit_jax.forecast.archive import Archive, identity_of, read_record, software
 from credit_jax.forecast.campaign import score_campaign
-from credit_jax.forecast.identity import identity_of
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.stores import NoWriter, TaskWriter
 from credit_jax.forecast.zarr_store import ZarrStore

@@ -3,6 +3,10 @@
 AdamW is elementwise, so every device updates its own shards. Only clipping needs the
 whole gradient; its norm counts every shard once. The learning rate is a function of the
 micro-batches seen, not of the updates, and is an argument of the update.
+
+CREDIT steps its per-batch schedulers after every micro-batch, whether or not the
+optimizer stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
+micro-batch. All arithmetic of rates is float32.
 """
 
 from __future__ import annotations
@@ -16,14 +20,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.ops.packed import pack
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.collectives import psum_varying
 from credit_jax.parallel.params.packing import Packing
-from credit_jax.training.schedules import RESTARTS, kind_of
 
 
 class UniformTransformation(optax.GradientTransformationExtraArgs):
@@ -184,10 +187,10 @@ def build_loss_optimizer(
         trainer: `weight_decay`; with `cosine-annealing-restarts` the rate stays at
             `learning_rate`, as in CREDIT, where that schedule does not see them.
     """
-    fixed = kind_of(trainer) == RESTARTS
+    follows = trainer.schedule is None or trainer.schedule.reaches_loss
     return adamw(
         weight_decay=trainer.weight_decay,
-        learning_rate=trainer.learning_rate if fixed else None,
+        learning_rate=None if follows else trainer.learning_rate,
     )
 
 
@@ -307,3 +310,53 @@ def _is_small(gradient: Array) -> bool:
     """Whether a gradient is small, for any number of blocks along its first dim."""
     shape = gradient.shape
     return math.prod(shape[1:] if len(shape) > 2 else shape) < _LARGE
+
+
+def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.Schedule:
+    """The schedule of the `trainer` section.
+
+    Args:
+        trainer: `learning_rate`, `use_scheduler`, `scheduler`.
+        batches_per_epoch: micro-batches of one epoch, for schedules that step by epoch.
+
+    Returns:
+        Micro-batches seen -> learning rate, scalars. For `plateau` the rate before it
+        is reduced.
+    """
+    schedule, base = trainer.schedule, trainer.learning_rate
+    if schedule is None or schedule.keeps_rate:
+        return optax.constant_schedule(base)
+    size = max(batches_per_epoch, 1) if schedule.by_epoch else 1
+
+    def by_batch(step: Any) -> ArrayLike:
+        return schedule.rate(base, step if size == 1 else step // size, jnp)
+
+    return by_batch
+
+
+def counted_from(schedule: optax.Schedule, start: int) -> optax.Schedule:
+    """The schedule of micro-batches seen since `start` others."""
+    return (lambda step: schedule(step - start)) if start else schedule
+
+
+def with_first_rate_at(
+    schedule: optax.Schedule, micro_step: int | None, rate: float | None = None
+) -> optax.Schedule:
+    """The schedule with another rate at one micro-batch.
+
+    CREDIT builds the schedule after it has loaded the optimizer, which resets the rate:
+    the first micro-batch of a resumed run trains at the first rate.
+
+    Args:
+        schedule: micro-batches seen -> learning rate.
+        micro_step: the micro-batch; None changes nothing.
+        rate: its rate; None for the first one of the schedule.
+    """
+    if micro_step is None:
+        return schedule
+
+    def changed(step: ArrayLike) -> Array:
+        first = schedule(0) if rate is None else rate
+        return jnp.where(step == micro_step, first, schedule(step))
+
+    return changed

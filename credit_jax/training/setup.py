@@ -32,16 +32,14 @@ from credit_jax.parallel.placement import (
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.channel_match import ChannelMatch
-from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
-from credit_jax.training.restore import place_weights
-from credit_jax.training.schedules import (
-    PER_EPOCH,
+from credit_jax.training.optimizer import (
+    build_loss_optimizer,
+    build_optimizer,
     build_schedule,
     counted_from,
-    kind_of,
-    sets_first_rate,
     with_first_rate_at,
 )
+from credit_jax.training.restore import place_weights
 from credit_jax.training.state import (
     TrainState,
     init_loss_state,
@@ -138,7 +136,7 @@ class Setup:
             first_rate_at, schedule_step: see `Progress`.
         """
         trainer = self.config.trainer
-        first_rate = trainer.learning_rate if sets_first_rate(trainer) else None
+        first_rate = trainer.learning_rate if trainer.sets_first_rate else None
         counted = counted_from(self.schedule, schedule_step)
         rate = with_first_rate_at(counted, first_rate_at, first_rate)
         train_step = make_train_step(
@@ -173,7 +171,8 @@ class Setup:
             sharding = NamedSharding(self.mesh, PartitionSpec())
             return jax.make_array_from_callback((), sharding, lambda _: np.int32(value))
 
-        schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
+        back = int(trainer.schedule is not None and trainer.schedule.by_epoch)
+        schedule = jax.jit(rate)
         return CompiledSteps(
             train=train,
             proceed=proceed,

@@ -6,14 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from credit_jax.checkpoint import CheckpointStore, PlateauState, Progress
+from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.restore import RunStore
-from credit_jax.training.schedules import (
-    PLATEAU,
-    keeps_rate,
-    kind_of,
-    sets_first_rate,
-)
 from credit_jax.training.state import TrainState
 
 FRESH = Progress()
@@ -100,7 +95,7 @@ def _with_first_rate(
     progress: Progress, trainer: TrainerConfig, micro_step: int
 ) -> Progress:
     """The progress that sets the rate of the run's first micro-batch, if it is set."""
-    if not sets_first_rate(trainer):
+    if not trainer.sets_first_rate:
         return progress
     return dataclasses.replace(progress, first_rate_at=micro_step)
 
@@ -121,14 +116,14 @@ def _with_rate(
             rate.
         schedule: schedule of the checkpoint whose schedule is loaded.
     """
-    if not keeps_rate(trainer):
+    if not trainer.keeps_rate:
         return dataclasses.replace(progress, learning_rate=None, plateau=None)
     rate = None if trainer.update_learning_rate else optimizer.learning_rate
     state = schedule.plateau or PlateauState()
     return dataclasses.replace(
         progress,
         learning_rate=trainer.learning_rate if rate is None else rate,
-        plateau=state if kind_of(trainer) == PLATEAU else None,
+        plateau=state if isinstance(trainer.schedule, PlateauConfig) else None,
     )
 
 

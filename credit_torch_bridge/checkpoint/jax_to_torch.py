@@ -13,7 +13,6 @@ import torch
 from credit_jax.models.conversion import idle_keys
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.state_dict.key_map import Arrays
-from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import write_moments
 from credit_torch_bridge.checkpoint.orbax_run import read_run
@@ -154,7 +153,7 @@ def config_for_credit(
             "domain": 1,
         },
         "trainer.compile": False,
-        "trainer.use_scheduler": kind_of(trainer) is not None,
+        "trainer.use_scheduler": trainer.schedule is not None,
     }
     one_device = run_config.with_settings(settings)
     editor = ConfigEditor(dict(one_device.raw))

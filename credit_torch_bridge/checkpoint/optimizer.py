@@ -19,7 +19,6 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.state_dict.arrangement import raise_problems
 from credit_jax.state_dict.key_map import Arrays, KeyMap
 from credit_jax.training.optimizer import BETAS, EPSILON
-from credit_jax.training.schedules import keeps_rate
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.torch_files import as_tensors
@@ -218,6 +217,6 @@ def _fresh_group(trainer: TrainerConfig) -> dict[str, Any]:
     )
     group = optimizer.state_dict()["param_groups"][0]
     group.pop("params")
-    if not keeps_rate(trainer):
+    if not trainer.keeps_rate:
         group["initial_lr"] = trainer.learning_rate
     return group

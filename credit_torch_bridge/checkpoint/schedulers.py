@@ -21,10 +21,9 @@ from torch.optim.lr_scheduler import (
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.training.schedules import PLATEAU, kind_of
 
 WARMUP, RESTARTS = "linear-warmup-cosine", "cosine-annealing-restarts"
-COSINE, LAMBDA = "cosine-annealing", "lambda"
+COSINE, LAMBDA, PLATEAU = "cosine-annealing", "lambda", "plateau"
 # Steps of the schedule per epoch, for those that do not count micro-batches.
 PER_EPOCH = {COSINE: 1, LAMBDA: 2}
 
@@ -44,6 +43,11 @@ _COMMON = ("base_lrs", "last_epoch")
 # Fields of torch's ReduceLROnPlateau instead.
 _PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "min_lrs")
 _LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
+
+
+def kind_of(trainer: TrainerConfig) -> str | None:
+    """The `scheduler_type` of the schedule in use; None for a constant rate."""
+    return None if trainer.schedule is None else trainer.schedule.scheduler_type
 
 
 def read_position(

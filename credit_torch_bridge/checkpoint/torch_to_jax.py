@@ -22,13 +22,14 @@ from credit_jax.state_dict.key_map import (
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log
-from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
 from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
+    PLATEAU,
+    kind_of,
     read_plateau,
     read_position,
     settings_of,
@@ -280,7 +281,7 @@ def _with_rate(
     progress: Progress, trainer: TrainerConfig, checkpoint: TorchCheckpoint, rate: Any
 ) -> Progress:
     """The position with the checkpoint's rate, if that is part of the run's state."""
-    if not keeps_rate(trainer):
+    if not trainer.keeps_rate:
         return progress
     state = checkpoint.scheduler if kind_of(trainer) == PLATEAU else None
     return replace(
@@ -296,7 +297,7 @@ def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
     None unless the schedule counts micro-batches and each of them is an update.
     """
     kind = kind_of(trainer)
-    counts = not keeps_rate(trainer) and kind not in PER_EPOCH
+    counts = not trainer.keeps_rate and kind not in PER_EPOCH
     return position if counts and trainer.grad_accum_every == 1 else None
 
 
@@ -311,7 +312,7 @@ def _position(
     batches = run_config.batches_per_epoch(requested)
     settings: dict[str, Any] = {}
     if kind is not None and state is not None:
-        if not keeps_rate(run_config.trainer):
+        if not run_config.trainer.keeps_rate:
             return read_position(state, kind, batches), settings_of(state, kind)
         read_plateau(state)  # Raises if the state is that of another schedule.
         settings = settings_of(state, kind)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from credit_jax.config.loss import SPHERICAL
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.losses import LOSSES
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
 from credit_torch_bridge.config.credit_blocks import add_scored_fields, refuse_blocks
@@ -267,7 +267,8 @@ def _loss(editor: ConfigEditor) -> None:
             )
         editor.drop(f"loss.{key}", "there are no such weights")
     for key in ("loss.type", "loss.training_loss", "loss.validation_loss"):
-        if editor.get(key) in SPHERICAL:
+        loss = LOSSES.get(str(editor.get(key)))
+        if loss is not None and not loss.in_credit:
             editor.problem(
                 key,
                 f"CREDIT has no loss {editor.get(key)}; its nearest ones are spectral "

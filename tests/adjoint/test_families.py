@@ -20,7 +20,7 @@ from credit_jax.config.dates import date_label
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.schedule import Task
 from credit_jax.forecast import Forecaster
-from credit_jax.forecast.perturbation import member_noise
+from credit_jax.forecast.members import member_noise
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import plan_forecast
 

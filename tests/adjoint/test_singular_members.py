@@ -1,18 +1,14 @@
 """Ensemble members that are perturbed by singular vectors."""
 
 import re
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from credit_jax.adjoint import growth
-from credit_jax.config.inference import PerturbationConfig
+from credit_jax.data.perturbations import Members, Singular
 from credit_jax.data.schedule import ForecastSchedule
-from credit_jax.forecast.members import refuse_singular
-from credit_jax.models.common.config import ModelConfig
-from credit_jax.plan.perturbations import singular_problems
 from tests.forecast.test_campaign import chunks
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close
@@ -20,18 +16,6 @@ from tests.support import assert_close
 STD = 1e-2
 SINGULAR = ("--perturbation", "singular")
 VARIABLES = ("T", "U", "SP")
-
-
-class Model(ModelConfig):
-    type: str = "model"
-    input_channels: int = 1
-    frames: int = 1
-    image_height: int = 4
-    image_width: int = 8
-
-
-class NoisyModel(Model):
-    draws_noise: ClassVar[bool] = True
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +145,16 @@ def test_misuse(config, tmp_path, capsys, changed, text):
 
 
 @pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        (Model(frames=2), "the model reads 2 times"),
-        (NoisyModel(), "the model draws noise"),
-    ],
+    ("frames", "draws_noise", "text"),
+    [(2, False, "the model reads 2 times"), (1, True, "the model draws noise")],
 )
-def test_models_without_singular_vectors(model, text):
+def test_models_without_singular_vectors(frames, draws_noise, text):
     starts = np.array(["2000-01-01"], "datetime64[ns]")
     schedule = ForecastSchedule(starts, 8, pd.Timedelta("6h"), num_members=3)
-    config = PerturbationConfig(type="singular")
-    (problem,) = singular_problems(config, schedule, model)
+    (problem,) = Singular().problems(schedule, frames, draws_noise)
     assert text in problem
 
 
 def test_steps_in_python_have_no_singular_vectors():
     with pytest.raises(ValueError, match="take gaussian, spherical, bred or lagged"):
-        refuse_singular(PerturbationConfig(type="singular"))
+        Singular().bind(object.__new__(Members))

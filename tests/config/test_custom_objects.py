@@ -183,12 +183,12 @@ REFUSED = {
         TORCH,
         {"Loss": "loss"},
         r"Loss of .* is a class of PyTorch \(it derives from torch.nn.modules.module."
-        r"Module\); a loss here is an instance of credit_jax.losses.base.LossEntry",
+        r"Module\); a loss here is a subclass of credit_jax.losses.base.Conf",
     ),
     "an object of torch": (
         TORCH,
         {"instance": "metric"},
-        "PyTorch.*credit_jax.metrics.base.MetricEntry",
+        "PyTorch.*credit_jax.metrics.scores.ConfiguredMetric",
     ),
     "a class of CREDIT": (
         CREDIT,
@@ -202,7 +202,11 @@ REFUSED = {
     ),
     "a number": (MODULE, {"number": "loss"}, "number of .* is a int; a loss here is"),
     "a class": (MODULE, {"Plain": "dataset"}, "is the class Plain; a dataset here is"),
-    "another type": (MODULE, {"my_loss": "metric"}, "is a LossEntry; a metric here is"),
+    "another type": (
+        MODULE,
+        {"my_loss": "metric"},
+        "is the class Mse; a metric here is",
+    ),
     "no such object": (MODULE, {"other": "loss"}, "module_name: .* has no 'other'"),
     "an error": ("1 / 0", {"a": "loss"}, "cannot be imported: ZeroDivisionError"),
     "a missing package": (

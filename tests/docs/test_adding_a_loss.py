@@ -12,8 +12,7 @@ import yaml
 from credit_jax.adjoint.growth import ENERGY
 from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.loss import LossConfig
-from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.loss import LossConfig, MetricsConfig
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.losses import (
     LOSSES,
@@ -64,7 +63,7 @@ def test_the_loss(page):
 
 @pytest.mark.usefixtures("page")
 def test_the_loss_of_parts():
-    module = inspect.getmodule(LOSSES["zonal"].build)
+    module = inspect.getmodule(LOSSES["zonal"])
     loss = module.Balanced()
     assert initial_parameters(loss).keys() == {"log_ratio"}
     prediction, target = draw((2, 2, 1, LAT, LON)), draw((2, 2, 1, LAT, LON), seed=1)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from credit_jax.data.perturbations import member_keys, spherical_noise
 from credit_jax.data.schedule import ForecastSchedule
-from credit_jax.forecast.perturbation import SphericalNoise, member_keys
 from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks
 from tests.forecast.test_diffusion import DIFFUSION
@@ -224,8 +224,8 @@ def test_keys_are_those_of_seed_start_and_member():
 def test_spherical_noise_is_isotropic():
     scale = 25.0
     latitude, longitude = np.linspace(90, -90, 19), np.arange(36) * 10.0
-    noise = SphericalNoise(latitude, longitude, scale)
-    fields = noise.draw(np.random.default_rng(0), (4000, 19, 36))
+    draw = spherical_noise(latitude, longitude, scale)
+    fields = draw(np.random.default_rng(0), (4000, 19, 36))
     variance = fields.var(axis=0)
     print(f"variance from {variance.min():.3f} to {variance.max():.3f}")
     assert np.allclose(variance, 1, atol=0.12)

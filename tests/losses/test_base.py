@@ -1,7 +1,7 @@
 """Losses of whole fields: spectral, of single variables, of an ensemble, spherical.
 
 Each is a simplified loss of CREDIT (spectral and power losses, BaseLoss, KCRPS). It is
-registered by one line, built from a config, and compared with a NumPy formula on one
+registered, built from a config, and compared with a NumPy formula on one
 device and with itself on 2, 4 and 8 shards of latitude.
 """
 
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.config import StrictModel
 from credit_jax.config.loss import LossConfig
-from credit_jax.losses import LOSSES, LossEntry, build_loss
+from credit_jax.losses import LOSSES, ConfiguredLoss, build_loss
 from credit_jax.named_fields import ChannelLayout, keys_of_tree, latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
@@ -46,25 +45,19 @@ def test_a_key_that_is_not_there_is_an_error_of_one_line():
         tree["z"]
 
 
-class SpectralParameters(StrictModel):
-    """Parameters of the toy spectral loss."""
+class Spectral(ConfiguredLoss):
+    """Error of the zonal amplitude spectrum, averaged over latitude, by sample."""
 
     wavenum_init: int = 1
 
-
-def build_spectral(settings):
-    """Error of the zonal amplitude spectrum, averaged over latitude, by sample."""
-
-    def loss(tree, context):
+    def __call__(self, tree, context):
         prediction, target = tree["y_pred"], tree["y"]
         spectra = [
             context.row_mean(jnp.abs(jnp.fft.rfft(x, axis=-1)))
             for x in (prediction, target)
         ]
-        error = jnp.square(spectra[0] - spectra[1])[..., settings.wavenum_init :]
+        error = jnp.square(spectra[0] - spectra[1])[..., self.wavenum_init :]
         return context.data_mean(error).mean()
-
-    return loss
 
 
 def spectral_in_numpy(prediction, target, weights):
@@ -75,10 +68,10 @@ def spectral_in_numpy(prediction, target, weights):
     return np.square(spectra[0] - spectra[1])[..., 2:].mean()
 
 
-def build_by_variable(settings):
+class ByVariable(ConfiguredLoss):
     """The weighted sum of a loss for each of some variables."""
 
-    def loss(tree, context):
+    def __call__(self, tree, context):
         prediction, target = tree["y_pred"], tree["y"]
         total = jnp.zeros((), prediction.dtype)
         for key, weight in WEIGHTS.items():
@@ -88,8 +81,6 @@ def build_by_variable(settings):
             total += weight * context.mean(values)
         return total
 
-    return loss
-
 
 def by_variable_in_numpy(prediction, target, weights):
     error = prediction - target
@@ -97,18 +88,16 @@ def by_variable_in_numpy(prediction, target, weights):
     return 2.0 * squares + 0.5 * (np.abs(error[:, 3:4]) * weights).mean()
 
 
-def build_crps(settings):
+class Crps(ConfiguredLoss):
     """Fair kernel CRPS: mean |x_i - y| - sum |x_i - x_j| / (2 m (m - 1))."""
 
-    def loss(tree, context):
+    def __call__(self, tree, context):
         prediction, target = tree["y_pred"], tree["y"]
         members = context.members(prediction)
         skill = jnp.abs(members - target[:, None]).mean(axis=1)
         pairs = jnp.abs(members[:, :, None] - members[:, None]).sum(axis=(1, 2))
         count = context.num_members
         return context.mean(skill - pairs / (2 * count * (count - 1)))
-
-    return loss
 
 
 def crps_in_numpy(prediction, target, weights):
@@ -118,10 +107,10 @@ def crps_in_numpy(prediction, target, weights):
     return ((skill - pairs / 12) * weights).mean()
 
 
-def build_spherical(settings):
+class Spherical(ConfiguredLoss):
     """Error after a transform along latitude, which needs all rows at once."""
 
-    def transform(x, context):
+    def transform(self, x, context):
         whole = jnp.fft.rfft(context.gather_rows(x), axis=-1)
         return jnp.einsum(
             "ly,bctym->bctlm",
@@ -130,12 +119,10 @@ def build_spherical(settings):
             precision="highest",
         )
 
-    def loss(tree, context):
+    def __call__(self, tree, context):
         prediction, target = tree["y_pred"], tree["y"]
-        error = transform(prediction, context) - transform(target, context)
+        error = self.transform(prediction, context) - self.transform(target, context)
         return context.gathered().data_mean(jnp.square(jnp.abs(error))).mean()
-
-    return loss
 
 
 def spherical_in_numpy(prediction, target, weights):
@@ -144,24 +131,19 @@ def spherical_in_numpy(prediction, target, weights):
     return np.square(np.abs(error)).mean()
 
 
-# Builder, parameters, ensemble members, the same in numpy.
+# Class, parameters, ensemble members, the same in numpy.
 TOYS = {
-    "spectral": (
-        LossEntry(build_spectral, SpectralParameters),
-        {"wavenum_init": 2},
-        1,
-        spectral_in_numpy,
-    ),
-    "by_variable": (LossEntry(build_by_variable), {}, 1, by_variable_in_numpy),
-    "crps": (LossEntry(build_crps), {}, 3, crps_in_numpy),
-    "spherical": (LossEntry(build_spherical), {}, 1, spherical_in_numpy),
+    "spectral": (Spectral, {"wavenum_init": 2}, 1, spectral_in_numpy),
+    "by_variable": (ByVariable, {}, 1, by_variable_in_numpy),
+    "crps": (Crps, {}, 3, crps_in_numpy),
+    "spherical": (Spherical, {}, 1, spherical_in_numpy),
 }
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    for name, (entry, *_) in TOYS.items():
-        monkeypatch.setitem(LOSSES, name, entry)
+    for name, (cls, *_) in TOYS.items():
+        monkeypatch.setitem(LOSSES, name, cls)
 
 
 def toy_loss(name):

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.loss import MetricsConfig
 from credit_jax.metrics import METRICS
 from credit_jax.named_fields import ChannelLayout
 

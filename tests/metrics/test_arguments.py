@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.loss import MetricsConfig
 from credit_jax.metrics import build_metrics
 from credit_jax.named_fields import ChannelLayout
 from tests.metrics.cases import CHANNELS, draw, named

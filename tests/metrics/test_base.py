@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.config import StrictModel
-from credit_jax.config.metrics import MetricsConfig
-from credit_jax.metrics import METRICS, MetricEntry, build_metrics
+from credit_jax.config.loss import MetricsConfig
+from credit_jax.metrics import METRICS, ConfiguredMetric, build_metrics
 from credit_jax.named_fields import latitude_weights
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
@@ -30,34 +29,36 @@ MESHES = {
 }
 
 
-class SpectrumParameters(StrictModel):
-    """Parameters of the toy spectral metric."""
+class SpectrumError(ConfiguredMetric):
+    """Error of the zonal power spectrum of each variable."""
 
     wavenum_init: int = 0
 
-
-def spectrum_error(pair, *, wavenum_init):
-    """Error of the zonal power spectrum of each variable."""
-    spectra = [
-        pair.context.row_mean(jnp.square(jnp.abs(jnp.fft.rfft(x, axis=-1))))
-        for x in (pair.ensemble_mean, pair.truth)
-    ]
-    error = jnp.abs(spectra[0] - spectra[1])[..., wavenum_init:]
-    error = pair.context.data_mean(error)
-    return pair.context.layout.per_variable(error.mean(axis=(1, 2)))
+    def __call__(self, pair):
+        spectra = [
+            pair.context.row_mean(jnp.square(jnp.abs(jnp.fft.rfft(x, axis=-1))))
+            for x in (pair.ensemble_mean, pair.truth)
+        ]
+        error = jnp.abs(spectra[0] - spectra[1])[..., self.wavenum_init :]
+        error = pair.context.data_mean(error)
+        return pair.context.layout.per_variable(error.mean(axis=(1, 2)))
 
 
-def spread(pair):
+class Spread(ConfiguredMetric):
     """Standard deviation of the members about their mean."""
-    deviation = pair.members - pair.ensemble_mean[:, None]
-    return jnp.sqrt(pair.mean(jnp.square(deviation).mean(axis=1)))
+
+    def __call__(self, pair):
+        deviation = pair.members - pair.ensemble_mean[:, None]
+        return jnp.sqrt(pair.mean(jnp.square(deviation).mean(axis=1)))
 
 
-def upper_level_error(pair):
+class UpperLevelError(ConfiguredMetric):
     """Mean error of the first level of each variable, over all variables."""
-    first = [place.start for place in pair.context.layout.slices.values()]
-    error = (pair.ensemble_mean - pair.truth)[:, np.asarray(first)]
-    return pair.context.channel_mean(jnp.abs(error))
+
+    def __call__(self, pair):
+        first = [place.start for place in pair.context.layout.slices.values()]
+        error = (pair.ensemble_mean - pair.truth)[:, np.asarray(first)]
+        return pair.context.channel_mean(jnp.abs(error))
 
 
 def per_variable(values):
@@ -89,14 +90,14 @@ def in_numpy(members, target):
 
 @pytest.fixture
 def metrics(monkeypatch):
-    entries = {
-        "spectrum_error": MetricEntry(spectrum_error, SpectrumParameters),
-        "spread": MetricEntry(spread),
-        "upper_level_error": MetricEntry(upper_level_error),
+    classes = {
+        "spectrum_error": SpectrumError,
+        "spread": Spread,
+        "upper_level_error": UpperLevelError,
     }
-    for name, entry in entries.items():
-        monkeypatch.setitem(METRICS, name, entry)
-    own = {name: {} for name in (*entries, "rmse")}
+    for name, cls in classes.items():
+        monkeypatch.setitem(METRICS, name, cls)
+    own = {name: {} for name in (*classes, "rmse")}
     own["spectrum_error"] = {"wavenum_init": 2}
     args = {"metrics": own, "use_latitude_weights": True}
     return build_metrics(MetricsConfig(args=args), CHANNELS, latitude=LATITUDE)

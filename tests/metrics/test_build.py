@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from credit_jax.config.metrics import MetricsConfig
-from credit_jax.metrics import build_metrics, metric_names, needs_climatology
+from credit_jax.config.loss import MetricsConfig
+from credit_jax.metrics import build_metrics, metric_settings
 from tests.metrics.cases import CHANNELS, draw, everything, named, of
 from tests.support import assert_close
 from tests.support.whole_fields import field_context, of_pair
@@ -66,17 +66,16 @@ def test_default_set(rng):
 def test_one_metric_by_type(rng):
     pred, target, _ = draw(rng, 4)
     config = MetricsConfig(type="mae", args={"var_weighting": "none"})
-    found = of_pair(build_metrics(config, CHANNELS))(
-        jnp.asarray(pred), jnp.asarray(target), field_context(4)
-    )
+    metrics = build_metrics(config, CHANNELS)
+    found = of_pair(metrics)(jnp.asarray(pred), jnp.asarray(target), field_context(4))
     assert list(found) == ["mae", *(f"mae/{key}" for key in CHANNELS)]
-    assert list(found) == metric_names(config, CHANNELS, has_climatology=False)
+    assert list(found) == metrics.names
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"metrics": {"crps": {}}}, r"'crps' not implemented; there are rmse, mse"),
+        ({"metrics": {"crps": {}}}, r"'crps' is not available; there are: rmse, mse"),
         ({"metrics": {"acc": {}}}, r"acc need a climatology"),
         ({"metrics": {}}, r"expected at least one metric"),
         ({"metrics": None}, r"got nothing, expected at least one metric"),
@@ -107,4 +106,5 @@ def test_wrong_settings(args, message):
     ],
 )
 def test_who_needs_a_climatology(config, needed):
-    assert needs_climatology(config) is needed
+    settings = metric_settings(config)
+    assert any(each.metric.needs_climatology for each in settings) is needed

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.metrics import METRICS, build_metrics, metric_names
-from credit_jax.metrics.base import AnomalyParameters
+from credit_jax.metrics import METRICS, build_metrics
+from credit_jax.metrics.scores import AnomalyMetric
 from tests.metrics.cases import CHANNELS, draw, everything, of
 from tests.support import assert_close
 from tests.support.whole_fields import field_context, of_pair, run_on_mesh
@@ -37,9 +37,7 @@ def credit_scores(tmp_path, args, pred, target, climatology, latitude):
     found = {}
     for name in args["metrics"]:
         extra = (
-            {"climatology": clim}
-            if METRICS[name].parameters is AnomalyParameters
-            else {}
+            {"climatology": clim} if issubclass(METRICS[name], AnomalyMetric) else {}
         )
         metric = _load_metric_entry(name)(metric_name=name, **shared, **extra)
         metric.data_var_keys = list(CHANNELS)
@@ -74,7 +72,7 @@ def test_equals_credit(settings, credit, tmp_path, rng):
     )
     found = of_pair(metrics)(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
     assert set(found) == set(expected)
-    assert list(found) == metric_names(config, CHANNELS, has_climatology=True)
+    assert list(found) == metrics.names
     for name, value in expected.items():
         assert_close(found[name], value, 2e-6 if "ratio" in name else 1e-6, name)
 

@@ -43,7 +43,7 @@ def test_stages_that_are_not_reached_are_a_note():
     [
         (
             "loss={training_loss: mea}",
-            "trainer.curriculum.1: loss.training_loss: got 'mea', expected one of",
+            "trainer.curriculum.1: loss.training_loss: loss type 'mea' is not",
         ),
         (
             "loss={training_loss: ring-crps}",

@@ -7,8 +7,10 @@ import xarray as xr
 
 from credit_jax.config import build_config, parse
 from credit_jax.config.loss import LossConfig
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import build_loss
 from credit_jax.plan import plan_run
+from credit_jax.plan.objective import read_latitude
 from credit_jax.training.rollout import SUSPICION
 from credit_jax.training.setup import prepare
 from tests.data.world import GRID
@@ -235,3 +237,16 @@ def test_sections_of_credits_examples(section, validation):
     channels = {"ERA5/prognostic/3d/T": 2}
     files = {"latitude": np.zeros(4), "variances": {}}
     assert build_loss(config, channels, validation=validation, **files)
+
+
+def test_read_latitude(tmp_path):
+    files = OpenFiles()
+    path = tmp_path / "static.nc"
+    xr.Dataset(coords={"latitude": [10.0, -10.0]}).to_netcdf(path)
+    assert read_latitude(path, "loss.file", files).tolist() == [10.0, -10.0]
+    xr.Dataset(coords={"y": [10.0]}).to_netcdf(tmp_path / "other.nc")
+    with pytest.raises(ValueError, match=r"no one-dimensional `latitude`.*'y'"):
+        read_latitude(tmp_path / "other.nc", "loss.file", files)
+    (tmp_path / "text.nc").write_text("no data")
+    with pytest.raises(ValueError, match=r"^loss\.file: .*text\.nc: cannot be opened"):
+        read_latitude(tmp_path / "text.nc", "loss.file", files)

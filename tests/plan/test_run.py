@@ -112,7 +112,7 @@ STAGES = {
         [
             "model: has 8 input channels, but data.source has 7: model 2 x 2 + 2 + 2",
             "model: has 7 output channels, but data.source has 6",
-            "loss.training_loss: got 'mze'",
+            "loss.training_loss: loss type 'mze'",
             "trainer.training_metric: got 'valid_crps', expected one of train_loss",
         ],
     ),
@@ -189,7 +189,7 @@ def test_a_latitude_file_that_cannot_be_read_is_one_problem(plan, tmp_path, text
     [
         (["rmse"], "metrics.args.metrics: got ['rmse'], expected"),
         (3, "metrics.args.metrics: got 3, expected"),
-        ({"rmze": {}}, "metrics.args.metrics: 'rmze' not implemented"),
+        ({"rmze": {}}, "metrics.args.metrics: metric type 'rmze' is not available"),
     ],
 )
 def test_metrics_that_are_no_mapping_of_metrics(plan, section, line):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from credit_jax.checkpoint import Progress
-from credit_jax.training.schedules import build_schedule
+from credit_jax.training.optimizer import build_schedule
 from credit_torch_bridge.checkpoint.schedulers import (
     read_plateau,
     read_position,

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from credit_jax.forecast import Forecaster
-from credit_jax.losses.registry import choose_loss
+from credit_jax.losses.errors import Mse
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.placement import place_batch
@@ -100,7 +100,7 @@ def _trained(mesh: str) -> tuple[Any, Any]:
     y = rng.normal(size=model.model_def.output.shape(BATCH)).astype("f")
     batch = {"x": _x(model)[None], "y": y[None]}
     placed = place_batch(batch, model.mesh)
-    step = make_train_step(model, optimizer, choose_loss("mse", {}, "loss"))
+    step = make_train_step(model, optimizer, Mse())
     state, info = step(state, placed)
     return info, jax.device_get(state.params)
 
