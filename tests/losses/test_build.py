@@ -158,4 +158,4 @@ def test_wrong_variable_weights(weights, message):
 )
 def test_wrong_settings(section, message):
     with pytest.raises(ValueError, match=message):
-        build_loss(LossConfig(**section))
+        build_loss(LossConfig(**section), CHANNELS_OF)
